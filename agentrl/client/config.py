@@ -1,0 +1,24 @@
+"""Defaults of the model calls a workflow makes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.configbase import Config
+
+
+class SamplingConfig(Config):
+    """What a model call uses where the workflow says nothing."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; training needs a positive one."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus mass. Recorded log-probs are of the untruncated distribution, so below 1 the behavior weights are biased."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Output tokens of one model call."""
+    history: Literal["keep", "as_template"] = "keep"
+    """A template that rewrites earlier turns: `keep` the sampled ids as context, or fork `as_template` says. Counted."""
+    template_options: dict[str, bool | int | str] = Field(default_factory=dict)
+    """Extra variables for the chat template, such as `{enable_thinking: false}`."""

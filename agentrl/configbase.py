@@ -1,0 +1,14 @@
+"""The base of every config model: frozen, unknown keys rejected, each field documented once, below it.
+
+Invariant: a config object is valid and never changes; what a component reads is what the user wrote or the default shown.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Config(BaseModel):
+    """Base of the config models that live beside their components."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)

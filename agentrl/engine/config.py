@@ -1,0 +1,34 @@
+"""Settings of the run as a whole: length, evaluation, checkpoints, patience."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from agentrl.configbase import Config
+
+
+class EngineConfig(Config):
+    """When to evaluate, save and give up."""
+
+    steps: int = Field(default=100, ge=1)
+    """Training steps; each publishes one policy version."""
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between evaluations of the current weights on the evaluation tasks; 0: none during the run."""
+    eval_episodes: int = Field(default=128, ge=1)
+    """Episodes of one evaluation."""
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints that stay on disk."""
+    keep_published: int = Field(default=2, ge=1)
+    """Newest published weights that stay on disk."""
+    publish_dir: str | None = None
+    """Where published weights go; None: inside the run directory. Must be visible to every server."""
+    probe_tolerance: float = Field(default=1e-3, gt=0)
+    """Largest difference, nats, between server and trainer log-probs on the probe prompt after an update."""
+    max_logprob_difference: float | None = Field(default=None, gt=0)
+    """Stop when a token's behavior log-prob differs more, nats, from the trainer's under the same version. None: report."""
+    stall_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds without any progress after which the run stops and names who waits for whom."""
+    save_trajectories: bool = True
+    """Write every episode to `trajectories.jsonl` in the run directory."""

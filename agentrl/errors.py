@@ -1,0 +1,151 @@
+"""Every error agentrl raises, in one tree, and the helper that attributes user errors.
+
+    AgentRLError
+    ├── ConfigError (ValueError)              a config, flag or data file is wrong; nothing was started
+    ├── WorkflowError (RuntimeError)          the user's workflow raised, or returned what is not a reward
+    │   └── RewardError (ValueError)          a reward is not a finite number
+    ├── EnvironmentFault (RuntimeError)       the environment or a tool backend broke; not the policy's fault
+    ├── EpisodeLimit (RuntimeError)           a turn or token budget of the episode is spent
+    ├── TokenError (ValueError)               text cannot be rendered or parsed into tokens exactly
+    ├── ServerError (ConnectionError)         an inference server could not do what was asked
+    │   ├── ServerUnavailable                 refused, reset, or died mid-request
+    │   ├── ServerTimeout (TimeoutError)      no answer within the deadline
+    │   ├── RequestRejected (ValueError)      the server said the request is bad (HTTP 4xx)
+    │   └── ReplyError (ValueError)           the reply breaks the protocol: short, mismatched or impossible arrays
+    ├── WeightSyncError (RuntimeError)        a weight update did not arrive, or is not what was sent
+    ├── TrainError (RuntimeError)             the trainer worker failed or its numbers are not finite
+    ├── StaleDataError (RuntimeError)         a token over the staleness bound reached the trainer
+    ├── InvariantError (RuntimeError)         recorded data contradicts itself; always stops the run
+    └── RunStopped (RuntimeError)             the run cannot go on
+        ├── ErrorBudgetExceeded               too many episodes failed; carries the first failure's traceback
+        └── StallError (TimeoutError)         nothing moved within the deadline; names who waits for whom
+
+Invariant: a failed *episode* is recorded as data (`WorkflowError`, `EnvironmentFault`, `EpisodeLimit`, `TokenError` and
+`ServerError` end an episode); `InvariantError`, `StaleDataError`, `WeightSyncError`, `TrainError` and `RunStopped` end
+the run.
+A message says what was expected, what was got, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+class AgentRLError(Exception):
+    """Base of every error agentrl raises on purpose."""
+
+
+class ConfigError(AgentRLError, ValueError):
+    """A config value, command-line flag or data file is wrong; raised before anything is started."""
+
+
+class WorkflowError(AgentRLError, RuntimeError):
+    """The user's workflow raised, or returned something that is not a reward."""
+
+
+class RewardError(WorkflowError, ValueError):
+    """A reward is not a finite real number."""
+
+
+class EnvironmentFault(AgentRLError, RuntimeError):
+    """The environment or a tool backend broke, through no fault of the policy."""
+
+
+class EpisodeLimit(AgentRLError, RuntimeError):
+    """A turn or token budget of the episode is spent; the next model call is refused."""
+
+
+class TokenError(AgentRLError, ValueError):
+    """Text cannot be rendered into, or parsed out of, tokens exactly."""
+
+
+class ServerError(AgentRLError, ConnectionError):
+    """An inference server could not do what was asked.
+
+    Attributes:
+        status: HTTP status of the reply, or None when there was none.
+        url: the server's base URL, or None when no single server is to blame.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, url: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.url = url
+
+    def __reduce__(self) -> tuple[object, tuple[type[ServerError], str, int | None, str | None]]:
+        return _rebuild_server_error, (type(self), str(self), self.status, self.url)
+
+
+class ServerUnavailable(ServerError):
+    """The server refused the connection, reset it, or died during the request."""
+
+
+class ServerTimeout(ServerError, TimeoutError):
+    """The server gave no answer within the deadline."""
+
+
+class RequestRejected(ServerError, ValueError):
+    """The server answered that the request itself is bad (HTTP 4xx); sending it again cannot help."""
+
+
+class ReplyError(ServerError, ValueError):
+    """The server's reply breaks the protocol: short, mismatched or impossible arrays."""
+
+
+class WeightSyncError(AgentRLError, RuntimeError):
+    """A weight update did not arrive at a server, or the server's weights are not the ones sent."""
+
+
+class TrainError(AgentRLError, RuntimeError):
+    """The trainer worker failed, died, or produced numbers that are not finite."""
+
+
+class StaleDataError(AgentRLError, RuntimeError):
+    """A token older than the staleness bound allows was about to be trained."""
+
+
+class InvariantError(AgentRLError, RuntimeError):
+    """Recorded data contradicts itself (lengths, versions, digests, masks); the run must stop."""
+
+
+class RunStopped(AgentRLError, RuntimeError):
+    """The run cannot go on."""
+
+
+class ErrorBudgetExceeded(RunStopped):
+    """Too many episodes failed; the message carries the first failure's traceback."""
+
+
+class StallError(RunStopped, TimeoutError):
+    """Nothing moved within the deadline; the message names who waits for whom."""
+
+
+def _rebuild_server_error(kind: type[ServerError], message: str, status: int | None, url: str | None) -> ServerError:
+    return kind(message, status=status, url=url)
+
+
+@contextmanager
+def boundary(kind: type[WorkflowError] | type[EnvironmentFault], where: str) -> Generator[None, None, None]:
+    """Attribute an exception of user code to `kind`, once; agentrl's own errors and cancellation pass through.
+
+    Args:
+        kind: what the failing code is: a workflow or an environment.
+        where: names the place in the message, such as `"Calculator.run, task 17"`.
+
+    Raises:
+        WorkflowError | EnvironmentFault: `kind`, with the original exception as its cause.
+
+    Example:
+        >>> with boundary(WorkflowError, "Calculator.run, task 17"):
+        ...     {}["answer"]
+        Traceback (most recent call last):
+        ...
+        agentrl.errors.WorkflowError: Calculator.run, task 17 raised KeyError: 'answer'
+    """
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise kind(f"{where} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,70 @@
+"""The seam between the engine and a trainer worker: batches and versions in; reports and weights out.
+
+Invariant: weights change only in `step`; `publish` writes exactly the weights after the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agentrl.types import Float32Array, Int32Array, Publication, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSample:
+    """A branch with the advantage of each token."""
+
+    sample: Sample
+    advantages: Float32Array
+    """[L] float32; 0 where not trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """What one training step consumes."""
+
+    samples: tuple[TrainSample, ...]
+    policy_version: int
+    """Version of the weights before the step; the proximal policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one training step did."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Loss, gradient norm, KLs, effective sample size, clip and mask fractions, log-prob difference, seconds, tokens."""
+    skipped: str | None = None
+    """Why the step left the weights as they were; None when it changed them."""
+
+
+class Trainer(Protocol):
+    """A worker that owns the trained weights."""
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        """Train on `batch` and return what happened.
+
+        Raises:
+            TrainError: when the worker fails, or after too many non-finite steps in a row.
+
+        Cancellation: the worker finishes or dies with the run; its weights are not to be used again.
+        """
+        ...
+
+    async def publish(self, version: int, directory: str) -> Publication:
+        """Write the current weights under `directory` as `version`, atomically, in HF format with safetensors."""
+        ...
+
+    async def logprobs(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+        """Return, for each [L] int32 sequence, [L-1] float32 log-probs of tokens 1.. under the current weights."""
+        ...
+
+    async def save(self, directory: str) -> None:
+        """Write a checkpoint (HF model, optimizer, schedule, random state) that appears whole or not at all.
+
+        Raises:
+            TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.
+        """
+        ...

@@ -1,0 +1,71 @@
+"""Settings of the trainer worker and of the supervised warm start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.configbase import Config
+
+
+class TrainerConfig(Config):
+    """One optimizer over one HF model, in a process of its own."""
+
+    device: str = "auto"
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the forward and backward pass; weights and optimizer state stay float32."""
+    processes: int = Field(default=1, ge=1)
+    """Trainer processes; this release trains in one."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of the worker."""
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW moment decay rates."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW decoupled weight decay, on matrices only."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay of the learning rate from warm-up to the last step; `linear` and `cosine` end at 0."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global L2 norm."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps per batch; the proximal log-probs are those before the first."""
+    microbatch_tokens: int = Field(default=4096, ge=1)
+    """Tokens, padding included, of one forward pass; sets memory, never the result."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third slower."""
+    max_bad_steps: int = Field(default=3, ge=1)
+    """Steps in a row with a non-finite loss or gradient that stop the run; each is skipped and reported."""
+    call_timeout_s: float = Field(default=1800.0, gt=0)
+    """Deadline of one call to the worker, seconds."""
+
+
+class SftConfig(Config):
+    """Supervised training on conversations: cross-entropy on assistant tokens only."""
+
+    data: str
+    """JSONL file; each line `{"messages": [...], "tools": [...]}`, tools optional."""
+    steps: int = Field(default=1600, ge=1)
+    """Optimizer steps."""
+    conversations_per_step: int = Field(default=12, ge=1)
+    """Conversations in one step."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` (Newton-Schulz orthogonalized momentum) for matrices, with AdamW for embeddings and norms."""
+    lr: float = Field(default=1e-5, gt=0)
+    """AdamW learning rate."""
+    muon_lr: float = Field(default=0.02, gt=0)
+    """Muon learning rate for matrices."""
+    warmup_steps: int = Field(default=20, ge=0)
+    """Steps of linear warm-up."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global L2 norm."""
+    device: str = "auto"
+    """As `trainer.device`."""
+    threads: int = Field(default=2, ge=1)
+    """CPU threads; nothing else runs beside the warm start."""
+    seed: int = 0
+    """Order of the conversations."""

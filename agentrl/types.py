@@ -1,0 +1,356 @@
+"""The nouns of agentrl: task, turn, trajectory, group, sample. Plain frozen records, no I/O, no torch.
+
+Invariant: a trajectory is a tree of turns, each holding only the tokens it adds. Joining the turns from the root to any
+leaf gives exactly the ids the server saw and produced, in order; every token sampled is trained at most once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.errors import InvariantError, RewardError
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+Int32Array: TypeAlias = NDArray[np.int32]
+Float32Array: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+Message: TypeAlias = Mapping[str, Any]
+"""One chat message as the OpenAI wire writes it: `role`, `content`, `tool_calls`, `tool_call_id`, ..."""
+
+
+class StopReason(StrEnum):
+    """Why a turn or an episode ended."""
+
+    STOP = "stop"
+    """Turn: the model ended it (end-of-turn token or a stop string)."""
+    LENGTH = "length"
+    """Turn: the token limit of the call was reached; the output is truncated."""
+    ABORT = "abort"
+    """Turn: the server ended it early; the output is partial."""
+    COMPLETED = "completed"
+    """Episode: the workflow returned a reward."""
+    TURN_LIMIT = "turn_limit"
+    """Episode: the turn budget was spent before the workflow returned."""
+    TOKEN_LIMIT = "token_limit"
+    """Episode: the token budget was spent before the workflow returned."""
+    DEADLINE = "deadline"
+    """Episode: the wall-clock deadline passed."""
+    WORKFLOW_ERROR = "workflow_error"
+    """Episode: the workflow raised or returned what is not a reward."""
+    ENVIRONMENT_FAULT = "environment_fault"
+    """Episode: the environment or a tool backend broke."""
+    SERVER_ERROR = "server_error"
+    """Episode: no inference server could answer."""
+
+
+class ForkReason(StrEnum):
+    """Why a request did not extend the turn the episode would be expected to extend."""
+
+    HISTORY_EDITED = "history_edited"
+    """A message that the server has seen was changed, removed or inserted."""
+    THINKING_STRIPPED = "thinking_stripped"
+    """The chat template (history: as_template) drops earlier reasoning."""
+    TOOLS_CHANGED = "tools_changed"
+    """The list of tools differs from the one the parent turn was rendered with."""
+    TEMPLATE_CHANGED = "template_changed"
+    """The template's own text for known messages differs from what was recorded (system text, template options)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One problem instance with its metadata; `task["question"]` reads a field.
+
+    Example:
+        >>> task = Task(id="7", data={"question": "2 + 2 = ?", "answer": "4"})
+        >>> task["answer"]
+        '4'
+    """
+
+    id: str
+    """Unique within its task set."""
+    data: Mapping[str, Any]
+    """The fields of the task, as its author wrote them."""
+
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - a task's fields are the user's own JSON
+        """Return a field; a missing one names the fields there are."""
+        try:
+            return self.data[key]
+        except KeyError:
+            raise KeyError(f"task {self.id!r} has no field {key!r}; it has {sorted(self.data)}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """Output tokens `start` (inclusive) to `end` (exclusive) of one turn were sampled by `version`."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One model call: the tokens it adds to its parent and what the server returned.
+
+    Example:
+        >>> turn = Turn(
+        ...     context_ids=np.array([5, 6, 7], np.int32),
+        ...     output_ids=np.array([8, 9], np.int32),
+        ...     output_logprobs=np.array([-0.1, -0.2], np.float32),
+        ...     spans=(VersionSpan(start=0, end=2, version=3),),
+        ...     stop_reason=StopReason.STOP,
+        ... )
+        >>> turn.output_versions().tolist()
+        [3, 3]
+    """
+
+    context_ids: Int32Array
+    """[C] int32: tokens since the end of the parent turn (scaffold, user text, tool results); never trained."""
+    output_ids: Int32Array
+    """[T] int32: the ids the model sampled, exactly."""
+    output_logprobs: Float32Array
+    """[T] float32, nats: log-prob of each output id under the weights `spans` names, at `temperature`."""
+    spans: tuple[VersionSpan, ...]
+    """Policy versions of the output tokens; contiguous from 0 to T, versions non-decreasing."""
+    stop_reason: StopReason
+    reward: float | None = None
+    """The turn's own reward; None where the workflow set none."""
+    parent: int | None = None
+    """Index of the parent turn in `Trajectory.turns`; None for a root."""
+    message: Message = field(default_factory=dict[str, Any])
+    """The assistant message the output decoded to."""
+    temperature: float = 1.0
+    """Sampling temperature of the call; 0 means greedy, whose tokens have no policy gradient and are not trained."""
+    fork: ForkReason | None = None
+    """Set when the request did not extend the latest turn of the conversation it belongs to."""
+    prompt_digest: bytes = b""
+    """16 bytes: digest of the decimal, comma-joined ids sent to the server for this call."""
+
+    def output_versions(self) -> Int32Array:
+        """Return the policy version of each output token, [T] int32."""
+        versions = np.empty(len(self.output_ids), np.int32)
+        for span in self.spans:
+            versions[span.start : span.end] = span.version
+        return versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A branch as training arrays, all of length L.
+
+    `loss_mask[t]` concerns the prediction *of* token t from the tokens before it.
+    """
+
+    token_ids: Int32Array
+    """[L] int32."""
+    loss_mask: BoolArray
+    """[L] bool, True where the token is trained."""
+    behavior_logprobs: Float32Array
+    """[L] float32, nats; 0 where not sampled."""
+    token_versions: Int32Array
+    """[L] int32: the policy version that sampled the token; -1 where not sampled."""
+    turn_index: Int32Array
+    """[L] int32: index into `Trajectory.turns`."""
+    temperatures: Float32Array
+    """[L] float32: sampling temperature; 1 where not sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFailure:
+    """Why an episode has no usable result."""
+
+    kind: str
+    """Name of the error class."""
+    message: str
+    traceback: str
+    """The formatted traceback, for the first report of an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """The recorded tokens, log-probs, versions and rewards of one episode: a tree of turns.
+
+    Example:
+        >>> ids = lambda *xs: np.array(xs, np.int32)
+        >>> first = Turn(context_ids=ids(1, 2), output_ids=ids(3), output_logprobs=np.array([-1.0], np.float32),
+        ...              spans=(VersionSpan(start=0, end=1, version=0),), stop_reason=StopReason.STOP)
+        >>> second = Turn(context_ids=ids(4), output_ids=ids(5), output_logprobs=np.array([-2.0], np.float32),
+        ...               spans=(VersionSpan(start=0, end=1, version=1),), stop_reason=StopReason.STOP, parent=0)
+        >>> trajectory = Trajectory(episode_id="e", task_id="t", turns=(first, second),
+        ...                         stop_reason=StopReason.COMPLETED, final_reward=1.0)
+        >>> [sample] = trajectory.branches()
+        >>> sample.token_ids.tolist(), sample.loss_mask.tolist(), sample.token_versions.tolist()
+        ([1, 2, 3, 4, 5], [False, False, True, False, True], [-1, -1, 0, -1, 1])
+    """
+
+    episode_id: str
+    task_id: str
+    turns: tuple[Turn, ...]
+    """In order of completion; a parent stands before its children."""
+    stop_reason: StopReason
+    final_reward: float | None = None
+    """What the workflow returned; credited to the whole episode. None for a failed episode."""
+    failure: EpisodeFailure | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Numbers the workflow recorded, such as `{"busy": 1.0}`."""
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of all turn rewards and the final reward, undiscounted."""
+        return math.fsum(turn.reward or 0.0 for turn in self.turns) + (self.final_reward or 0.0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens the model sampled in this episode."""
+        return sum(len(turn.output_ids) for turn in self.turns)
+
+    def leaves(self) -> list[int]:
+        """Return the indices of turns without children, in order."""
+        parents = {turn.parent for turn in self.turns}
+        return [index for index in range(len(self.turns)) if index not in parents]
+
+    def path(self, leaf: int) -> list[int]:
+        """Return the turn indices from the root to `leaf`, both included."""
+        path: list[int] = []
+        index: int | None = leaf
+        while index is not None:
+            path.append(index)
+            index = self.turns[index].parent
+        return path[::-1]
+
+    def branches(self) -> list[Sample]:
+        """Return one sample for each leaf; a turn shared by several leaves is trained in the first of them only.
+
+        Greedy turns (temperature 0) are never in the loss mask.
+        """
+        trained: set[int] = set()
+        samples: list[Sample] = []
+        for leaf in self.leaves():
+            path = self.path(leaf)
+            samples.append(self._sample(path, trained))
+            trained.update(path)
+        return samples
+
+    def _sample(self, path: Sequence[int], trained: set[int]) -> Sample:
+        length = sum(len(self.turns[i].context_ids) + len(self.turns[i].output_ids) for i in path)
+        ids = np.empty(length, np.int32)
+        mask = np.zeros(length, np.bool_)
+        logprobs = np.zeros(length, np.float32)
+        versions = np.full(length, -1, np.int32)
+        turn_index = np.empty(length, np.int32)
+        temperatures = np.ones(length, np.float32)
+        at = 0
+        for index in path:
+            turn = self.turns[index]
+            out = at + len(turn.context_ids)
+            end = out + len(turn.output_ids)
+            ids[at:out], ids[out:end] = turn.context_ids, turn.output_ids
+            turn_index[at:end] = index
+            logprobs[out:end] = turn.output_logprobs
+            versions[out:end] = turn.output_versions()
+            if turn.temperature > 0:
+                mask[out:end] = index not in trained
+                temperatures[out:end] = turn.temperature
+            at = end
+        return Sample(
+            token_ids=ids,
+            loss_mask=mask,
+            behavior_logprobs=logprobs,
+            token_versions=versions,
+            turn_index=turn_index,
+            temperatures=temperatures,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The episodes of one task, carried together from admission to the loss."""
+
+    index: int
+    """Admission number, from 0; unique within a run."""
+    task: Task
+    episodes: tuple[Trajectory, ...]
+    admitted_version: int
+    """Policy version when the group was opened; no token of it is older."""
+
+    def min_version(self) -> int:
+        """Return the oldest policy version among the sampled tokens (`admitted_version` if none was sampled)."""
+        turns = (turn for episode in self.episodes for turn in episode.turns)
+        return min((span.version for turn in turns for span in turn.spans), default=self.admitted_version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Weights of one policy version, written where servers can read them."""
+
+    version: int
+    path: str
+    """Directory of a HF-format checkpoint; complete when it is visible under this name."""
+    checksum: str
+    """Digest over all tensors; see `agentrl.checksum`."""
+    tensor_checksums: Mapping[str, str]
+    """Digest of each tensor, by HF parameter name."""
+
+
+def check_reward(value: object, where: str) -> float:
+    """Return `value` as a finite float.
+
+    Args:
+        value: what a workflow returned or passed to `client.reward`; bool, int and float are rewards.
+        where: names the place in the message.
+
+    Raises:
+        RewardError: for anything else, and for NaN and infinities.
+
+    Example:
+        >>> check_reward(True, "run")
+        1.0
+        >>> check_reward("1.0", "run")
+        Traceback (most recent call last):
+        ...
+        agentrl.errors.RewardError: run: a reward must be a finite number, got str '1.0'; ...
+    """
+    if isinstance(value, (bool, int, float, np.floating, np.integer)):
+        number = float(value)
+        if math.isfinite(number):
+            return number
+    raise RewardError(
+        f"{where}: a reward must be a finite number, got {type(value).__name__} {value!r}; "
+        "return a float from run(), or raise if the episode has no result"
+    )
+
+
+def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
+    """Check the invariants of a turn as it is appended.
+
+    Lengths equal, log-probs finite and not positive, spans contiguous, versions non-decreasing along the branch, reward
+    finite. Cost: two vectorized passes over the new tokens.
+
+    Raises:
+        InvariantError: naming `where` and the first thing that does not hold.
+    """
+    count = len(turn.output_ids)
+    if len(turn.output_logprobs) != count:
+        raise InvariantError(f"{where}: {count} output ids but {len(turn.output_logprobs)} log-probs")
+    if count and not (np.isfinite(turn.output_logprobs).all() and float(turn.output_logprobs.max()) <= 1e-4):
+        head = turn.output_logprobs.tolist()[:8]
+        raise InvariantError(f"{where}: log-probs must be finite and at most 0, got {head}...")
+    at = 0
+    version = parent.spans[-1].version if parent is not None and parent.spans else -1
+    for span in turn.spans:
+        if span.start != at or span.end <= span.start:
+            raise InvariantError(f"{where}: version spans must be contiguous from 0, got {turn.spans}")
+        if span.version < version:
+            raise InvariantError(f"{where}: policy version went back from {version} to {span.version} along a branch")
+        at, version = span.end, span.version
+    if at != count:
+        raise InvariantError(f"{where}: version spans cover {at} of {count} output tokens")
+    if turn.reward is not None and not math.isfinite(turn.reward):
+        raise InvariantError(f"{where}: reward {turn.reward} is not finite")

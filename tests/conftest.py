@@ -1,0 +1,27 @@
+"""Fixtures shared by the whole suite."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny import tiny_checkpoint
+
+# Two cores are shared by pytest and the servers it starts: one thread each is fastest, and hub access is never wanted.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Run each async test under both event loops; modules that need aiohttp override this with asyncio alone."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3 checkpoint, made once per test session; do not write to it."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen3")

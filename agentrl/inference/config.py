@@ -26,6 +26,8 @@ class InferenceConfig(Config):
     """Python of the environment SGLang is installed in; needed to launch `sglang` servers."""
     sglang_args: tuple[str, ...] = ()
     """Extra command-line arguments of launched SGLang servers."""
+    device: str = "auto"
+    """Embedded: `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     max_running_requests: int = Field(default=64, ge=1)
     """Embedded: sequences decoded together; more waits in the server's queue."""
     max_context_tokens: int = Field(default=4096, ge=8)

@@ -1,0 +1,266 @@
+"""The whole run in one YAML file: composes the config models that live beside their components.
+
+Invariant: a `RunConfig` that exists is consistent; what it asks for, the chosen backend honours. Everything wrong with a
+file is reported at once, each line naming the field, what was expected, what was got and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.client.config import SamplingConfig
+from agentrl.configbase import Config
+from agentrl.engine.config import EngineConfig
+from agentrl.errors import ConfigError
+from agentrl.inference.config import InferenceConfig
+from agentrl.rollout.config import RolloutConfig
+from agentrl.train.config import SftConfig, TrainerConfig
+
+_LAUNCH_ONLY = (
+    "servers",
+    "host",
+    "device",
+    "sglang_python",
+    "sglang_args",
+    "max_running_requests",
+    "max_context_tokens",
+    "threads",
+)
+_EMBEDDED_ONLY = ("device", "max_running_requests", "max_context_tokens", "threads")
+_SGLANG_ONLY = ("sglang_python", "sglang_args")
+
+
+class TasksConfig(Config):
+    """Where the tasks come from: JSONL files, or a function."""
+
+    path: str | None = None
+    """JSONL file of training tasks: one JSON object a line; its `id` field, or else the line number, names the task."""
+    eval_path: str | None = None
+    """JSONL file of held-out tasks; None: the run is not evaluated."""
+    factory: str | None = None
+    """`module:function` that returns training tasks, called with `factory_args`; instead of `path`."""
+    factory_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Keyword arguments of `factory`."""
+    eval_factory_args: dict[str, Any] | None = None
+    """Keyword arguments that make `factory` return held-out tasks; None: the run is not evaluated."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TasksConfig:
+        if (self.path is None) == (self.factory is None):
+            raise ValueError("expected exactly one of path and factory; set tasks.path to a JSONL file or tasks.factory")
+        if self.factory is None and (self.factory_args or self.eval_factory_args is not None):
+            raise ValueError("factory_args and eval_factory_args need tasks.factory; remove them or set it")
+        if self.factory is not None and self.eval_path is not None:
+            raise ValueError("eval_path goes with path; with a factory, set tasks.eval_factory_args")
+        return self
+
+
+class ModelConfig(Config):
+    """The model to train and serve."""
+
+    path: str
+    """Local directory of a HF checkpoint: config.json, *.safetensors, tokenizer.json, chat template."""
+
+
+class RunConfig(Config):
+    """A run: workflow, tasks, model, servers, trainer, algorithm."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run and of its directory."""
+    runs_dir: str = "runs"
+    """Directory that holds the run directories."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds the order of tasks, the servers' sampling and the trainer."""
+    workflow: str
+    """`module:Name` of a RolloutWorkflow or of an `async def solve(task, client) -> float`."""
+    workflow_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Attributes or constructor arguments of the workflow, such as `{max_turns: 6}`."""
+    tasks: TasksConfig
+    model: ModelConfig
+    sampling: SamplingConfig = SamplingConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    inference: InferenceConfig = InferenceConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    engine: EngineConfig = EngineConfig()
+    sft: SftConfig | None = None
+    """The supervised warm start `agentrl sft` runs; None where there is none."""
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory everything of this run is written to."""
+        return Path(self.runs_dir) / self.name
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        problems = [*_inference_problems(self.inference), *_training_problems(self)]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def _inference_problems(inference: InferenceConfig) -> list[str]:
+    problems: list[str] = []
+    given = inference.model_fields_set
+    other = _SGLANG_ONLY if inference.backend == "embedded" else _EMBEDDED_ONLY
+    problems += [
+        f"inference.{knob}: the {inference.backend} backend cannot honour it; remove it" for knob in other if knob in given
+    ]
+    if inference.urls:
+        problems += [
+            f"inference.{knob}: applies to servers launched here, but inference.urls names running ones; remove one"
+            for knob in _LAUNCH_ONLY
+            if knob in given and knob not in other
+        ]
+    elif inference.backend == "sglang" and inference.sglang_python is None:
+        problems.append(
+            "inference.sglang_python: expected the Python of SGLang's environment, or inference.urls of running servers"
+        )
+    if inference.host not in ("127.0.0.1", "localhost", "::1") and inference.api_key_env is None:
+        problems.append(f"inference.host: {inference.host} is not loopback; set inference.api_key_env, or host to 127.0.0.1")
+    return problems
+
+
+def _training_problems(config: RunConfig) -> list[str]:
+    problems: list[str] = []
+    algorithm, rollout, trainer = config.algorithm, config.rollout, config.trainer
+    batch = algorithm.group_size * algorithm.groups_per_step
+    if config.sampling.temperature == 0:
+        problems.append("sampling.temperature: 0 samples greedily, which has no policy gradient; set a positive one")
+    if trainer.processes > 1:
+        problems.append(f"trainer.processes: this release trains in one process, got {trainer.processes}; set it to 1")
+    if trainer.minibatches > batch:
+        problems.append(f"trainer.minibatches: {trainer.minibatches} is more than the {batch} episodes of a batch; lower it")
+    if rollout.incomplete_group == "keep" and rollout.min_group_size > algorithm.group_size:
+        problems.append(
+            f"rollout.min_group_size: {rollout.min_group_size} is over algorithm.group_size {algorithm.group_size}; lower it"
+        )
+    if algorithm.discount != 1.0 and algorithm.advantage != "turn":
+        problems.append("algorithm.discount: only the turn advantage discounts; set algorithm.advantage: turn, or remove it")
+    if config.engine.eval_every and config.tasks.eval_path is None and config.tasks.eval_factory_args is None:
+        problems.append("engine.eval_every: there are no held-out tasks; set tasks.eval_path or tasks.eval_factory_args")
+    return problems
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the run that a YAML file and command-line overrides describe.
+
+    Args:
+        path: the YAML file.
+        overrides: flags as typed, such as `["--trainer.lr", "1e-5", "--name=try2"]`; values are YAML.
+
+    Raises:
+        ConfigError: one line for each thing wrong, naming the field and the mend.
+    """
+    file = Path(path)
+    try:
+        loaded = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the run file {file}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{file}: expected a mapping of fields at the top, got {type(loaded).__name__}")
+    return parse_config(cast("dict[str, Any]", loaded), overrides, source=str(file))
+
+
+def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> RunConfig:
+    """Return the run that `values` and command-line overrides describe; see `load_config`.
+
+    Raises:
+        ConfigError: one line for each thing wrong.
+
+    Example:
+        >>> values = {"workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}}
+        >>> run = parse_config(values, ["--seed", "3"])
+        >>> run.seed, run.algorithm.group_size
+        (3, 8)
+    """
+    merged = _copy(values)
+    for key, value in parse_overrides(overrides):
+        _set(merged, key, value)
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        lines = [line for detail in error.errors(include_url=False) for line in _explain(detail)]
+        raise ConfigError(f"{source} is not a valid run:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def parse_overrides(flags: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return `(dotted key, value)` pairs from flags as typed.
+
+    Example:
+        >>> parse_overrides(["--trainer.lr", "1e-5", "--rollout.max_turns=6"])
+        [('trainer.lr', 1e-05), ('rollout.max_turns', 6)]
+    """
+    pairs: list[tuple[str, Any]] = []
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--") or len(flag) < 3:
+            raise ConfigError(f"expected a flag such as --trainer.lr 1e-5, got {flag!r}")
+        key, equals, text = flag[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"--{key} needs a value, such as --{key} 1")
+            text = rest.pop(0)
+        pairs.append((key.replace("-", "_"), _scalar(text)))
+    return pairs
+
+
+def _scalar(text: str) -> Any:  # noqa: ANN401 - a YAML value
+    try:
+        return (
+            float(text)
+            if "e" in text.lower() and text.lower().replace("e", "").strip("+-.0123456789") == ""
+            else yaml.safe_load(text)
+        )
+    except (ValueError, yaml.YAMLError):
+        return text
+
+
+def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copy(cast("dict[str, Any]", v)) if isinstance(v, dict) else v for k, v in values.items()}
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 - a YAML value
+    *parents, last = key.split(".")
+    for parent in parents:
+        below = values.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"--{key}: {parent} is a single value, it has no field {last}")
+        values = cast("dict[str, Any]", below)
+    values[last] = value
+
+
+def _explain(detail: ErrorDetails) -> list[str]:
+    """Return one line per problem of a pydantic error: field, what is wrong, and the mend."""
+    where = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(RunConfig, detail["loc"][:-1])
+        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
+        mend = f"did you mean {close[0]}?" if close else f"fields here: {', '.join(sorted(known))}"
+        return [f"{where}: there is no such field; {mend}"]
+    if detail["type"] == "missing":
+        return [f"{where}: required, but not given"]
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "value_error":
+        return [f"{where}: {line}" if where else line for line in message.split("\n")]
+    got = detail["input"]
+    return [f"{where}: {message[0].lower()}{message[1:]}, got {type(got).__name__} {got!r}"]
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    for part in loc:
+        annotation = model.model_fields[str(part)].annotation
+        nested = [kind for kind in (annotation, *getattr(annotation, "__args__", ())) if isinstance(kind, type)]
+        model = next(kind for kind in nested if issubclass(kind, BaseModel))
+    return list(model.model_fields)

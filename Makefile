@@ -1,0 +1,51 @@
+# Everything starts from a bare Python >= 3.11: `make demo` and `make test` set themselves up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEED ?= 0
+STAMP := $(VENV)/.ready
+
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: setup demo smoke test check docs build bench clean help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "agentrl needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP)  ## create .venv and install agentrl with its development tools
+
+demo: setup  ## train the bundled calculator agent on this machine's CPU and plot its learning curve (SEED=1 for another seed)
+	$(BIN)/python examples/calculator/demo.py --seed $(SEED)
+
+smoke: setup  ## the demo's smallest variant, under a minute
+	$(BIN)/python examples/calculator/demo.py --smoke --seed $(SEED)
+
+test: setup  ## the whole test suite
+	$(BIN)/python -m pytest
+
+check: setup  ## lint, format, types and layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+docs: setup  ## run every documentation snippet
+	$(BIN)/python -m pytest tests/contract/test_docs.py
+
+build: setup  ## build the wheel and the sdist
+	$(BIN)/python -m build --no-isolation
+
+bench: setup  ## run every benchmark; results go to benchmarks/results/
+	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:  ## remove what the build and the tests leave behind
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,36 @@
+"""What users install: three import packages and nothing else, light to depend on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    [built] = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_installs_three_packages_and_its_metadata(wheel: Path) -> None:
+    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"agentrl", "agentrl_envs", "agentrl_workflows"}
+
+
+def test_the_wheel_is_typed(wheel: Path) -> None:
+    assert "agentrl/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_base_dependencies_do_not_name_ray_or_sglang() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not [name for name in project["dependencies"] if name.startswith(("ray", "sglang"))]

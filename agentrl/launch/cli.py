@@ -1,0 +1,184 @@
+"""The `agentrl` command: train, eval, serve, sft, doctor.
+
+Invariant: bad input is one clear message and exit status 2; a run that fails is one clear message and exit status 1; Ctrl-C
+ends everything that was started and says where the results are. A traceback on the terminal is a bug of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+from cyclopts import App, Parameter
+
+from agentrl.config import load_config
+from agentrl.errors import AgentRLError, ConfigError
+
+Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
+
+app = App(
+    name="agentrl",
+    help="Multi-turn agentic RL of language models. A run is one YAML file; --section.field value sets any field of it anew.",
+)
+
+
+@app.command
+def train(config: Path, /, *overrides: Overrides, dry_run: bool = False, replace: bool = False) -> None:
+    """Train a model on a workflow: starts servers and trainer, runs, writes runs/NAME/.
+
+    Args:
+        config: YAML file that describes the run.
+        overrides: Fields of the file set anew, such as --trainer.lr 1e-5 --name second-try.
+        dry_run: Print the resolved plan and start nothing.
+        replace: Delete an existing runs/NAME/ first; without it an existing one is an error.
+    """
+    run = load_config(config, overrides)
+    if dry_run:
+        from agentrl.launch.plan import describe_plan, resolved_yaml
+
+        print(f"{describe_plan(run)}\n\n{resolved_yaml(run)}", end="")
+        return
+    from agentrl.launch.local import train as train_locally
+
+    _run(partial(train_locally, run, replace=replace), where=run.run_dir)
+
+
+@app.command(name="eval")
+def evaluate(
+    config: Path,
+    /,
+    *overrides: Overrides,
+    checkpoint: Path | None = None,
+    endpoint: str | None = None,
+    model: str | None = None,
+    api_key_env: str = "OPENAI_API_KEY",
+    episodes: int | None = None,
+    greedy: bool = False,
+    output: Path | None = None,
+) -> None:
+    """Run the workflow on the held-out tasks and report success, without training.
+
+    Args:
+        config: YAML file that describes the run.
+        overrides: Fields of the file set anew.
+        checkpoint: HF checkpoint to serve and evaluate; the file's model.path when neither this nor --endpoint is given.
+        endpoint: Base URL of any OpenAI-compatible endpoint to evaluate instead, such as http://127.0.0.1:8000/v1.
+        model: Model name to ask the endpoint for.
+        api_key_env: Environment variable that holds the endpoint's key.
+        episodes: How many episodes; engine.eval_episodes by default.
+        greedy: Sample at temperature 0.
+        output: Write the report as JSON to this file too.
+    """
+    if endpoint is not None and checkpoint is not None:
+        raise ConfigError("--checkpoint and --endpoint were both given; evaluate one of them")
+    if endpoint is not None and model is None:
+        raise ConfigError("--endpoint needs --model, the name to ask it for")
+    from agentrl.launch.evaluate import Target, evaluate_target
+
+    run = load_config(config, overrides)
+    target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
+    _run(partial(evaluate_target, run, target, episodes=episodes, greedy=greedy, output=output))
+
+
+@app.command
+def serve(
+    model: Path,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 30000,
+    device: str = "auto",
+    threads: int = 1,
+    max_running_requests: int = 64,
+    max_context_tokens: int = 4096,
+    api_key_env: str | None = None,
+) -> None:
+    """Serve a checkpoint with the embedded server, which speaks SGLang's HTTP protocol.
+
+    Args:
+        model: Local HF checkpoint of a Qwen2, Qwen3 or Llama architecture.
+        host: Address to listen on; anything but loopback needs --api-key-env.
+        port: Port to listen on; 0 picks a free one.
+        device: auto, cpu, cuda or cuda:N.
+        threads: CPU threads.
+        max_running_requests: Sequences decoded together.
+        max_context_tokens: Longest context plus output of one request.
+        api_key_env: Environment variable that holds the key clients must send.
+    """
+    from agentrl.launch.serve import serve_checkpoint
+
+    serve_checkpoint(
+        model,
+        host=host,
+        port=port,
+        device=device,
+        threads=threads,
+        max_running_requests=max_running_requests,
+        max_context_tokens=max_context_tokens,
+        api_key_env=api_key_env,
+    )
+
+
+@app.command
+def sft(config: Path, output: Path, /, *overrides: Overrides) -> None:
+    """Warm-start a model on conversations (the file's sft section) and write the new checkpoint.
+
+    Args:
+        config: YAML file that describes the run.
+        output: Directory the new checkpoint is written to; must not exist.
+        overrides: Fields of the file set anew, such as --sft.steps 500.
+    """
+    from agentrl.launch.sft import warm_start
+
+    warm_start(load_config(config, overrides), output)
+
+
+@app.command
+def doctor(config: Path | None = None, /, *overrides: Overrides) -> None:
+    """Check this machine, a run file, its servers and a round trip, and say what to fix.
+
+    Args:
+        config: YAML file that describes a run; without it only the machine is checked.
+        overrides: Fields of the file set anew.
+    """
+    from agentrl.launch.doctor import examine
+
+    if not examine(config, overrides):
+        sys.exit(1)
+
+
+def _run(job: Callable[[], object], *, where: Path | None = None) -> None:
+    """Run an async job to its end; Ctrl-C cancels it, and its own cleanup ends what it started."""
+    try:
+        anyio.run(job)  # pyright: ignore[reportArgumentType] - a partial of an async function is one
+    except KeyboardInterrupt:
+        place = f" Results so far are in {where}/." if where is not None and where.exists() else ""
+        print(f"\nInterrupted; everything this command started has ended.{place}", file=sys.stderr)
+        sys.exit(130)
+
+
+def first_of_ours(error: BaseException) -> AgentRLError | None:
+    """Return the first agentrl error inside an exception or exception group; None if there is none."""
+    if isinstance(error, AgentRLError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            if (found := first_of_ours(inner)) is not None:
+                return found
+    return None
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except (AgentRLError, BaseExceptionGroup) as error:
+        ours = first_of_ours(error)
+        if ours is None:
+            raise
+        print(f"agentrl: {ours}", file=sys.stderr)
+        sys.exit(2 if isinstance(ours, ConfigError) else 1)

@@ -24,10 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)  ## create .venv and install agentrl with its development tools
 
 demo: setup  ## train the bundled calculator agent on this machine's CPU and plot its learning curve (SEED=1 for another seed)
-	$(BIN)/python examples/calculator/demo.py --seed $(SEED)
+	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED)
 
 smoke: setup  ## the demo's smallest variant, under a minute
-	$(BIN)/python examples/calculator/demo.py --smoke --seed $(SEED)
+	$(BIN)/python -m agentrl_workflows.calculator.demo --smoke --seed $(SEED)
 
 test: setup  ## the whole test suite
 	$(BIN)/python -m pytest

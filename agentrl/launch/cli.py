@@ -22,7 +22,7 @@ Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 app = App(
     name="agentrl",
-    help="Multi-turn agentic RL of language models. A run is one YAML file; --section.field value sets any field of it anew.",
+    help="Multi-turn agentic RL of language models. A run is one YAML file; --section.field value sets a field anew.",
 )
 
 
@@ -44,7 +44,7 @@ def train(config: Path, /, *overrides: Overrides, dry_run: bool = False, replace
         return
     from agentrl.launch.local import train as train_locally
 
-    _run(partial(train_locally, run, replace=replace), where=run.run_dir)
+    _run(partial(train_locally, run, existing="replace" if replace else "error"), where=run.run_dir)
 
 
 @app.command(name="eval")
@@ -161,22 +161,13 @@ def _run(job: Callable[[], object], *, where: Path | None = None) -> None:
         sys.exit(130)
 
 
-def first_of_ours(error: BaseException) -> AgentRLError | None:
-    """Return the first agentrl error inside an exception or exception group; None if there is none."""
-    if isinstance(error, AgentRLError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            if (found := first_of_ours(inner)) is not None:
-                return found
-    return None
-
-
 def main() -> None:
     """Run the command line."""
     try:
         app()
     except (AgentRLError, BaseExceptionGroup) as error:
+        from agentrl.launch.local import first_of_ours
+
         ours = first_of_ours(error)
         if ours is None:
             raise

@@ -1,0 +1,200 @@
+"""Advantage of each turn, from the rewards of a group of episodes. numpy only: this runs in the driver.
+
+Invariant: what is subtracted from a turn's return never depends on that turn's own action, nor on where its own episode
+stopped, so subtracting it leaves the expected policy gradient as it is (Williams 1992, "Simple statistical
+gradient-following algorithms", theorem 1). The one exception is exact and harmless: `episode` subtracts a group mean
+that includes the episode itself, which scales the expected gradient by (n - 1) / n and keeps its direction. A group
+whose returns all equal their baselines gets exactly 0. Nothing here is NaN or infinite.
+
+`episode`: A = R - mean of the group's R, the same for every turn; R is the undiscounted episode return. This is the
+baseline of REINFORCE leave-one-out (Ahmadian et al., arXiv 2402.14740) times (n - 1) / n, and GRPO's without
+the division (Shao et al., arXiv 2402.03300, section 4.1.2; why not to divide: Liu et al., arXiv 2503.20783, section 3.1).
+
+`turn`: A = G - b. The return-to-go G of turn t is
+
+    G_t = Q_t + discount ** height_t * final_reward        Q_t = reward_t + discount * sum of Q over the children of t
+
+where height_t is the number of turns from t down to the deepest leaf below it. The final reward is credited to every
+turn; a turn reward only to the turn itself and its ancestors, so parallel branches do not share turn rewards. That is
+unbiased when a branch's rewards depend on other branches only through common ancestors. With discount 1 the expected
+estimate is the exact policy gradient; below 1 it is the usual discounted estimate without the factor discount ** depth
+(Nota and Thomas, arXiv 1906.07073), which is the gradient of no objective, but the baseline still adds no bias to it.
+
+The baseline b of a turn at depth d (0 for a root) is the mean over the *other* episodes of a value each of them has at
+every depth: the mean G of its turns at depth d, or, when it ended earlier, at its deepest depth. So b is a function of d
+and of the other episodes alone. Two rules that look alike are biased: averaging over all episodes that reach depth d,
+the turn's own included, and choosing the baseline by how many turns the own episode took. Two others are unbiased but
+noisier: averaging only over those others that reach depth d, and taking 0 after an episode's end. When only a final
+reward is set and discount is 1, every depth has the same value and the estimator is REINFORCE leave-one-out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import InvariantError
+from agentrl.types import Float32Array, Group, Sample, Trajectory
+
+Float64Array: TypeAlias = NDArray[np.float64]
+
+MAX_REWARD = 1e30
+"""Largest absolute reward: sums over any episode and group then stay finite in float32."""
+EQUAL = 1e-9
+"""Advantages of at most this part of the group's largest absolute return are rounding, not signal: taken as 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAdvantages:
+    """The advantages of one group.
+
+    Example:
+        >>> GroupAdvantages(per_turn=(np.array([0.5]), np.array([-0.5, -0.5])), zero_variance=False).per_turn[1].tolist()
+        [-0.5, -0.5]
+    """
+
+    per_turn: tuple[Float64Array, ...]
+    """For each episode, in the group's order: [turns] float64, indexed like `Trajectory.turns`."""
+    zero_variance: bool
+    """True when no return differs from its baseline, up to rounding; every advantage is then exactly 0."""
+
+
+def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
+    """Return the advantage of every turn of every episode of `group`, by the estimator `config.advantage` names.
+
+    With `config.normalize_std` they are divided by their root mean square: over episodes for `episode`, where that is the
+    population standard deviation of the returns; over all turns of the group for `turn`.
+    A group left with one episode has nothing to compare with: zero variance.
+
+    Raises:
+        InvariantError: for a group without episodes, a failed episode, an episode without any reward, a reward that is
+            not finite or above `MAX_REWARD`, a turn whose parent does not stand before it.
+    """
+    where = f"group {group.index}, task {group.task.id!r}"
+    if not group.episodes:
+        raise InvariantError(f"{where}: expected at least one episode, got none")
+    for episode in group.episodes:
+        _check_episode(episode, where)
+    if config.advantage == "episode":
+        returns = np.array([episode.episode_return for episode in group.episodes])
+        centered = returns - _mean(returns)
+        per_turn = [np.full(len(e.turns), value) for e, value in zip(group.episodes, centered, strict=True)]
+        differences = centered
+    else:
+        to_go = [returns_to_go(episode, config.discount) for episode in group.episodes]
+        per_turn = _subtract_other_episodes(group.episodes, to_go)
+        returns, differences = np.concatenate(to_go), np.concatenate(per_turn)
+    largest = float(np.abs(differences).max(initial=0.0))
+    if len(group.episodes) == 1 or largest <= EQUAL * float(np.abs(returns).max(initial=0.0)):
+        return GroupAdvantages(per_turn=tuple(np.zeros(len(e.turns)) for e in group.episodes), zero_variance=True)
+    if config.normalize_std:
+        # Scaled by the largest first: squares of tiny or huge rewards would leave the range of a float.
+        root_mean_square = math.sqrt(_mean((differences / largest) ** 2))
+        per_turn = [values / largest / root_mean_square for values in per_turn]
+    return GroupAdvantages(per_turn=tuple(per_turn), zero_variance=False)
+
+
+def returns_to_go(episode: Trajectory, discount: float) -> Float64Array:
+    """Return G of every turn, [turns] float64: see the module's docstring for the formula.
+
+    Example:
+        >>> from agentrl.types import StopReason, Turn, VersionSpan
+        >>> one = np.array([1], np.int32)
+        >>> turns = [Turn(context_ids=one, output_ids=one, output_logprobs=-one.astype(np.float32), reward=-0.5, parent=p,
+        ...               spans=(VersionSpan(start=0, end=1, version=0),), stop_reason=StopReason.STOP) for p in (None, 0)]
+        >>> episode = Trajectory(episode_id="e", task_id="t", turns=tuple(turns), stop_reason=StopReason.COMPLETED,
+        ...                      final_reward=8.0)
+        >>> returns_to_go(episode, discount=0.5).tolist()
+        [3.25, 7.5]
+    """
+    turns = episode.turns
+    to_go = [turn.reward or 0.0 for turn in turns]
+    height = [0] * len(turns)
+    for index in range(len(turns) - 1, -1, -1):
+        parent = turns[index].parent
+        if parent is not None:
+            to_go[parent] += discount * to_go[index]
+            height[parent] = max(height[parent], height[index] + 1)
+    final = episode.final_reward or 0.0
+    return np.array([q + discount**h * final for q, h in zip(to_go, height, strict=True)], np.float64)
+
+
+def token_advantages(sample: Sample, per_turn: Float64Array) -> Float32Array:
+    """Return the advantage of every token of `sample`, [L] float32; 0 where `loss_mask` is False.
+
+    Args:
+        sample: a branch of one episode.
+        per_turn: [turns] float64, that episode's entry of `GroupAdvantages.per_turn`.
+
+    Raises:
+        InvariantError: when the sample has a turn that `per_turn` does not.
+    """
+    if len(sample.turn_index) and not 0 <= sample.turn_index.min() <= sample.turn_index.max() < len(per_turn):
+        raise InvariantError(
+            f"expected turn indices below {len(per_turn)}, one advantage per turn, got up to {sample.turn_index.max()}; "
+            "the advantages are another episode's"
+        )
+    if not len(per_turn):
+        return np.zeros(len(sample.loss_mask), np.float32)
+    return np.where(sample.loss_mask, per_turn[sample.turn_index], 0.0).astype(np.float32)
+
+
+def _subtract_other_episodes(episodes: Sequence[Trajectory], to_go: Sequence[Float64Array]) -> list[Float64Array]:
+    """Return G - b of every turn: see the module's docstring for the rule."""
+    depths = [_depths(episode) for episode in episodes]
+    count = 1 + max((max(d) for d in depths if d), default=0)
+    values = np.empty((len(episodes), count))
+    for row, (episode, depth, returns) in enumerate(zip(episodes, depths, to_go, strict=True)):
+        values[row] = _value_by_depth(depth, returns, count, empty=episode.final_reward or 0.0)
+    result: list[Float64Array] = []
+    for row, (depth, returns) in enumerate(zip(depths, to_go, strict=True)):
+        # Summed over the others, not "all minus own": the own value must not enter even by rounding.
+        baseline = np.delete(values, row, axis=0).sum(axis=0) / max(len(episodes) - 1, 1)
+        result.append(returns - baseline[np.array(depth, np.intp)])
+    return result
+
+
+def _value_by_depth(depths: Sequence[int], returns: Float64Array, count: int, *, empty: float) -> Float64Array:
+    """Return one episode's mean return-to-go at depths 0..count-1, its deepest value carried on; `empty` without turns."""
+    if not depths:
+        return np.full(count, empty)
+    at = np.array(depths, np.intp)
+    means = np.bincount(at, weights=returns) / np.bincount(at)
+    return np.concatenate([means, np.full(count - len(means), means[-1])])
+
+
+def _depths(episode: Trajectory) -> list[int]:
+    depths: list[int] = []
+    for turn in episode.turns:
+        depths.append(0 if turn.parent is None else depths[turn.parent] + 1)
+    return depths
+
+
+def _check_episode(episode: Trajectory, where: str) -> None:
+    where = f"{where}, episode {episode.episode_id!r}"
+    if episode.failure is not None:
+        raise InvariantError(
+            f"{where}: a failed episode ({episode.failure.kind}) has no return and must not reach the advantages; "
+            "the group is completed or dropped before"
+        )
+    rewards = [turn.reward for turn in episode.turns if turn.reward is not None]
+    if episode.final_reward is not None:
+        rewards.append(episode.final_reward)
+    if not rewards:
+        raise InvariantError(f"{where}: no turn has a reward and there is no final one; it would be trained as 0")
+    for reward in rewards:
+        if not abs(reward) <= MAX_REWARD:
+            raise InvariantError(f"{where}: expected finite rewards of at most {MAX_REWARD:g}, got {reward}")
+    for index, turn in enumerate(episode.turns):
+        if turn.parent is not None and not 0 <= turn.parent < index:
+            raise InvariantError(f"{where}: turn {index} has parent {turn.parent}; a parent stands before its children")
+
+
+def _mean(values: Float64Array) -> float:
+    return math.fsum(values) / len(values)

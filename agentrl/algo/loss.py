@@ -1,0 +1,285 @@
+"""The decoupled PPO loss and its diagnostics.
+
+Invariant: the loss is a sum over tokens divided by a number given from outside, so it and its gradient do not depend on
+how an optimizer batch is packed, padded, ordered or cut into microbatches. Values outside `loss_mask` never matter, not
+even when they are NaN.
+
+Source: AReaL, arXiv 2505.24298, section 5; the decoupling of the policy that sampled from the centre of the trust region:
+Hilton et al., arXiv 2110.00641; the clipped objective: Schulman et al., arXiv 1707.06347, equation 7. With
+u = exp(current - proximal), w = exp(proximal - behavior) and N the loss tokens of the whole optimizer batch:
+
+    loss = - sum(loss_mask * w_capped * min(u * A, clip(u, 1 - clip_low, 1 + clip_high) * A)) / N
+
+w carries no gradient and is always applied. Where behavior equals proximal, w is 1 and this is PPO, exactly; where
+current equals proximal too (one minibatch), the gradient is that of REINFORCE with the advantage as given.
+
+Every tensor here has one shape, [..]: packed [T] or padded [B, L]. Log-probs are in nats, at the temperature the token
+was sampled with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import InvariantError
+
+MAX_LOG_RATIO = 60.0
+"""Log ratios are cut to +-60 before `exp`: no sensible one is near, and exp(60) = 1e26 times an advantage stays finite."""
+
+
+class BehaviorWeights(NamedTuple):
+    """The weight of each token for having been sampled by an earlier policy."""
+
+    raw: Tensor
+    """[..] w = exp(proximal - behavior)."""
+    capped: Tensor
+    """[..] what multiplies the objective: w, the cap, or 0."""
+    over: Tensor
+    """[..] bool: w is above the cap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossMetrics:
+    """Diagnostics of some tokens, in a form that adds up over microbatches; read them with `combine`."""
+
+    sums: Tensor
+    """[len(SUMS)] float64."""
+    maxima: Tensor
+    """[len(MAXIMA)] float64; 0 without tokens."""
+
+
+class LossOutput(NamedTuple):
+    """What `decoupled_ppo_loss` returns."""
+
+    loss: Tensor
+    """Scalar float32 (float64 for float64 log-probs): this microbatch's part; the parts of a batch add up to its loss."""
+    metrics: LossMetrics
+
+
+SUMS = (
+    "tokens",
+    "loss",
+    "k1",
+    "k3",
+    "weight",
+    "weight_squared",
+    "difference",
+    "positive",
+    "negative",
+    "clipped_positive",
+    "clipped_negative",
+    "capped_positive",
+    "capped_negative",
+    "fresh",
+    "fresh_difference",
+    "entropy",
+    "entropy_tokens",
+)
+"""What `LossMetrics.sums` holds, in order."""
+MAXIMA = ("ratio", "weight", "difference", "fresh_difference")
+"""What `LossMetrics.maxima` holds, in order."""
+
+
+def importance_ratio(numerator_logprobs: Tensor, denominator_logprobs: Tensor) -> Tensor:
+    """Return exp(numerator - denominator), [..], the log cut to +-`MAX_LOG_RATIO`."""
+    return (numerator_logprobs - denominator_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def behavior_weights(
+    proximal_logprobs: Tensor, behavior_logprobs: Tensor, cap: float, mode: Literal["clamp", "mask"]
+) -> BehaviorWeights:
+    """Return w = exp(proximal - behavior) and its capped form, without gradient.
+
+    Args:
+        proximal_logprobs: [..] float.
+        behavior_logprobs: [..] float.
+        cap: largest weight.
+        mode: a weight above the cap becomes the cap (`clamp`) or 0 (`mask`: the token leaves the loss, N stays).
+
+    Example:
+        >>> weights = behavior_weights(torch.tensor([0.0, 2.0]), torch.zeros(2), cap=5.0, mode="mask")
+        >>> weights.capped.tolist(), weights.over.tolist()
+        ([1.0, 0.0], [False, True])
+    """
+    raw = importance_ratio(proximal_logprobs.detach(), behavior_logprobs.detach())
+    over = raw > cap
+    capped = raw.clamp(max=cap) if mode == "clamp" else raw.masked_fill(over, 0.0)
+    return BehaviorWeights(raw=raw, capped=capped, over=over)
+
+
+def clipped_objective(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """Return min(u * A, clip(u, 1 - clip_low, 1 + clip_high) * A) for each token, [..] (arXiv 1707.06347, equation 7).
+
+    Example:
+        >>> clipped_objective(torch.tensor([1.5, 1.5, 0.5]), torch.tensor([2.0, -2.0, -2.0]), 0.2, 0.2).tolist()
+        [2.4000000953674316, -3.0, -1.600000023841858]
+    """
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+
+
+def decoupled_ppo_loss(
+    current_logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    num_loss_tokens: int,
+    config: AlgorithmConfig,
+    fresh: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> LossOutput:
+    """Return the loss of one microbatch and its diagnostics; call backward on each and step once per batch.
+
+    Args:
+        current_logprobs: [..] float, under the weights being trained; the only argument that gets a gradient.
+        proximal_logprobs: [..] float, under the weights just before the batch's first step.
+        behavior_logprobs: [..] float, as the server reported them.
+        advantages: [..] float.
+        loss_mask: [..] bool, True where the token is trained.
+        num_loss_tokens: N, the loss tokens of the whole optimizer batch, of which this may be a part.
+        config: clip and cap settings.
+        fresh: [..] bool, True where the behavior policy is the proximal one (the token's version is the trainer's); there
+            the two log-probs ought to be equal, and `max_logprob_difference` shows by how much they are not.
+        entropy: [..] float, nats, of the current policy; a diagnostic only.
+
+    Raises:
+        InvariantError: when shapes differ, or N is not positive.
+    """
+    given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
+    given |= {name: tensor for name, tensor in (("fresh", fresh), ("entropy", entropy)) if tensor is not None}
+    _check(current_logprobs, given, num_loss_tokens)
+    # Unselected values become 0 before any arithmetic: 0 * NaN is NaN, and so is its gradient.
+    current = _selected(current_logprobs, loss_mask)
+    proximal = _selected(proximal_logprobs.detach(), loss_mask)
+    behavior = _selected(behavior_logprobs.detach(), loss_mask)
+    advantages = _selected(advantages.detach(), loss_mask)
+    ratio = importance_ratio(current, proximal)
+    weights = behavior_weights(proximal, behavior, config.behavior_weight_cap, config.behavior_weight_mode)
+    objective = clipped_objective(ratio, advantages, config.clip_low, config.clip_high)
+    loss = -(weights.capped * objective * loss_mask).sum() / num_loss_tokens
+    with torch.no_grad():
+        sides = _sides(ratio, advantages, loss_mask, weights.over, config)
+        selected = {} if entropy is None else {"entropy": _selected(entropy, loss_mask), "entropy_tokens": loss_mask}
+        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, fresh, sides | selected, loss)
+    return LossOutput(loss=loss, metrics=metrics)
+
+
+def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
+    """Return the diagnostics of all tokens of several microbatches, or of several steps. One transfer from the device.
+
+    `num_loss_tokens`; `loss` (the sum: over one step's microbatches that is its loss);
+    `kl_behavior_proximal_k1`, `kl_behavior_proximal_k3`: KL(behavior || proximal) in nats per token, by the estimators
+    k1 = -log w and k3 = w - 1 - log w, both unbiased, k3 never negative (Schulman 2020, "Approximating KL divergence");
+    `effective_sample_size`: (sum w)^2 / (n sum w^2), 1 when all weights are equal (Kong 1992); `behavior_weight_mean`,
+    `behavior_weight_max`: of w before the cap; `ratio_max`: of u;
+    `clip_fraction_positive`, `clip_fraction_negative`: of the loss tokens with positive (negative) advantage, how many
+    have no gradient because u is above 1 + clip_high (below 1 - clip_low);
+    `cap_fraction_positive`, `cap_fraction_negative`: of the same tokens, how many have w above the cap: clamped to it,
+    or masked;
+    `behavior_log_weight_mean`, `behavior_log_weight_max`: of |log w| = |proximal - behavior|, nats, staleness included;
+    `mean_logprob_difference`, `max_logprob_difference`: the same over `fresh` tokens only, where server and trainer speak
+    of the same weights and ought to agree; left out when there is no such token; `num_fresh_tokens`;
+    `entropy`: mean, where it was given. A mean over no tokens is 0.
+    """
+    if not metrics:
+        return {}
+    sums_tensor = torch.stack([one.sums for one in metrics]).sum(0)
+    maxima_tensor = torch.stack([one.maxima for one in metrics]).amax(0)
+    flat: list[float] = torch.cat([sums_tensor, maxima_tensor]).tolist()
+    sums: dict[str, float] = dict(zip(SUMS, flat[: len(SUMS)], strict=True))
+    maxima: dict[str, float] = dict(zip(MAXIMA, flat[len(SUMS) :], strict=True))
+
+    def mean(total: str, count: str = "tokens") -> float:
+        return sums[total] / sums[count] if sums[count] else 0.0
+
+    combined = {
+        "num_loss_tokens": sums["tokens"],
+        "loss": sums["loss"],
+        "kl_behavior_proximal_k1": mean("k1"),
+        "kl_behavior_proximal_k3": mean("k3"),
+        "effective_sample_size": mean("weight") * sums["weight"] / (sums["weight_squared"] or 1.0),
+        "behavior_weight_mean": mean("weight"),
+        "behavior_weight_max": maxima["weight"],
+        "ratio_max": maxima["ratio"],
+        "behavior_log_weight_mean": mean("difference"),
+        "behavior_log_weight_max": maxima["difference"],
+        "num_fresh_tokens": sums["fresh"],
+    }
+    for sign in ("positive", "negative"):
+        combined[f"clip_fraction_{sign}"] = mean(f"clipped_{sign}", sign)
+        combined[f"cap_fraction_{sign}"] = mean(f"capped_{sign}", sign)
+    if sums["fresh"]:
+        combined["mean_logprob_difference"] = mean("fresh_difference", "fresh")
+        combined["max_logprob_difference"] = maxima["fresh_difference"]
+    if sums["entropy_tokens"]:
+        combined["entropy"] = mean("entropy", "entropy_tokens")
+    return combined
+
+
+def _sides(ratio: Tensor, advantages: Tensor, mask: Tensor, over: Tensor, config: AlgorithmConfig) -> dict[str, Tensor]:
+    """Return which tokens are clipped and capped, by the sign of the advantage, each [..] bool."""
+    positive, negative = mask & (advantages > 0), mask & (advantages < 0)
+    return {
+        "positive": positive,
+        "negative": negative,
+        "clipped_positive": positive & (ratio > 1 + config.clip_high),
+        "clipped_negative": negative & (ratio < 1 - config.clip_low),
+        "capped_positive": positive & over,
+        "capped_negative": negative & over,
+    }
+
+
+def _measure(
+    mask: Tensor,
+    log_weight: Tensor,
+    weight: Tensor,
+    ratio: Tensor,
+    fresh: Tensor | None,
+    more: dict[str, Tensor],
+    loss: Tensor,
+) -> LossMetrics:
+    difference = log_weight.abs()
+    fresh = torch.zeros_like(mask) if fresh is None else fresh & mask
+    terms = {
+        "tokens": mask,
+        "k1": -log_weight,
+        "k3": torch.expm1(log_weight.clamp(max=MAX_LOG_RATIO)) - log_weight,
+        "weight": weight * mask,
+        "weight_squared": weight.double().square() * mask,
+        "difference": difference,
+        "fresh": fresh,
+        "fresh_difference": difference * fresh,
+        **more,
+    }
+    zero = torch.zeros((), dtype=torch.float64, device=mask.device)
+    totals = {name: term.sum(dtype=torch.float64) for name, term in terms.items()} | {"loss": loss.double()}
+    peaks = {name: terms[name] for name in ("weight", "difference", "fresh_difference")} | {"ratio": ratio * mask}
+    return LossMetrics(
+        sums=torch.stack([totals.get(name, zero) for name in SUMS]),
+        maxima=torch.stack([peaks[name].amax().double() if mask.numel() else zero for name in MAXIMA]),
+    )
+
+
+def _selected(values: Tensor, mask: Tensor) -> Tensor:
+    """Return `values` in at least float32, 0 where `mask` is False."""
+    wide = values if values.dtype == torch.float64 else values.float()
+    return torch.where(mask, wide, 0.0)
+
+
+def _check(current: Tensor, given: dict[str, Tensor], num_loss_tokens: int) -> None:
+    if num_loss_tokens < 1:
+        raise InvariantError(
+            f"expected num_loss_tokens of at least 1, got {num_loss_tokens}; a batch without any is skipped"
+        )
+    for name, tensor in given.items():
+        if tensor.shape != current.shape:
+            raise InvariantError(f"expected {name} of the shape of current, {[*current.shape]}, got {[*tensor.shape]}")
+    if given["loss_mask"].dtype != torch.bool:
+        raise InvariantError(f"expected a loss_mask of bool, got {given['loss_mask'].dtype}")

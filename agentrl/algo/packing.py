@@ -1,0 +1,177 @@
+"""Which samples share a forward pass, and their arrays. numpy only.
+
+Invariant: a plan is a list of lists of sample indices in which every sample stands exactly once, whole; a list exceeds the
+token budget only when it holds one sample that alone does. The same input always gives the same plan. Packing changes
+speed and memory, never the loss, which is a sum over tokens (`agentrl.algo.loss`).
+
+Two layouts. Right-padded [B, L]: with causal attention no real token sees the padding behind it, so no attention mask
+is needed and the result is exact; sorting by length keeps the padding small. Rows of whole samples end to end [T], with
+position ids that restart at each sample and cumulative boundaries: for attention kernels of variable length on GPUs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.types import Int32Array
+
+DType = TypeVar("DType", bound=np.generic)
+
+
+def sorted_microbatches(lengths: Sequence[int], max_tokens: int, *, overhead_tokens: int = 256) -> list[list[int]]:
+    """Return the right-padded microbatches of least total cost, longest first.
+
+    The cost of a microbatch of B samples, the longest of L tokens, is B * L + overhead_tokens. Samples sorted by length
+    are cut into consecutive runs by dynamic programming, which is optimal for this cost: swapping two samples between
+    microbatches so that the longer ones stand together never makes either longest sample longer.
+    O(n * k) for n samples, at most k of them in a microbatch.
+
+    Args:
+        lengths: tokens of each sample, at least 1.
+        max_tokens: budget of one microbatch, padding included; a longer sample gets a microbatch of its own.
+        overhead_tokens: fixed cost of one forward and backward pass, in tokens; 0 forbids all padding.
+
+    Raises:
+        ValueError: for a length or budget below 1, or a negative overhead.
+
+    Example:
+        >>> sorted_microbatches([4, 90, 5, 100], max_tokens=200, overhead_tokens=16)
+        [[3, 1], [2, 0]]
+    """
+    _check(lengths, max_tokens, "max_tokens")
+    if overhead_tokens < 0:
+        raise ValueError(f"expected overhead_tokens of at least 0, got {overhead_tokens}")
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    sizes = np.array([lengths[index] for index in order], np.int64)
+    count = len(order)
+    best = np.zeros(count + 1, np.int64)
+    """best[i]: least cost of order[i:]."""
+    cut = np.empty(count, np.int64)
+    for first in range(count - 1, -1, -1):
+        most = min(max(max_tokens // int(sizes[first]), 1), count - first)
+        costs = int(sizes[first]) * np.arange(1, most + 1) + best[first + 1 : first + most + 1]
+        cheapest = int(costs.argmin())
+        best[first] = costs[cheapest] + overhead_tokens
+        cut[first] = first + cheapest + 1
+    plan: list[list[int]] = []
+    first = 0
+    while first < count:
+        plan.append(order[first : int(cut[first])])
+        first = int(cut[first])
+    return plan
+
+
+def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
+    """Return rows of at most `row_tokens` tokens, by first-fit decreasing: each sample goes to the first row with room.
+
+    At most 11/9 of the least number of rows, plus 6/9 (Dosa 2007, "The tight bound of first fit decreasing bin-packing").
+    A sample above the budget gets a row of its own.
+
+    Args:
+        lengths: tokens of each sample, at least 1.
+        row_tokens: budget of one row.
+
+    Raises:
+        ValueError: for a length or budget below 1.
+
+    Example:
+        >>> pack_rows([3, 7, 5, 4], row_tokens=10)
+        [[1, 0], [2, 3]]
+    """
+    _check(lengths, row_tokens, "row_tokens")
+    rows: list[list[int]] = []
+    room = np.empty(len(lengths), np.int64)
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        fits = np.flatnonzero(room[: len(rows)] >= lengths[index])
+        if len(fits):
+            row = int(fits[0])
+            rows[row].append(index)
+        else:
+            row = len(rows)
+            rows.append([index])
+            room[row] = row_tokens
+        room[row] -= lengths[index]
+    return rows
+
+
+def split_minibatches(loss_tokens: Sequence[int], n: int) -> list[list[int]]:
+    """Return at most `n` minibatches with about equal loss tokens, each with at least one; indices ascend within each.
+
+    Largest first, each to the minibatch with the fewest loss tokens so far, then with the fewest samples (Graham 1969,
+    "Bounds on multiprocessing timing anomalies"): two minibatches differ by at most the largest sample. There are fewer
+    than `n` when fewer samples have loss tokens, and none when no sample has any: then there is nothing to train.
+
+    Args:
+        loss_tokens: loss tokens of each sample.
+        n: minibatches wanted, at least 1.
+
+    Raises:
+        ValueError: for `n` below 1 or a negative count.
+
+    Example:
+        >>> split_minibatches([5, 3, 0, 4], n=2)
+        [[0, 2], [1, 3]]
+    """
+    if n < 1 or min(loss_tokens, default=0) < 0:
+        raise ValueError(f"expected n of at least 1 and counts of at least 0, got n={n}, loss_tokens={list(loss_tokens)}")
+    count = min(n, sum(tokens > 0 for tokens in loss_tokens))
+    if not count:
+        return []
+    minibatches: list[list[int]] = [[] for _ in range(count)]
+    lightest = [(0, 0, which) for which in range(count)]
+    for index in sorted(range(len(loss_tokens)), key=lambda index: (-loss_tokens[index], index)):
+        tokens, samples, which = heapq.heappop(lightest)
+        minibatches[which].append(index)
+        heapq.heappush(lightest, (tokens + loss_tokens[index], samples + 1, which))
+    return [sorted(minibatch) for minibatch in minibatches]
+
+
+def pad_right(arrays: Sequence[NDArray[DType]], fill: float = 0) -> NDArray[DType]:
+    """Return the one-dimensional `arrays` as rows of [B, longest], of the first one's dtype, filled up with `fill`.
+
+    Raises:
+        ValueError: when there is no array.
+
+    Example:
+        >>> pad_right([np.array([1, 2, 3]), np.array([4])]).tolist()
+        [[1, 2, 3], [4, 0, 0]]
+    """
+    if not arrays:
+        raise ValueError("expected at least one array to pad, got none")
+    padded = np.full((len(arrays), max(len(array) for array in arrays)), fill, arrays[0].dtype)
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = array
+    return padded
+
+
+class RowLayout(NamedTuple):
+    """Where the samples of a packed row lie."""
+
+    position_ids: Int32Array
+    """[T] int32, restarting at 0 with each sample."""
+    boundaries: Int32Array
+    """[S + 1] int32 from 0 to T: sample s is tokens boundaries[s] to boundaries[s + 1] (exclusive)."""
+
+
+def row_layout(lengths: Sequence[int]) -> RowLayout:
+    """Return position ids and boundaries of samples of these lengths laid end to end, in this order.
+
+    Example:
+        >>> position_ids, boundaries = row_layout([2, 3])
+        >>> position_ids.tolist(), boundaries.tolist()
+        ([0, 1, 0, 1, 2], [0, 2, 5])
+    """
+    boundaries = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    starts = np.repeat(boundaries[:-1], lengths)
+    positions = np.arange(boundaries[-1]) - starts
+    return RowLayout(position_ids=positions.astype(np.int32), boundaries=boundaries.astype(np.int32))
+
+
+def _check(lengths: Sequence[int], budget: int, name: str) -> None:
+    if budget < 1 or min(lengths, default=1) < 1:
+        raise ValueError(f"expected {name} and every length to be at least 1, got {name}={budget}, lengths={list(lengths)}")

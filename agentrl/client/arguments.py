@@ -1,0 +1,210 @@
+"""What `chat.completions.create` accepts, read once into plain sampling parameters.
+
+Invariant: every argument is honoured, harmless to ignore (it names no property of the sampled tokens), or an error that
+names it; none is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypedDict, cast
+
+from openai import NotGiven, Omit, omit
+
+from agentrl.client.config import SamplingConfig
+from agentrl.client.sampling import WHERE, read_sampling, refuse, short
+from agentrl.errors import WorkflowError
+from agentrl.inference.base import SamplingParams
+
+RAW_RESPONSE_HEADER = "X-Stainless-Raw-Response"
+
+
+class CreateArguments(TypedDict, total=False):
+    """Keyword arguments of `chat.completions.create` besides `messages` and `stream`; None means the default."""
+
+    model: str
+    """Echoed in the completion; the policy is the only model there is."""
+    tools: Iterable[Mapping[str, object]] | None
+    tool_choice: str | Mapping[str, object] | None
+    """`auto`, or `none` (rendered without tools). A forced call cannot be honoured and is refused."""
+    stop: str | Sequence[str] | None
+    temperature: float | None
+    top_p: float | None
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    """Wins over `max_tokens`. Either is clipped to the room the context and the episode's token budget leave."""
+    seed: int | None
+    logprobs: bool | None
+    """True: `choice.logprobs.content` has one entry for each sampled token."""
+    top_logprobs: int | None
+    n: int | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    stream_options: Mapping[str, object] | None
+    response_format: Mapping[str, object] | None
+    modalities: Sequence[str] | None
+    timeout: float | object | None
+    """Deadline of this call, seconds; an HTTP timeout object counts with its read timeout."""
+    extra_body: Mapping[str, object] | None
+    """top_k, min_p, ignore_eos, stop_token_ids, chat_template_kwargs, return_token_ids, or any sampling argument above."""
+    extra_headers: Mapping[str, object] | None
+    extra_query: Mapping[str, object] | None
+    parallel_tool_calls: bool | None
+    user: str | None
+    metadata: Mapping[str, str] | None
+    store: bool | None
+    service_tier: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    prompt_cache_retention: str | None
+    prompt_cache_options: Mapping[str, object] | None
+    audio: object
+    function_call: object
+    functions: object
+    logit_bias: Mapping[str, float] | None
+    moderation: object
+    prediction: object
+    reasoning_effort: str | None
+    verbosity: str | None
+    web_search_options: object
+
+
+_UNSERVED = {
+    "audio": "the policy writes text only",
+    "function_call": "functions are the API before tools; pass `tools`",
+    "functions": "functions are the API before tools; pass `tools`",
+    "logit_bias": "the recorded log-probs would not be the policy's",
+    "moderation": "there is no moderation model",
+    "prediction": "there is no predicted output",
+    "reasoning_effort": "set the chat template's own switch in `sampling.template_options`",
+    "verbosity": "the chat template has no such switch",
+    "web_search_options": "tools run in the workflow; pass `tools`",
+}
+_NAMES = frozenset(CreateArguments.__annotations__)
+_EXTRA_NAMES = frozenset({"top_k", "min_p", "ignore_eos", "stop_token_ids", "chat_template_kwargs", "return_token_ids"})
+_NOT_IN_BODY = frozenset({"tools", "tool_choice", "timeout", "extra_body", "extra_headers", "extra_query"})
+_BODY_NAMES = (_NAMES | _EXTRA_NAMES) - _NOT_IN_BODY
+_PLAIN = (str, bool, int, float, list, dict, tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallArguments:
+    """One call's arguments, read and checked."""
+
+    sampling: SamplingParams
+    """`max_new_tokens` as asked for, not yet clipped."""
+    model: str
+    tools: list[Mapping[str, object]] | None
+    logprobs: bool
+    return_prompt_ids: bool
+    include_usage: bool
+    timeout_s: float | None
+    raw: bool
+    """The call came through `with_raw_response`."""
+
+
+def read_arguments(
+    arguments: Mapping[str, object], defaults: SamplingConfig, *, default_timeout: object, vocab_size: int
+) -> CallArguments:
+    """Return the arguments of one call, checked, with the run's defaults filled in.
+
+    Raises:
+        TypeError: an argument the OpenAI API does not have; the message suggests the nearest one.
+        WorkflowError: a value that is wrong, or a feature that cannot be honoured.
+    """
+    timeout = arguments.get("timeout", omit)
+    given = {
+        name: value
+        for name, value in arguments.items()
+        if value is not None and (isinstance(value, _PLAIN) or not isinstance(value, (Omit, NotGiven)))
+    }
+    if not given.keys() <= _NAMES:
+        unknown = min(given.keys() - _NAMES)
+        near = get_close_matches(unknown, _NAMES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise TypeError(
+            f"chat.completions.create() got an unexpected keyword argument {unknown!r}; {hint}it takes {', '.join(sorted(_NAMES))}"
+        )
+    body = given.pop("extra_body", None)
+    if body is not None:
+        given.update(_read_body(body))
+    for name in _UNSERVED.keys() & given.keys():
+        if given[name] not in ({}, []):
+            refuse(name, given[name], _UNSERVED[name])
+    _check_fixed(given)
+    headers = cast("Mapping[str, object]", given.get("extra_headers") or {})
+    raw = headers.get(RAW_RESPONSE_HEADER)
+    if raw == "stream":
+        raise WorkflowError(f"{WHERE}: with_streaming_response is not served; use stream=True or with_raw_response")
+    options = cast("Mapping[str, object]", given.get("stream_options") or {})
+    return CallArguments(
+        sampling=read_sampling(given, defaults, vocab_size=vocab_size),
+        model=str(given.get("model", "policy")),
+        tools=_read_tools(given.get("tools"), given.get("tool_choice", "auto")),
+        logprobs=bool(given.get("logprobs", False)),
+        return_prompt_ids=bool(given.get("return_token_ids", False)),
+        include_usage=bool(options.get("include_usage", False)),
+        timeout_s=_read_timeout(default_timeout if isinstance(timeout, (Omit, NotGiven)) else timeout),
+        raw=raw is not None,
+    )
+
+
+def _read_body(body: object) -> dict[str, object]:
+    if not isinstance(body, Mapping):
+        raise WorkflowError(f"{WHERE}: extra_body must be a mapping, got {type(body).__name__}")
+    extra = {str(name): value for name, value in cast("Mapping[object, object]", body).items()}
+    unknown = sorted(extra.keys() - _BODY_NAMES)
+    if unknown:
+        raise WorkflowError(
+            f"{WHERE}: extra_body has {', '.join(unknown)}, which no backend here honours; "
+            f"it may hold {', '.join(sorted(_EXTRA_NAMES))}, or a sampling argument"
+        )
+    return {name: value for name, value in extra.items() if value is not None}
+
+
+def _check_fixed(given: Mapping[str, object]) -> None:
+    """Refuse the values of otherwise known arguments that cannot be honoured."""
+    if given.get("n", 1) != 1:
+        refuse("n", given["n"], "one call is one turn; call it several times, in a task group if you like")
+    if given.get("top_logprobs"):
+        refuse("top_logprobs", given["top_logprobs"], "only the sampled tokens' log-probs are returned; leave it out")
+    form = given.get("response_format")
+    if form is not None and not (isinstance(form, Mapping) and cast("Mapping[str, object]", form).get("type") == "text"):
+        refuse(
+            "response_format", form, 'only {"type": "text"}; decoding is unconstrained, so parse the text in the workflow'
+        )
+    if tuple(cast("Sequence[str]", given.get("modalities", ("text",)))) != ("text",):
+        refuse("modalities", given["modalities"], "the policy writes text only")
+
+
+def _read_tools(tools: object, choice: object) -> list[Mapping[str, object]] | None:
+    if choice not in ("auto", "none"):
+        refuse("tool_choice", choice, "decoding is unconstrained, so no call can be forced; use 'auto' or 'none'")
+    if tools is None:
+        return None
+    if not isinstance(tools, Iterable) or isinstance(tools, (str, Mapping)):
+        raise WorkflowError(f"{WHERE}: tools must be a list of tool schemas, got {type(tools).__name__} {short(tools)}")
+    schemas: list[Mapping[str, object]] = []
+    for index, tool in enumerate(cast("Iterable[object]", tools)):
+        function = cast("Mapping[str, object]", tool).get("function") if isinstance(tool, Mapping) else None
+        name = cast("Mapping[str, object]", function).get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            raise WorkflowError(
+                f'{WHERE}: tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}, got {short(tool)}; '
+                "a function decorated with @tool has it as `.schema`"
+            )
+        schemas.append(cast("Mapping[str, object]", tool))
+    return schemas if schemas and choice == "auto" else None
+
+
+def _read_timeout(value: object) -> float | None:
+    if value is None or isinstance(value, NotGiven):
+        return None
+    if hasattr(value, "read"):
+        return _read_timeout(getattr(value, "read", None))
+    seconds = value
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds > 0:
+        raise WorkflowError(f"{WHERE}: timeout must be a positive number of seconds, got {value!r}")
+    return float(seconds)

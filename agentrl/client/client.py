@@ -1,0 +1,244 @@
+"""The OpenAI-compatible client of one episode: chat completions in, exact token ids recorded.
+
+Invariant: a call sends only token ids the graph holds and returns only text those ids decode to; it never goes through
+HTTP to this process, and a call that fails or is cancelled records nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
+
+import anyio
+from openai.resources.chat import AsyncChat
+from openai.resources.chat.completions import AsyncCompletions
+from openai.types.chat import ChatCompletion
+
+from agentrl.client.arguments import CallArguments, CreateArguments, read_arguments
+from agentrl.client.base import EpisodeClient
+from agentrl.client.config import SamplingConfig
+from agentrl.client.episode import Episode, completion_id
+from agentrl.client.messages import MessageLike, checked_messages
+from agentrl.client.replies import completion, reply_header, token_logprobs
+from agentrl.client.sampling import read_sampling
+from agentrl.client.stream import ChatStream
+from agentrl.client.surface import CallTimeout, RawResponse, refuse, shared_attributes, timed_out
+from agentrl.inference.base import Backend, GenerateRequest, Generation
+from agentrl.tokens.graph import TokenGraph
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import Int32Array, Turn
+
+
+class GenerateArguments(TypedDict, total=False):
+    """Sampling arguments of `Client.generate`; None means the run's default."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    seed: int | None
+
+
+class Client(EpisodeClient):
+    """An `AsyncOpenAI` whose model is the policy being trained, bound to one episode.
+
+    Calls may run in parallel and be retried; each completed one is a turn of the episode. Sub-conversations (other system
+    prompt, other tools) are turns of the same episode, too: the graph keeps them as branches.
+
+    Args:
+        backend: samples the tokens.
+        renderer: chat template and tokenizer of the policy.
+        sampling: what calls use where they say nothing.
+        episode_id: unique within the run.
+        task_id: the task the episode is of.
+        max_turns: completed calls allowed; a running call counts as one.
+        max_episode_tokens: sampled tokens allowed; a call's output is clipped to what is left when it starts, so only
+            parallel calls can pass it, each by its own `max_tokens` at most.
+        max_context_tokens: context plus output of one call; the model's own limit holds as well.
+        on_turn: called with each turn as it is recorded.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        renderer: Renderer,
+        sampling: SamplingConfig,
+        episode_id: str,
+        task_id: str,
+        max_turns: int | None = None,
+        max_episode_tokens: int | None = None,
+        max_context_tokens: int | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
+    ) -> None:
+        # AsyncOpenAI.__init__ would build an HTTP client; its attributes are shared by all episodes instead.
+        self.__dict__.update(shared_attributes())
+        self.episode = Episode(
+            backend=backend,
+            renderer=renderer,
+            sampling=sampling,
+            episode_id=episode_id,
+            task_id=task_id,
+            max_turns=max_turns,
+            max_episode_tokens=max_episode_tokens,
+            max_context_tokens=max_context_tokens,
+            on_turn=on_turn,
+        )
+        self._record = self.episode
+
+    @property
+    def graph(self) -> TokenGraph:
+        """The episode's turns so far."""
+        return self.episode.graph
+
+    @cached_property
+    def chat(self) -> Chat:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
+        """The chat endpoint, the one that is served."""
+        return Chat(self)
+
+    async def generate(
+        self, input_ids: Sequence[int] | Int32Array, *, timeout: float | None = None, **sampling: Unpack[GenerateArguments]
+    ) -> Generation:
+        """Sample one completion of a context of token ids, and record it as a turn.
+
+        Args:
+            input_ids: the whole context, [N] ids. It continues the turn whose context and output it begins with, the
+                longest if there are several; else it starts a new root.
+            timeout: deadline of this call, seconds.
+            **sampling: see `GenerateArguments`.
+
+        Returns:
+            What the server returned, aborted (partial) output included: a token-level workflow sees `stop_reason`.
+
+        Raises:
+            EpisodeLimit: a budget is spent, or the context leaves no room; nothing was sent.
+            ServerError: the backend failed, or returned nothing usable.
+            WorkflowError: an argument is wrong, or an id is outside the vocabulary.
+
+        Cancellation: the request is aborted and nothing is recorded.
+        """
+        episode = self.episode
+        params = read_sampling(sampling, episode.sampling, vocab_size=episode.renderer.vocab_size)
+        ids = episode.context(input_ids)
+        with episode.call():
+            parent, end = episode.parent_of(ids)
+            prompt = episode.graph.prepare_ids(ids[end:], parent)
+            request = episode.request(prompt, params)
+            generation = await _sample(episode.backend, request, timeout)
+            episode.ledger.add_generation(generation, episode.record(prompt, request, generation))
+        return generation
+
+    def copy(self, *, timeout: object = None, **options: object) -> Self:
+        """Return a client of the same episode; `timeout` becomes the default deadline of its calls, seconds.
+
+        Options about the connection (`max_retries`, `default_headers`, ...) have nothing to change here.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.__dict__.pop("chat", None)
+        if timeout is not None:
+            other.__dict__["timeout"] = timeout
+        return other
+
+    with_options = copy
+
+    async def request(self, cast_to: object, options: Any, **details: object) -> NoReturn:  # noqa: ANN401
+        """Refuse an endpoint that is not served."""
+        refuse(f"{options.method.upper()} {options.url}")
+
+
+class Chat(AsyncChat):
+    """`client.chat`."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._owner = client
+
+    @cached_property
+    def completions(self) -> Completions:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
+        """`client.chat.completions`."""
+        return Completions(self._owner)
+
+
+class Completions(AsyncCompletions):
+    """`client.chat.completions`."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._owner = client
+
+    @overload
+    async def create(
+        self, *, messages: Iterable[MessageLike], stream: Literal[False] | None = None, **arguments: Unpack[CreateArguments]
+    ) -> ChatCompletion: ...
+
+    @overload
+    async def create(
+        self, *, messages: Iterable[MessageLike], stream: Literal[True], **arguments: Unpack[CreateArguments]
+    ) -> ChatStream: ...
+
+    async def create(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
+        self, *, messages: Iterable[MessageLike], stream: object = None, **arguments: Unpack[CreateArguments]
+    ) -> ChatCompletion | ChatStream | RawResponse:
+        """Return the policy's answer to `messages`, and record it as a turn of the episode.
+
+        Takes what the OpenAI API takes; see `CreateArguments`. An aborted generation raises: text cut by the server, not by
+        the policy, must not look like an answer. `finish_reason` is `stop`, `length` or `tool_calls`.
+
+        Returns:
+            A `ChatCompletion`; a `ChatStream` of chunks for `stream=True`, whose turn is recorded with its last chunk.
+
+        Raises:
+            TypeError: an argument the OpenAI API does not have.
+            WorkflowError: an argument that is wrong or cannot be honoured, or the episode is closed.
+            EpisodeLimit: the turn or token budget is spent, or the context leaves no room; nothing was sent.
+            TokenError: the chat template cannot render the messages.
+            ServerError: the backend failed, aborted the call, or returned nothing usable; `CallTimeout` after `timeout`.
+
+        Cancellation: the request is aborted and nothing is recorded.
+        """
+        client = self._owner
+        episode = client.episode
+        options: dict[str, object] = {**arguments}
+        call = read_arguments(
+            options, episode.sampling, default_timeout=client.timeout, vocab_size=episode.renderer.vocab_size
+        )
+        plain = checked_messages(messages)
+        result = ChatStream(episode, plain, call) if stream is True else await _complete(episode, plain, call)
+        return RawResponse(result, getattr(result, "id", "")) if call.raw else result
+
+    async def parse(self, **arguments: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Refuse: structured output needs constrained decoding."""
+        refuse("chat.completions.parse (structured output)")
+
+
+async def _complete(episode: Episode, messages: Sequence[Any], call: CallArguments) -> ChatCompletion:
+    with episode.call():
+        prompt = episode.graph.prepare(messages, call.tools)
+        request = episode.request(prompt, call.sampling)
+        generation = await _sample(episode.backend, request, call.timeout_s)
+        episode.check_whole(request, generation)
+        turn = episode.record(prompt, request, generation)
+    return completion(
+        reply_header(completion_id(request), call.model),
+        episode.graph.turns[turn].message,
+        generation,
+        prompt_tokens=len(prompt.input_ids),
+        logprobs=token_logprobs(episode.renderer, generation) if call.logprobs else None,
+        prompt_ids=prompt.input_ids if call.return_prompt_ids else None,
+    )
+
+
+async def _sample(backend: Backend, request: GenerateRequest, timeout_s: float | None) -> Generation:
+    if timeout_s is None:
+        return await backend.generate(request)
+    with anyio.move_on_after(timeout_s):
+        return await backend.generate(request)
+    raise CallTimeout(timed_out(request.episode_id, timeout_s))

@@ -1,0 +1,274 @@
+"""The client workflows get under `agentrl eval`: any OpenAI-compatible endpoint, with rewards but no tokens.
+
+Invariant: the requests are the openai client's own; a trajectory made here has one turn for each completed call, in order
+of completion, with messages and rewards and without token ids, so nothing of it can be trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal, NoReturn, Self, Unpack, cast, overload
+
+import numpy as np
+import openai
+from openai import AsyncOpenAI, AsyncStream
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.resources.chat import AsyncChat
+from openai.resources.chat.completions import AsyncCompletions
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from agentrl.client.arguments import RAW_RESPONSE_HEADER, CreateArguments
+from agentrl.client.base import EpisodeClient
+from agentrl.client.config import SamplingConfig
+from agentrl.client.ledger import Ledger
+from agentrl.client.messages import MessageLike
+from agentrl.client.surface import CallTimeout, RawResponse
+from agentrl.errors import RequestRejected, ServerError, ServerUnavailable, WorkflowError
+from agentrl.types import EpisodeFailure, StopReason, Trajectory, Turn
+
+
+class EndpointClient(EpisodeClient):
+    """An `AsyncOpenAI` for one episode against a remote model, with the `reward`, `record` and `close` of `Client`.
+
+    Args:
+        endpoint: the connection, shared by all episodes of a run: `AsyncOpenAI(base_url=..., api_key=...)`.
+        model: the model's name at the endpoint; what the workflow passes as `model` is replaced by it.
+        episode_id: unique within the run.
+        task_id: the task the episode is of.
+        sampling: temperature, top_p and max_tokens of calls that say nothing; None leaves them to the endpoint.
+        max_turns: completed calls allowed; a running call counts as one.
+        on_turn: called with each turn as it is recorded.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: AsyncOpenAI,
+        model: str,
+        episode_id: str,
+        task_id: str,
+        sampling: SamplingConfig | None = None,
+        max_turns: int | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
+    ) -> None:
+        self._adopt(endpoint)
+        self.episode = EndpointEpisode(model, episode_id, task_id, sampling, max_turns, on_turn)
+        self._record = self.episode
+
+    def _adopt(self, endpoint: AsyncOpenAI) -> None:
+        """Share the connection of `endpoint`, but none of its resources: they are bound to it."""
+        self._endpoint = endpoint
+        own = {name: value for name, value in vars(endpoint).items() if name not in _RESOURCES}
+        self.__dict__.update(own)
+
+    @cached_property
+    def chat(self) -> EndpointChat:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
+        """The chat endpoint; its calls are the episode's turns."""
+        return EndpointChat(self)
+
+    async def generate(self, *arguments: object, **options: object) -> NoReturn:
+        """Refuse: an OpenAI-compatible endpoint takes text, not token ids."""
+        raise WorkflowError("client.generate needs token ids, which an OpenAI-compatible endpoint does not take; use chat")
+
+    def copy(self, **options: Any) -> Self:  # noqa: ANN401 - pyright: the options of AsyncOpenAI.copy
+        """Return a client of the same episode with other connection options; see `AsyncOpenAI.copy`."""
+        other = object.__new__(type(self))
+        other._adopt(self._endpoint.copy(**options))
+        other.episode = self.episode
+        other._record = self.episode
+        return other
+
+    with_options = copy
+
+
+_RESOURCES = frozenset({"chat", "beta", "with_raw_response", "with_streaming_response"})
+_NO_IDS = np.empty(0, np.int32)
+_NO_LOGPROBS = np.empty(0, np.float32)
+
+
+class EndpointEpisode:
+    """What all clients of one episode share."""
+
+    def __init__(
+        self,
+        model: str,
+        episode_id: str,
+        task_id: str,
+        sampling: SamplingConfig | None,
+        max_turns: int | None,
+        on_turn: Callable[[Turn], None] | None,
+    ) -> None:
+        self.model = model
+        self.ledger = Ledger(episode_id, max_turns)
+        self._task_id = task_id
+        self._sampling = sampling
+        self._on_turn = on_turn
+        self._turns: list[Turn] = []
+        self._tokens: dict[str, float] = {}
+
+    def fill(self, arguments: CreateArguments) -> dict[str, Any]:
+        """Return `arguments` with the model and the run's defaults."""
+        filled: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+        filled["model"] = self.model
+        if self._sampling is not None:
+            filled.setdefault("temperature", self._sampling.temperature)
+            filled.setdefault("top_p", self._sampling.top_p)
+            if "max_completion_tokens" not in filled:
+                filled.setdefault("max_tokens", self._sampling.max_tokens)
+        return filled
+
+    def record(self, completion: ChatCompletion, temperature: object) -> None:
+        """Add the turn of a completed call."""
+        self.ledger.check_open()
+        choice = completion.choices[0] if completion.choices else None
+        turn = Turn(
+            context_ids=_NO_IDS,
+            output_ids=_NO_IDS,
+            output_logprobs=_NO_LOGPROBS,
+            spans=(),
+            stop_reason=StopReason.LENGTH if choice is not None and choice.finish_reason == "length" else StopReason.STOP,
+            parent=len(self._turns) - 1 if self._turns else None,
+            message=choice.message.model_dump(exclude_none=True) if choice is not None else {},
+            temperature=float(temperature) if isinstance(temperature, (int, float)) else 1.0,
+        )
+        self.ledger.add_turn(completion.id, len(self._turns))
+        self._turns.append(turn)
+        if completion.usage is not None:
+            for name in ("prompt_tokens", "completion_tokens"):
+                self._tokens[name] = self._tokens.get(name, 0.0) + float(getattr(completion.usage, name))
+        if self._on_turn is not None:
+            self._on_turn(turn)
+
+    def reward(self, target: object, value: object) -> None:
+        """Set a turn's reward; see `Client.reward`."""
+        turn = self.ledger.reward(target, value)
+        self._turns[turn] = replace(self._turns[turn], reward=self.ledger.rewards[turn])
+
+    def close(self, stop_reason: StopReason, final_reward: float | None, failure: EpisodeFailure | None) -> Trajectory:
+        """End the episode and return what there is of it."""
+        reward = self.ledger.close(final_reward)
+        return Trajectory(
+            episode_id=self.ledger.episode_id,
+            task_id=self._task_id,
+            turns=tuple(self._turns),
+            stop_reason=stop_reason,
+            final_reward=reward,
+            failure=failure,
+            metrics={**self._tokens, **self.ledger.metrics},
+        )
+
+
+@contextmanager
+def _translated(url: str) -> Generator[None, None, None]:
+    """Turn what the openai client raises into the errors a workflow sees in training."""
+    try:
+        yield
+    except openai.APITimeoutError as error:
+        raise CallTimeout(f"{url}: no answer within the call's timeout", url=url) from error
+    except openai.APIConnectionError as error:
+        raise ServerUnavailable(f"{url}: {error} ({error.__cause__!r})", url=url) from error
+    except openai.APIStatusError as error:
+        kind = RequestRejected if error.status_code < 500 and error.status_code != 429 else ServerUnavailable
+        raise kind(f"{url} answered {error.status_code}: {error.message}", status=error.status_code, url=url) from error
+    except openai.OpenAIError as error:
+        raise ServerError(f"{url}: {error}", url=url) from error
+
+
+class EndpointChat(AsyncChat):
+    """`client.chat`."""
+
+    def __init__(self, client: EndpointClient) -> None:
+        super().__init__(client)
+        self._owner = client
+
+    @cached_property
+    def completions(self) -> EndpointCompletions:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's descriptor
+        """`client.chat.completions`."""
+        return EndpointCompletions(self._owner)
+
+
+class EndpointCompletions(AsyncCompletions):
+    """`client.chat.completions`."""
+
+    def __init__(self, client: EndpointClient) -> None:
+        super().__init__(client)
+        self._owner = client
+
+    @overload
+    async def create(
+        self, *, messages: Iterable[MessageLike], stream: Literal[False] | None = None, **arguments: Unpack[CreateArguments]
+    ) -> ChatCompletion: ...
+
+    @overload
+    async def create(
+        self, *, messages: Iterable[MessageLike], stream: Literal[True], **arguments: Unpack[CreateArguments]
+    ) -> AsyncStream[ChatCompletionChunk]: ...
+
+    async def create(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
+        self, *, messages: Iterable[MessageLike], stream: object = None, **arguments: Unpack[CreateArguments]
+    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse:
+        """Return the endpoint's answer and record it as a turn; takes what `AsyncOpenAI` takes.
+
+        Raises:
+            EpisodeLimit: the turn budget is spent; nothing was sent.
+            ServerError: the endpoint refused, failed or did not answer, after the retries of the openai client.
+
+        Cancellation: the request is dropped and nothing is recorded.
+        """
+        episode = self._owner.episode
+        filled = episode.fill(arguments)
+        headers = {str(name): value for name, value in (filled.pop("extra_headers", None) or {}).items()}
+        raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
+        inherited = cast("Callable[..., Awaitable[Any]]", super().create)
+        with ExitStack() as place:
+            place.enter_context(episode.ledger.call())
+            with _translated(str(self._owner.base_url)):
+                result = await inherited(messages=list(messages), stream=stream is True, extra_headers=headers, **filled)
+            if isinstance(result, ChatCompletion):
+                episode.record(result, filled.get("temperature"))
+            else:
+                result = EndpointStream(result, self._owner, filled.get("temperature"), place.pop_all())
+        return RawResponse(result, getattr(result, "id", "")) if raw else result
+
+
+class EndpointStream(AsyncStream[ChatCompletionChunk]):
+    """The endpoint's stream; its turn is recorded with the last chunk."""
+
+    def __init__(
+        self, inner: AsyncStream[ChatCompletionChunk], client: EndpointClient, temperature: object, place: ExitStack
+    ) -> None:
+        self.response = inner.response
+        self._inner = inner
+        self._owner = client
+        self._temperature = temperature
+        self._place = place
+        self._state = ChatCompletionStreamState()
+        self._recorded = False
+
+    async def __anext__(self) -> ChatCompletionChunk:
+        try:
+            with _translated(str(self._owner.base_url)):
+                chunk = await self._inner.__anext__()
+        except StopAsyncIteration:
+            with self._place:
+                if not self._recorded:
+                    self._recorded = True
+                    self._owner.episode.record(self._state.current_completion_snapshot, self._temperature)
+            raise
+        except BaseException:
+            self._place.close()
+            raise
+        self._state.handle_chunk(chunk)
+        return chunk
+
+    def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
+        """Return the stream itself."""
+        return self
+
+    async def close(self) -> None:
+        """Drop the stream; without its last chunk nothing is recorded."""
+        self._place.close()
+        await self._inner.close()

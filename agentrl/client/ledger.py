@@ -1,0 +1,127 @@
+"""Turn budget, rewards and metrics of one episode, whoever samples its turns.
+
+Invariant: a turn has at most one reward, finite; after `close` nothing changes any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from agentrl.errors import EpisodeLimit, RewardError, WorkflowError
+from agentrl.inference.base import Generation
+from agentrl.types import StopReason, check_reward
+
+
+class Ledger:
+    """What a client keeps about its episode besides the turns themselves. Single-threaded: no method awaits."""
+
+    def __init__(self, episode_id: str, max_turns: int | None) -> None:
+        self.episode_id = episode_id
+        self.metrics: dict[str, float] = {}
+        self.limit: StopReason | None = None
+        """The first budget a call was refused for."""
+        self.rewards: dict[int, float] = {}
+        """Reward by turn index."""
+        self._max_turns = max_turns
+        self._in_flight = 0
+        self._turns: dict[str, int] = {}
+        self._generations: dict[int, tuple[Generation, int]] = {}
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise `WorkflowError` if the episode is over."""
+        if self._closed:
+            raise WorkflowError(
+                f"episode {self.episode_id} is closed; the workflow must not use its client after it has returned"
+            )
+
+    @contextmanager
+    def call(self) -> Generator[None, None, None]:
+        """Hold one call's place in the turn budget.
+
+        Raises:
+            WorkflowError: the episode is closed.
+            EpisodeLimit: the turn budget is spent, running calls included.
+        """
+        self.check_open()
+        taken = len(self._turns) + self._in_flight
+        if self._max_turns is not None and taken >= self._max_turns:
+            running = f", {self._in_flight} of them running" if self._in_flight else ""
+            raise self.spent(StopReason.TURN_LIMIT, f"{taken} of {self._max_turns} turns are spent{running}")
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    def spent(self, reason: StopReason, what: str) -> EpisodeLimit:
+        """Return the error for a spent budget, and remember which was the first."""
+        self.limit = self.limit or reason
+        return EpisodeLimit(f"episode {self.episode_id}: {what}")
+
+    def add_turn(self, identity: str, turn: int) -> None:
+        """Let `reward` find a turn by its completion's id."""
+        self._turns[identity] = turn
+
+    def add_generation(self, generation: Generation, turn: int) -> None:
+        """Let `reward` find the turn of a token-level call by the object the caller was given."""
+        self._generations[id(generation)] = (generation, turn)
+
+    def reward(self, target: object, value: object) -> int:
+        """Set the reward of the turn that `target` (a completion, chunk, its id, or a generation) stands for; return it.
+
+        Raises:
+            RewardError: `value` is not a finite number, or the turn has a reward already.
+            WorkflowError: `target` is no turn of this episode, or the episode is closed.
+        """
+        self.check_open()
+        number = check_reward(value, f"client.reward, episode {self.episode_id}")
+        turn = self._find(target)
+        present = self.rewards.get(turn)
+        if present is not None:
+            raise RewardError(
+                f"episode {self.episode_id}: turn {turn} already has the reward {present}, got {number}; "
+                "set it once, with the total"
+            )
+        self.rewards[turn] = number
+        return turn
+
+    def record(self, metrics: Mapping[str, object]) -> None:
+        """Keep numbers of the episode; the last value of a name counts."""
+        self.check_open()
+        numbers: dict[str, float] = {}
+        for name, value in metrics.items():
+            if not isinstance(value, (bool, int, float, np.floating, np.integer)) or not math.isfinite(value):
+                raise WorkflowError(f"client.record: {name} must be a finite number, got {type(value).__name__} {value!r}")
+            numbers[name] = float(value)
+        self.metrics.update(numbers)
+
+    def close(self, final_reward: object) -> float | None:
+        """End the episode; return the final reward, checked."""
+        self.check_open()
+        reward = None if final_reward is None else check_reward(final_reward, f"episode {self.episode_id}")
+        self._closed = True
+        return reward
+
+    def _find(self, target: object) -> int:
+        if isinstance(target, Generation):
+            entry = self._generations.get(id(target))
+            if entry is not None:
+                return entry[1]
+            raise WorkflowError(f"episode {self.episode_id}: this generation is not of this episode's client.generate")
+        identity = target if isinstance(target, str) else getattr(target, "id", None)
+        if not isinstance(identity, str):
+            raise WorkflowError(
+                f"client.reward takes a completion, its id, or a generation, got {type(target).__name__} {target!r:.80}"
+            )
+        turn = self._turns.get(identity)
+        if turn is None:
+            raise WorkflowError(
+                f"episode {self.episode_id}: {identity!r} is no completed model call of this episode; "
+                "reward a completion with the client that made it, and a stream after its last chunk"
+            )
+        return turn

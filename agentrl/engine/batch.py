@@ -1,0 +1,94 @@
+"""From the groups a step consumes to the batch its trainer gets. Pure, and safe to run in a worker thread.
+
+Invariant: no token over the staleness bound, no token sampled greedily and no token of a failed episode is in a loss mask;
+every branch reproduces the ids its server saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agentrl.algo.advantage import advantages, token_advantages
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import StaleDataError
+from agentrl.observe.metrics import episode_metrics, fork_counts, staleness_metrics
+from agentrl.tokens.verify import verify
+from agentrl.train.base import TrainBatch, TrainSample
+from agentrl.types import Group, Int32Array, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedBatch:
+    """A training step's input and what is known about it."""
+
+    batch: TrainBatch
+    metrics: Mapping[str, float]
+    """The keys of `agentrl.observe.metrics` that depend on the batch alone."""
+    staleness: Int32Array
+    """[loss tokens] int32: versions between sampling and training."""
+    masked_tokens: int
+    """Tokens that were over age and left the loss."""
+    skip: str | None
+    """Why training on it cannot change the weights; None when it can."""
+
+
+def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
+    """Return the batch of `groups` for a trainer at policy `version`.
+
+    A batch without a loss token, or whose groups all have zero variance, has `skip` set: its gradient is exactly zero.
+
+    Raises:
+        StaleDataError: when a token is over the bound and the policy is not to mask it.
+        InvariantError: when a branch does not reproduce what its server saw, or a failed episode is among the groups.
+    """
+    samples: list[TrainSample] = []
+    staleness: list[Int32Array] = []
+    masked = zero_variance = 0
+    for group in groups:
+        for episode in group.episodes:
+            verify(episode)
+        estimate = advantages(group, algorithm)
+        zero_variance += estimate.zero_variance
+        for episode, per_turn in zip(group.episodes, estimate.per_turn, strict=True):
+            for branch in episode.branches():
+                sample, over_age = _within_bound(branch, group, version, algorithm)
+                masked += over_age
+                if sample.loss_mask.any():
+                    samples.append(TrainSample(sample=sample, advantages=token_advantages(sample, per_turn)))
+                    staleness.append(version - sample.token_versions[sample.loss_mask])
+    ages = np.concatenate(staleness) if staleness else np.empty(0, np.int32)
+    episodes = [episode for group in groups for episode in group.episodes]
+    return PreparedBatch(
+        batch=TrainBatch(samples=tuple(samples), policy_version=version),
+        metrics={
+            **episode_metrics(episodes),
+            **staleness_metrics(ages),
+            **fork_counts(episodes),
+            "groups": len(groups),
+            "zero_variance_groups": zero_variance,
+            "loss_tokens": len(ages),
+            "masked_tokens": masked,
+        },
+        staleness=ages,
+        masked_tokens=masked,
+        skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) else None,
+    )
+
+
+def _within_bound(branch: Sample, group: Group, version: int, algorithm: AlgorithmConfig) -> tuple[Sample, int]:
+    """Return `branch` with its over-age tokens out of the loss, and how many they were."""
+    over_age = branch.loss_mask & (branch.token_versions < version - algorithm.max_staleness)
+    count = int(over_age.sum())
+    if not count:
+        return branch, 0
+    if algorithm.staleness_policy != "mask":
+        oldest = int(branch.token_versions[over_age].min())
+        raise StaleDataError(
+            f"group {group.index} (admitted at version {group.admitted_version}): {count} tokens, the oldest of version "
+            f"{oldest}, would be trained at version {version}, over max_staleness {algorithm.max_staleness}; "
+            "the rule that put it into this batch is broken"
+        )
+    return replace(branch, loss_mask=branch.loss_mask & ~over_age), count

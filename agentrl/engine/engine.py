@@ -1,0 +1,279 @@
+"""The loop of a run: wiring, and nothing else.
+
+Invariant: everything the run starts ends with `Engine.run`, and what it recorded is on disk then, however it ends.
+
+Who waits for what. The dispatcher waits for a free episode slot and for admission (the staleness bound), both given by
+others' progress: episodes that end, versions that are published, groups that are dropped. Each group waits for its episodes,
+each episode for its workflow, which waits for model calls; the episode's deadline ends that. The trainer waits for a batch,
+then for its worker, then for the servers. The watchdog waits for all of them and names them when nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.client.config import SamplingConfig
+from agentrl.engine.buffer import GroupBuffer, Ticket
+from agentrl.engine.clock import Signal, VersionClock
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.evaluate import evaluate_with
+from agentrl.engine.inflight import InFlight, WatchedBackend
+from agentrl.engine.journal import Journal
+from agentrl.engine.report import RunReport
+from agentrl.engine.staleness import Admission
+from agentrl.engine.tasks import check_tasks, task_order
+from agentrl.engine.training import TrainLoop
+from agentrl.engine.weights import PROBE_TEXT, WeightPublisher
+from agentrl.inference.base import Inference
+from agentrl.observe.progress import NoProgress, Progress
+from agentrl.observe.stall import WaitBoard, Watchdog
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import run_episode
+from agentrl.rollout.group import DroppedGroup, run_group
+from agentrl.rollout.tasks import open_tasks
+from agentrl.tokens.renderer import Renderer
+from agentrl.train.base import Trainer
+from agentrl.types import Task, Trajectory
+from agentrl.workflow import RolloutWorkflow
+
+
+class Engine:
+    """One run: episodes in flight, groups in the buffer, a trainer that consumes them, servers that follow it.
+
+    A batch whose groups all have zero variance has a gradient of exactly zero: the trainer's step is skipped, counted, and
+    the unchanged weights are published as the next version, so that the run goes on and every version is one publication.
+    """
+
+    def __init__(
+        self,
+        *,
+        workflow: RolloutWorkflow,
+        tasks: Sequence[Task],
+        inference: Inference,
+        renderer: Renderer,
+        trainer: Trainer,
+        run_dir: Path,
+        algorithm: AlgorithmConfig,
+        rollout: RolloutConfig,
+        sampling: SamplingConfig,
+        engine: EngineConfig,
+        eval_tasks: Sequence[Task] = (),
+        seed: int = 0,
+        name: str = "run",
+        progress: Progress | None = None,
+        probe_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Wire a run; `run` starts it.
+
+        Args:
+            workflow: drives each episode.
+            tasks: training tasks, drawn in an order fixed by `seed`.
+            inference: the servers; they already serve, and have the trainer's initial weights or are given them.
+            renderer: chat template and tokenizer of the model.
+            trainer: owns the weights.
+            run_dir: where metrics, trajectories, weights and checkpoints go.
+            algorithm: groups, advantage, staleness.
+            rollout: budgets and failures.
+            sampling: defaults of the model calls.
+            engine: length, evaluation, checkpoints, patience.
+            eval_tasks: held-out tasks; needed when `engine.eval_every` is set.
+            seed: of the task order.
+            name: what the display calls the run.
+            progress: shows the run to a person; None: to nobody.
+            probe_ids: token ids whose log-probs are compared after each update; None: a fixed sentence.
+
+        Raises:
+            ConfigError: no tasks, or tasks with equal ids.
+        """
+        self._workflow, self._renderer = workflow, renderer
+        self._algorithm, self._rollout, self._sampling, self._config = algorithm, rollout, sampling, engine
+        self._order = task_order(tasks, seed)
+        self._eval_tasks = tuple(eval_tasks)
+        if engine.eval_every:
+            check_tasks(self._eval_tasks)
+        self._progress = progress or NoProgress()
+        changed = Signal()
+        self._clock = VersionClock(start=inference.policy_version, changed=changed)
+        admission = Admission(
+            groups_per_step=algorithm.groups_per_step,
+            max_staleness=algorithm.max_staleness,
+            first_version=self._clock.version,
+            total_groups=engine.steps * algorithm.groups_per_step,
+        )
+        self._buffer = GroupBuffer(
+            clock=self._clock,
+            changed=changed,
+            admission=admission,
+            policy=algorithm.staleness_policy,
+            on_drop=lambda index, reason: self._journal.dropped(index, reason),
+        )
+        self._board = WaitBoard()
+        self._watchdog = Watchdog(timeout_s=engine.stall_timeout_s, describe=self._describe_waits)
+        self._flights = InFlight(on_progress=self._watchdog.progress)
+        self._backend = WatchedBackend(inference, self._flights)
+        weights = WeightPublisher(
+            trainer=trainer,
+            inference=inference,
+            directory=Path(engine.publish_dir) if engine.publish_dir else run_dir / "weights",
+            checkpoints=run_dir / "checkpoints",
+            keep_published=engine.keep_published,
+            keep_checkpoints=engine.keep_checkpoints,
+            probe_ids=probe_ids or renderer.encode_content(PROBE_TEXT),
+            probe_tolerance=engine.probe_tolerance,
+        )
+        self._journal = Journal(
+            run_dir=run_dir,
+            name=name,
+            steps=engine.steps,
+            save_trajectories=engine.save_trajectories,
+            max_staleness=algorithm.max_staleness,
+            rollout=rollout,
+            clock=self._clock,
+            buffer=self._buffer,
+            flights=self._flights,
+            waits=self._waits,
+        )
+        self._training = TrainLoop(
+            trainer=trainer,
+            weights=weights,
+            buffer=self._buffer,
+            clock=self._clock,
+            journal=self._journal,
+            board=self._board,
+            watchdog=self._watchdog,
+            progress=self._progress,
+            algorithm=algorithm,
+            config=engine,
+        )
+        self._slots = anyio.Semaphore(rollout.max_concurrent_episodes)
+
+    def report(self) -> RunReport:
+        """Return what the run has done so far; also good after it has failed or was cancelled."""
+        return self._journal.report()
+
+    async def run(self) -> RunReport:
+        """Train for the configured number of steps and return what was done.
+
+        Raises:
+            ErrorBudgetExceeded: too many episodes failed.
+            StallError: nothing moved for `stall_timeout_s`; names who waits for whom.
+            TrainError, WeightSyncError, ServerError: from the trainer or the servers.
+            InvariantError, StaleDataError: recorded data is wrong.
+            RunStopped: records cannot be written.
+
+        Cancellation: all episodes, evaluations and waits end; what was recorded is on disk.
+        """
+        journal = self._journal
+        try:
+            async with open_tasks() as background:
+                background.start_soon(journal.write)
+                background.start_soon(self._watchdog.watch)
+                background.start_soon(self._progress.show, journal.snapshot)
+                await self._training.publish(self._clock.version)
+                await self._work()
+                background.cancel_scope.cancel()
+        except BaseException as error:
+            await journal.close(error)
+            raise
+        await journal.close(None)
+        return journal.report()
+
+    async def _work(self) -> None:
+        requests, due = anyio.create_memory_object_stream[int](1)
+        with due:
+            async with open_tasks() as work:
+                work.start_soon(self._evaluate_on_request, due)
+                work.start_soon(self._dispatch, work)
+                with requests:  # closed after the last step: the evaluation task ends when it has done what was asked
+                    for step in range(1, self._config.steps + 1):
+                        await self._training.step(step)
+                        self._request_evaluation(step, requests)
+                self._buffer.close()
+
+    async def _dispatch(self, work: TaskGroup) -> None:
+        """Open groups as fast as slots and the bound allow; one opens when the one before has all its slots."""
+        for task in self._order:
+            with self._board.waiting("the dispatcher", "a free episode slot"):
+                async with self._slots:
+                    pass
+            with self._board.waiting("the dispatcher", self._describe_admission), self._journal.timed("rollout_wait_s"):
+                ticket = await self._buffer.admit()
+            if ticket is None:
+                return
+            started = anyio.Event()
+            work.start_soon(self._group, task, ticket, started)
+            with self._board.waiting("the dispatcher", f"episode slots for group {ticket.index}"):
+                await started.wait()
+
+    async def _group(self, task: Task, ticket: Ticket, started: anyio.Event) -> None:
+        outcome = await run_group(
+            task,
+            index=ticket.index,
+            group_size=self._algorithm.group_size,
+            admitted_version=ticket.version,
+            run=partial(self._episode, sampling=self._sampling, group=ticket.index),
+            rollout=self._rollout,
+            slots=self._slots,
+            on_episode=partial(self._journal.episode, group=ticket.index),
+            on_started=started.set,
+        )
+        if isinstance(outcome, DroppedGroup):
+            self._buffer.drop(outcome.index, outcome.reason)
+        else:
+            self._buffer.complete(outcome)
+
+    async def _episode(self, task: Task, *, episode_id: str, sampling: SamplingConfig, group: int | None) -> Trajectory:
+        with self._flights.episode(episode_id, task.id, group) as on_turn:
+            try:
+                return await run_episode(
+                    self._workflow,
+                    task,
+                    backend=self._backend,
+                    renderer=self._renderer,
+                    rollout=self._rollout,
+                    sampling=sampling,
+                    episode_id=episode_id,
+                    on_turn=on_turn,
+                )
+            finally:
+                self._backend.release(episode_id)
+
+    def _request_evaluation(self, step: int, send: MemoryObjectSendStream[int]) -> None:
+        if not self._config.eval_every or step % self._config.eval_every:
+            return
+        try:
+            send.send_nowait(step)
+        except anyio.WouldBlock:
+            self._journal.evaluation_skipped(step)
+
+    async def _evaluate_on_request(self, requests: MemoryObjectReceiveStream[int]) -> None:
+        """Evaluate beside training, with a quarter of the slots at most; the weights move on meanwhile."""
+        async for step in requests:
+            report = await evaluate_with(
+                partial(self._episode, sampling=self._sampling, group=None),
+                self._eval_tasks,
+                max_concurrent=max(1, self._rollout.max_concurrent_episodes // 4),
+                slots=self._slots,
+                episodes=self._config.eval_episodes,
+                name=f"eval.{step}",
+                on_episode=partial(self._journal.episode, group=None),
+            )
+            self._journal.evaluation(step, report)
+
+    def _waits(self) -> list[str]:
+        return self._board.lines() + self._flights.describe(self._buffer.waits_for())
+
+    def _describe_admission(self) -> str:
+        if self._buffer.may_admit:
+            return "a free slot"
+        return f"the staleness bound: {self._buffer.num_outstanding} groups are open at version {self._clock.version}"
+
+    def _describe_waits(self) -> str:
+        return "\n".join(f"  {line}" for line in (*self._waits(), *self._backend.describe()))

@@ -1,0 +1,149 @@
+"""Evaluate a workflow: a fixed set of episodes, without training.
+
+Invariant: each episode asked for is run once, and counted: one that fails is no success and no return.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+
+from agentrl.client.config import SamplingConfig
+from agentrl.engine.tasks import check_tasks
+from agentrl.inference.base import Backend
+from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, version_range
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import run_episode
+from agentrl.rollout.group import EpisodeRunner
+from agentrl.rollout.tasks import open_tasks
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import Task, Trajectory
+from agentrl.workflow import RolloutWorkflow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """The result of one evaluation."""
+
+    episodes: tuple[Trajectory, ...]
+    """In the order of the tasks; failed ones included."""
+    seconds: float
+    greedy: bool
+
+    @property
+    def success_rate(self) -> float:
+        """Share of all episodes that succeeded; see `agentrl.observe.metrics.is_success`."""
+        return sum(map(is_success, self.episodes)) / len(self.episodes)
+
+    @property
+    def failed(self) -> int:
+        """Episodes without a result."""
+        return sum(episode.failure is not None for episode in self.episodes)
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """Lowest and highest policy version that sampled a token; None for an endpoint, which does not tell."""
+        return version_range(self.episodes)
+
+    def metrics(self) -> dict[str, MetricValue]:
+        """Return the keys of the `evaluation` event of `agentrl.observe.metrics`."""
+        versions = self.versions
+        found: dict[str, MetricValue] = {
+            **episode_metrics(self.episodes),
+            "failed": self.failed,
+            "greedy": self.greedy,
+            "seconds": self.seconds,
+        }
+        return found if versions is None else {**found, "min_version": versions[0], "max_version": versions[1]}
+
+
+async def evaluate(
+    workflow: RolloutWorkflow,
+    tasks: Sequence[Task],
+    *,
+    backend: Backend,
+    renderer: Renderer,
+    rollout: RolloutConfig,
+    sampling: SamplingConfig,
+    episodes: int | None = None,
+    greedy: bool = False,
+    on_episode: Callable[[Trajectory], None] | None = None,
+) -> EvalReport:
+    """Run `workflow` on `tasks` and return what came of it.
+
+    Args:
+        workflow: what to run.
+        tasks: taken in order, from the start again when `episodes` is more than there are.
+        backend: samples the tokens; any weights.
+        renderer: chat template and tokenizer.
+        rollout: episodes at once, deadline and budgets; nothing is retried.
+        sampling: defaults of the model calls.
+        episodes: how many; None: one for each task.
+        greedy: sample at temperature 0 where the workflow itself does not set one.
+        on_episode: called with each episode as it ends.
+
+    Raises:
+        ConfigError: when there are no tasks.
+        InvariantError: from an episode; the others are cancelled.
+
+    Cancellation: all episodes are cancelled; nothing is returned.
+    """
+    if greedy:
+        sampling = sampling.model_copy(update={"temperature": 0.0})
+    run = partial(run_episode, workflow, backend=backend, renderer=renderer, rollout=rollout, sampling=sampling)
+    return await evaluate_with(
+        run, tasks, max_concurrent=rollout.max_concurrent_episodes, episodes=episodes, greedy=greedy, on_episode=on_episode
+    )
+
+
+async def evaluate_with(
+    run: EpisodeRunner,
+    tasks: Sequence[Task],
+    *,
+    max_concurrent: int,
+    slots: anyio.Semaphore | None = None,
+    episodes: int | None = None,
+    greedy: bool = False,
+    name: str = "eval",
+    on_episode: Callable[[Trajectory], None] | None = None,
+) -> EvalReport:
+    """Run episodes with any runner, such as `functools.partial(run_endpoint_episode, workflow, endpoint=..., ...)`.
+
+    Args:
+        run: runs one episode.
+        tasks: as for `evaluate`.
+        max_concurrent: episodes at once.
+        slots: shared with other episodes; each episode holds one of them, too.
+        episodes: as for `evaluate`.
+        greedy: what the report says; the runner decides how to sample.
+        name: first part of the episode ids.
+        on_episode: as for `evaluate`.
+
+    Raises:
+        ConfigError: when there are no tasks.
+
+    Cancellation: as for `evaluate`.
+    """
+    check_tasks(tasks)
+    count = len(tasks) if episodes is None else episodes
+    results: dict[int, Trajectory] = {}
+    own, shared = anyio.Semaphore(max_concurrent), slots or anyio.Semaphore(max_concurrent)
+    begin = time.perf_counter()
+
+    async def one(number: int) -> None:
+        async with own, shared:
+            episode = await run(tasks[number % len(tasks)], episode_id=f"{name}.{number}")
+        results[number] = episode
+        if on_episode is not None:
+            on_episode(episode)
+
+    async with open_tasks() as group:
+        for number in range(count):
+            group.start_soon(one, number)
+    return EvalReport(
+        episodes=tuple(results[number] for number in range(count)), seconds=time.perf_counter() - begin, greedy=greedy
+    )

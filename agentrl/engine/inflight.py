@@ -1,0 +1,156 @@
+"""The episodes in flight: what each waits for, and what the sampled tokens of each group have cost.
+
+Invariant: an episode is listed from its start to its end; a model call through `backend` is on its entry while it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from agentrl.inference.base import Backend, GenerateRequest, Generation, GenerationChunk
+from agentrl.types import Turn
+
+
+@dataclass(slots=True)
+class Flight:
+    """One running episode."""
+
+    group: int | None
+    """None for an evaluation."""
+    task_id: str
+    since: float
+    """When it entered the state it is in."""
+    turns: int = 0
+    calls: int = 0
+    """Model calls running now."""
+
+
+class InFlight:
+    """The running episodes of a run."""
+
+    def __init__(self, *, on_progress: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
+        """Start empty; `on_progress` is called at each start, turn and end."""
+        self._flights: dict[str, Flight] = {}
+        self._on_progress = on_progress
+        self._now = now
+        self.tokens_by_group: Counter[int] = Counter()
+        """Tokens sampled for each group that is not settled yet."""
+        self.num_turns = 0
+        self.num_tokens = 0
+        """Sampled in all, evaluations included."""
+        self.num_evaluation_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @contextmanager
+    def episode(self, episode_id: str, task_id: str, group: int | None) -> Generator[Callable[[Turn], None], None, None]:
+        """List an episode while the block runs; yield what is to be called with each of its turns."""
+        flight = self._flights[episode_id] = Flight(group, task_id, self._now())
+        self._on_progress()
+
+        def on_turn(turn: Turn) -> None:
+            flight.turns += 1
+            self.num_turns += 1
+            self.num_tokens += len(turn.output_ids)
+            if group is None:
+                self.num_evaluation_tokens += len(turn.output_ids)
+            else:
+                self.tokens_by_group[group] += len(turn.output_ids)
+            self._on_progress()
+
+        try:
+            yield on_turn
+        finally:
+            del self._flights[episode_id]
+            self._on_progress()
+
+    @contextmanager
+    def model_call(self, episode_id: str) -> Generator[None, None, None]:
+        """Note that a model call of an episode runs."""
+        flight = self._flights.get(episode_id)
+        if flight is None:  # a call that outlives its episode has nobody waiting for it
+            yield
+            return
+        flight.calls += 1
+        flight.since = self._now()
+        try:
+            yield
+        finally:
+            flight.calls -= 1
+            flight.since = self._now()
+
+    def describe(self, groups: tuple[int, ...] = (), *, limit: int = 12) -> list[str]:
+        """Return a line for each episode, those of `groups` first, then the longest in their state; at most `limit`."""
+        now = self._now()
+        ordered = sorted(self._flights.items(), key=lambda item: (item[1].group not in groups, item[1].since))
+        lines: list[str] = []
+        for episode_id, flight in ordered[:limit]:
+            whom = "an inference server" if flight.calls else "the workflow's own code"
+            of = "an evaluation" if flight.group is None else f"group {flight.group}"
+            lines.append(
+                f"episode {episode_id} of {of} (task {flight.task_id}) is in turn {flight.turns}, "
+                f"waiting for {whom} since {now - flight.since:.1f} s"
+            )
+        if len(ordered) > limit:
+            lines.append(f"... and {len(ordered) - limit} more episodes")
+        return lines
+
+
+@runtime_checkable
+class SessionBackend(Protocol):
+    """A backend that keeps something for each episode until it is told that the episode has ended."""
+
+    def release(self, episode_id: str) -> None:
+        """Forget an episode."""
+        ...
+
+
+@runtime_checkable
+class DescribedBackend(Protocol):
+    """A backend that can say how its servers are."""
+
+    def describe(self) -> object:
+        """Return what each server is doing now; its `str` is for people."""
+        ...
+
+
+class WatchedBackend:
+    """A backend whose calls are listed in an `InFlight`."""
+
+    def __init__(self, backend: Backend, flights: InFlight) -> None:
+        """Pass every call to `backend`."""
+        self._backend = backend
+        self._flights = flights
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return the backend's completion.
+
+        Cancellation: passed on to the backend.
+        """
+        with self._flights.model_call(request.episode_id):
+            return await self._backend.generate(request)
+
+    def release(self, episode_id: str) -> None:
+        """Tell the backend that an episode has ended."""
+        if isinstance(self._backend, SessionBackend):
+            self._backend.release(episode_id)
+
+    def describe(self) -> list[str]:
+        """Return a line about the servers, where the backend has one."""
+        return [f"servers: {self._backend.describe()}"] if isinstance(self._backend, DescribedBackend) else []
+
+    def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
+        """Yield the backend's chunks."""
+        return self._stream(request)
+
+    @asynccontextmanager
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk]]:
+        with self._flights.model_call(request.episode_id):
+            async with self._backend.stream(request) as chunks:
+                yield chunks

@@ -1,0 +1,236 @@
+"""What a run writes down and shows: metrics, trajectories, counters, the report.
+
+Invariant: every finished episode, step, drop, evaluation and checkpoint is recorded where it happens, once; the keys are
+those of `agentrl.observe.metrics`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import anyio
+
+from agentrl.engine.batch import PreparedBatch
+from agentrl.engine.budget import ErrorBudget
+from agentrl.engine.buffer import GroupBuffer
+from agentrl.engine.clock import VersionClock
+from agentrl.engine.evaluate import EvalReport
+from agentrl.engine.inflight import InFlight
+from agentrl.engine.report import RunReport, Timer, Totals
+from agentrl.engine.weights import PublishReport
+from agentrl.observe.metrics import MetricValue, prefixed
+from agentrl.observe.progress import Snapshot
+from agentrl.observe.records import BackgroundJsonLines, JsonLines, trajectory_record
+from agentrl.rollout.config import RolloutConfig
+from agentrl.train.base import StepReport
+from agentrl.types import Group, Trajectory
+
+
+class Journal:
+    """The records of one run."""
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        name: str,
+        steps: int,
+        save_trajectories: bool,
+        max_staleness: int,
+        rollout: RolloutConfig,
+        clock: VersionClock,
+        buffer: GroupBuffer,
+        flights: InFlight,
+        waits: Callable[[], list[str]],
+    ) -> None:
+        """Write under `run_dir`; the rest is what snapshots and reports are made of.
+
+        Raises:
+            RunStopped: when the files cannot be opened.
+        """
+        self._name, self._steps, self._max_staleness = name, steps, max_staleness
+        self._clock, self._buffer, self._flights, self._waits = clock, buffer, flights, waits
+        self._metrics = JsonLines(run_dir / "metrics.jsonl")
+        self._trajectories = BackgroundJsonLines(run_dir / "trajectories.jsonl") if save_trajectories else None
+        self._budget = ErrorBudget(rollout)
+        self._totals = Totals()
+        self._begin = self._last_step = time.perf_counter()
+        self._last_tokens = 0
+        self._last_seconds: dict[Timer, float] = {}
+        self._shown: Mapping[str, MetricValue] = {}
+
+    @contextmanager
+    def timed(self, timer: Timer) -> Generator[None, None, None]:
+        """Add the seconds the block takes to a counter of the report."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._totals.seconds[timer] += time.perf_counter() - begin
+
+    def episode(self, trajectory: Trajectory, *, group: int | None) -> None:
+        """Record a finished episode; `group` is None for an evaluation.
+
+        Raises:
+            ErrorBudgetExceeded: when too many training episodes have failed.
+            RunStopped: when the disk does not keep up.
+        """
+        if self._trajectories is not None:
+            purpose = "evaluation" if group is None else "training"
+            record = trajectory_record(trajectory, purpose=purpose, group=group, policy_version=self._clock.version)
+            self._trajectories.put(record)
+        if trajectory.failure is not None:
+            self._append(
+                "episode_failed",
+                {
+                    "group": group,
+                    "episode_id": trajectory.episode_id,
+                    "task_id": trajectory.task_id,
+                    "stop_reason": str(trajectory.stop_reason),
+                    "kind": trajectory.failure.kind,
+                    "message": trajectory.failure.message,
+                },
+            )
+        if group is not None:
+            self._totals.episodes += 1
+            self._budget.record(trajectory)
+
+    def dropped(self, index: int, reason: str) -> None:
+        """Record a group that leaves untrained."""
+        tokens = self._flights.tokens_by_group.pop(index, 0)
+        self._totals.add_waste("over_age" if reason == "over_age" else "dropped_group", tokens)
+        self._append("dropped_group", {"group": index, "reason": reason})
+
+    def step(
+        self, number: int, groups: tuple[Group, ...], prepared: PreparedBatch, report: StepReport, published: PublishReport
+    ) -> None:
+        """Record a training step whose weights are published."""
+        totals, now = self._totals, time.perf_counter()
+        sampled = sum(self._flights.tokens_by_group.pop(group.index, 0) for group in groups)
+        totals.add_batch(groups, prepared, report, published, sampled)
+        elapsed, self._last_step = now - self._last_step, now
+        tokens, self._last_tokens = self._flights.num_tokens - self._last_tokens, self._flights.num_tokens
+        since = {timer: seconds - self._last_seconds.get(timer, 0.0) for timer, seconds in totals.seconds.items()}
+        self._last_seconds = dict(totals.seconds)
+        line: dict[str, MetricValue] = {
+            "step": number,
+            **prepared.metrics,
+            "sampled_tokens": self._flights.num_tokens,
+            "tokens_per_s": tokens / elapsed,
+            "trainer_wait_s": since["trainer_wait_s"],
+            "rollout_wait_s": since["rollout_wait_s"],
+            "train_s": since["train_s"],
+            "publish_s": published.publish_s,
+            "update_s": published.update_s,
+            "pause_s": published.pause_s,
+            **prefixed("dropped_groups", self._buffer.dropped),
+            **prefixed("failed_episodes", self._budget.by_reason),
+            **prefixed("wasted_tokens", totals.wasted),
+            **prefixed("trainer", report.metrics),
+        }
+        if published.probe_difference is not None:
+            line["probe_difference"] = published.probe_difference
+        if report.skipped is not None:
+            line["skipped"] = report.skipped
+        self._append("step", line, policy_version=prepared.batch.policy_version)
+        self._shown = line
+
+    def checkpoint(self, step: int, path: Path, seconds: float) -> None:
+        """Record a checkpoint."""
+        self._totals.checkpoint = str(path)
+        self._append("checkpoint", {"step": step, "path": str(path), "seconds": seconds})
+
+    def evaluation(self, step: int, report: EvalReport) -> None:
+        """Record an evaluation that began after `step`."""
+        line = {"step": step, **report.metrics()}
+        self._totals.evaluations.append(line)
+        self._append("evaluation", line)
+
+    def evaluation_skipped(self, step: int) -> None:
+        """Record that an evaluation was due while two before it were not done."""
+        self._append("evaluation_skipped", {"step": step})
+
+    def snapshot(self) -> Snapshot:
+        """Return where the run stands."""
+        evaluation = None
+        if self._totals.evaluations:
+            last = self._totals.evaluations[-1]
+            evaluation = f"after step {last['step']}: success {last['success_rate']:.3f} of {last['episodes']}"
+        return Snapshot(
+            name=self._name,
+            step=self._totals.steps,
+            steps=self._steps,
+            policy_version=self._clock.version,
+            wall_s=time.perf_counter() - self._begin,
+            max_staleness=self._max_staleness,
+            sampled_tokens=self._flights.num_tokens,
+            episodes_in_flight=len(self._flights),
+            groups_complete=self._buffer.num_complete,
+            groups_outstanding=self._buffer.num_outstanding,
+            failed_episodes=self._budget.by_reason.total(),
+            dropped_groups=sum(self._buffer.dropped.values()),
+            success_rate=self._number("success_rate"),
+            return_mean=self._number("return_mean"),
+            staleness_mean=self._number("staleness_mean"),
+            staleness_max=self._number("staleness_max"),
+            tokens_per_s=self._number("tokens_per_s"),
+            zero_variance_groups=int(self._number("zero_variance_groups") or 0),
+            last_evaluation=evaluation,
+            waits=tuple(self._waits()),
+        )
+
+    def report(self) -> RunReport:
+        """Return what the run has done so far."""
+        return self._totals.report(
+            policy_version=self._clock.version,
+            max_staleness=self._max_staleness,
+            dropped_groups=self._buffer.dropped,
+            failed_episodes=dict(self._budget.by_reason),
+            sampled_tokens=self._flights.num_tokens,
+            evaluation_tokens=self._flights.num_evaluation_tokens,
+            in_flight_tokens=self._flights.tokens_by_group.total(),
+            wall_seconds=time.perf_counter() - self._begin,
+        )
+
+    async def write(self) -> None:
+        """Write trajectories until cancelled.
+
+        Raises:
+            RunStopped: when the disk refuses.
+
+        Cancellation: what is left is written by `close`.
+        """
+        if self._trajectories is not None:
+            await self._trajectories.write()
+
+    async def close(self, error: BaseException | None) -> None:
+        """Write what is left and the `end` event, and close the files.
+
+        Raises:
+            RunStopped: when the disk refuses.
+
+        Cancellation: shielded, for a few seconds at most.
+        """
+        message = None
+        if error is not None:
+            cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+            message = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
+        try:
+            if self._trajectories is not None:
+                await self._trajectories.close()
+        finally:
+            self._append("end", {"error": message, **asdict(self.report())})
+            self._metrics.close()
+
+    def _append(self, event: str, fields: Mapping[str, object], *, policy_version: int | None = None) -> None:
+        version = self._clock.version if policy_version is None else policy_version
+        wall_s = time.perf_counter() - self._begin
+        self._metrics.append({"event": event, "wall_s": round(wall_s, 3), "policy_version": version, **fields})
+
+    def _number(self, key: str) -> float | None:
+        value = self._shown.get(key)
+        return value if isinstance(value, (int, float)) else None

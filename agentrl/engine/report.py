@@ -1,0 +1,176 @@
+"""What a run has done, counted while it goes and reported at its end.
+
+Invariant: every sampled token is trained, wasted with a named cause, part of an evaluation, or still in flight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from agentrl.engine.batch import PreparedBatch
+from agentrl.engine.weights import PublishReport
+from agentrl.observe.metrics import MetricValue
+from agentrl.train.base import StepReport
+from agentrl.types import Group
+
+Timer: TypeAlias = Literal["trainer_wait_s", "rollout_wait_s", "train_s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What a run has done."""
+
+    train_steps: int
+    """Steps finished, skipped ones included."""
+    skipped_steps: Mapping[str, int]
+    """Steps that left the weights as they were, by reason."""
+    policy_version: int
+    """Version of the last published weights."""
+    max_staleness: int
+    """The bound."""
+    max_trained_staleness: int
+    """Largest staleness of a trained token."""
+    mean_staleness: float
+    """Over all trained tokens."""
+    episodes: int
+    """Training episodes that ended, every attempt counted."""
+    groups: int
+    """Groups trained."""
+    zero_variance_groups: int
+    dropped_groups: Mapping[str, int]
+    """By reason."""
+    failed_episodes: Mapping[str, int]
+    """Attempts, by stop reason."""
+    sampled_tokens: int
+    """Evaluations included."""
+    evaluation_tokens: int
+    """Sampled in evaluations."""
+    trained_tokens: int
+    """In the loss mask of a step that was not skipped."""
+    wasted_tokens: Mapping[str, int]
+    """Sampled for training and never trained, by cause; `in_flight`: the run ended before."""
+    wall_seconds: float
+    trainer_wait_seconds: float
+    """The trainer waited for groups."""
+    rollout_wait_seconds: float
+    """New groups waited for the staleness bound."""
+    train_seconds: float
+    sync_seconds: float
+    """Publishing and updating weights."""
+    pause_seconds: float
+    """Servers stood still for updates."""
+    max_logprob_difference: float | None
+    """Largest difference of a behavior log-prob from the trainer's under the same version, nats; None: not measured."""
+    max_probe_difference: float | None
+    """Largest difference on the probe after an update, nats; None: not measured."""
+    evaluations: tuple[Mapping[str, MetricValue], ...]
+    """The `evaluation` events, in order."""
+    checkpoint: str | None
+    """The last one written."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """The counters behind a `RunReport`."""
+
+    steps: int = 0
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    staleness_max: int = 0
+    staleness_sum: int = 0
+    trained_tokens: int = 0
+    episodes: int = 0
+    groups: int = 0
+    zero_variance_groups: int = 0
+    wasted: Counter[str] = field(default_factory=Counter[str])
+    seconds: dict[Timer, float] = field(
+        default_factory=lambda: {"trainer_wait_s": 0.0, "rollout_wait_s": 0.0, "train_s": 0.0}
+    )
+    sync_s: float = 0.0
+    pause_s: float = 0.0
+    logprob_difference: float | None = None
+    probe_difference: float | None = None
+    evaluations: list[Mapping[str, MetricValue]] = field(default_factory=list[Mapping[str, MetricValue]])
+    checkpoint: str | None = None
+
+    def add_batch(
+        self,
+        groups: tuple[Group, ...],
+        prepared: PreparedBatch,
+        report: StepReport,
+        published: PublishReport,
+        sampled: int,
+    ) -> None:
+        """Count a finished step; `sampled` tokens were spent on its groups, failed attempts included."""
+        kept = sum(episode.num_output_tokens for group in groups for episode in group.episodes)
+        loss_tokens = len(prepared.staleness)
+        self.add_waste("failed_episode", sampled - kept)
+        self.add_waste("over_age", prepared.masked_tokens)
+        self.add_waste("greedy", kept - prepared.masked_tokens - loss_tokens)
+        self.steps += 1
+        self.groups += len(groups)
+        self.zero_variance_groups += int(prepared.metrics["zero_variance_groups"])
+        self.sync_s += published.publish_s + published.update_s
+        self.pause_s += published.pause_s
+        self.probe_difference = _larger(self.probe_difference, published.probe_difference)
+        self.logprob_difference = _larger(self.logprob_difference, report.metrics.get("max_logprob_difference"))
+        if report.skipped is not None:
+            self.skipped[report.skipped] += 1
+            self.add_waste("skipped_step", loss_tokens)
+            return
+        self.trained_tokens += loss_tokens
+        self.staleness_sum += int(prepared.staleness.sum())
+        self.staleness_max = max(self.staleness_max, int(prepared.staleness.max(initial=0)))
+
+    def add_waste(self, cause: str, tokens: int) -> None:
+        """Count tokens that will never be trained."""
+        if tokens:
+            self.wasted[cause] += tokens
+
+    def report(
+        self,
+        *,
+        policy_version: int,
+        max_staleness: int,
+        dropped_groups: Mapping[str, int],
+        failed_episodes: Mapping[str, int],
+        sampled_tokens: int,
+        evaluation_tokens: int,
+        in_flight_tokens: int,
+        wall_seconds: float,
+    ) -> RunReport:
+        """Return the report of these counters and of those that others keep."""
+        in_flight = {"in_flight": in_flight_tokens} if in_flight_tokens else {}
+        return RunReport(
+            train_steps=self.steps,
+            skipped_steps=dict(self.skipped),
+            policy_version=policy_version,
+            max_staleness=max_staleness,
+            max_trained_staleness=self.staleness_max,
+            mean_staleness=self.staleness_sum / self.trained_tokens if self.trained_tokens else 0.0,
+            episodes=self.episodes,
+            groups=self.groups,
+            zero_variance_groups=self.zero_variance_groups,
+            dropped_groups=dropped_groups,
+            failed_episodes=failed_episodes,
+            sampled_tokens=sampled_tokens,
+            evaluation_tokens=evaluation_tokens,
+            trained_tokens=self.trained_tokens,
+            wasted_tokens={**self.wasted, **in_flight},
+            wall_seconds=wall_seconds,
+            trainer_wait_seconds=self.seconds["trainer_wait_s"],
+            rollout_wait_seconds=self.seconds["rollout_wait_s"],
+            train_seconds=self.seconds["train_s"],
+            sync_seconds=self.sync_s,
+            pause_seconds=self.pause_s,
+            max_logprob_difference=self.logprob_difference,
+            max_probe_difference=self.probe_difference,
+            evaluations=tuple(self.evaluations),
+            checkpoint=self.checkpoint,
+        )
+
+
+def _larger(known: float | None, found: float | None) -> float | None:
+    return known if found is None else found if known is None else max(known, found)

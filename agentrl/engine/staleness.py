@@ -1,0 +1,119 @@
+"""The staleness bound as pure rules: when a group may open, and which groups a batch must hold.
+
+Invariant: under `wait`, every token is trained at most `max_staleness` versions after it was sampled, and no group is
+discarded for its age.
+
+Why `wait` can always keep the bound. Let B be the groups of a batch, S the bound, v the version, and O(j) the number of
+outstanding groups (admitted, not yet consumed) whose tokens may be of version v - S + j or older. Such a group must be
+trained at version v + j at the latest, and a version trains B groups, so all groups can meet their deadlines exactly if
+
+    O(j) <= B * (j + 1)   for j = 0 .. S                                                              (1)
+
+Admission (paper eq. 3) keeps (1) for j = S: group number n = consumed + outstanding opens only while
+floor(n / B) <= v + S, and consumed = B * v, so at most B * (S + 1) are outstanding. For j < S a batch keeps (1) for the
+next version, where the classes shift by one, by holding at least O(j) - B * j groups of each class j. (1) itself says that
+this is at most B groups, so such a batch exists once they have completed: the trainer waits for that, and for nothing else.
+Taking the completed groups oldest first meets every class at once if any choice does.
+
+Waiting only for the groups that are due *now* (class 0) is not enough: four slow groups of one version may fall due together
+when B is 2, and admission does not prevent it. `tests/engine/test_staleness.py` has that schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+StalenessPolicy: TypeAlias = Literal["wait", "mask", "drop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """When the next group may open (AReaL, arXiv 2505.24298, eq. 3, counted in groups from 0).
+
+    Example:
+        >>> admission = Admission(groups_per_step=2, max_staleness=1)
+        >>> [admission.allows(opened=n, version=0) for n in (3, 4)], admission.allows(opened=4, version=1)
+        ([True, False], True)
+    """
+
+    groups_per_step: int
+    max_staleness: int
+    first_version: int = 0
+    """Policy version when the run began; batches are counted from there."""
+    total_groups: int | None = None
+    """Groups the run will consume in all; no more are opened. None: no end."""
+
+    def allows(self, *, opened: int, version: int) -> bool:
+        """Return whether one more group may open.
+
+        Args:
+            opened: groups consumed or outstanding; a dropped group has given its place back.
+            version: policy version now.
+        """
+        if self.total_groups is not None and opened >= self.total_groups:
+            return False
+        return opened // self.groups_per_step <= version - self.first_version + self.max_staleness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An outstanding group, as far as its age matters."""
+
+    index: int
+    """Admission number."""
+    version: int
+    """No token of the group is older: the oldest sampled one once it is complete, the version at admission before."""
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What to do at the trainer's next step; `take` is empty until a whole batch may be trained."""
+
+    take: tuple[int, ...] = ()
+    """Groups of the batch, oldest first."""
+    drop: tuple[int, ...] = ()
+    """Groups that are over age and leave, whether or not there is a batch."""
+    waits_for: tuple[int, ...] = ()
+    """Groups of which some must complete first; empty when none is outstanding."""
+
+
+def select(
+    candidates: Sequence[Candidate], *, version: int, groups_per_step: int, max_staleness: int, policy: StalenessPolicy
+) -> Selection:
+    """Return the batch to train at `version`, or the groups to wait for.
+
+    Args:
+        candidates: all outstanding groups.
+        version: the trainer's policy version.
+        groups_per_step: groups of a batch.
+        max_staleness: the bound.
+        policy: `wait`: see the module. `mask`: the oldest completed groups, whatever their age (the caller masks tokens).
+            `drop`: completed groups with an over-age token leave; the oldest of the others are the batch.
+
+    Example:
+        >>> slow, fast = Candidate(index=0, version=0, complete=False), Candidate(index=1, version=0, complete=True)
+        >>> select([slow, fast], version=1, groups_per_step=1, max_staleness=2, policy="wait").take
+        (1,)
+        >>> select([slow, fast], version=2, groups_per_step=1, max_staleness=2, policy="wait").waits_for
+        (0,)
+    """
+    ordered = sorted(candidates, key=lambda c: (c.version, c.index))
+    complete = [c for c in ordered if c.complete]
+    running = [c for c in ordered if not c.complete]
+    over_age = [c for c in complete if c.version < version - max_staleness] if policy == "drop" else []
+    if over_age:
+        complete = [c for c in complete if c.version >= version - max_staleness]
+    dropped = tuple(c.index for c in over_age)
+    batch = complete[:groups_per_step]
+    if len(batch) < groups_per_step:
+        return Selection(drop=dropped, waits_for=tuple(c.index for c in running))
+    if policy == "wait":
+        for age_class in range(max_staleness + 1):
+            limit = version - max_staleness + age_class
+            due = sum(c.version <= limit for c in ordered) - age_class * groups_per_step
+            if sum(c.version <= limit for c in batch) < due:
+                return Selection(waits_for=tuple(c.index for c in running if c.version <= limit))
+    return Selection(take=tuple(c.index for c in batch), drop=dropped)

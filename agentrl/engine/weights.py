@@ -1,0 +1,110 @@
+"""From trained weights to servers that sample with them, and to checkpoints.
+
+Invariant: after `publish(v)` every serving server holds exactly the trainer's weights as version v, proved by checksums and
+by a probe; otherwise it has raised.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+import numpy as np
+
+from agentrl.errors import WeightSyncError
+from agentrl.inference.base import Inference, Probe
+from agentrl.sync.disk import prune
+from agentrl.train.base import Trainer
+
+PROBE_TEXT = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9 + - * ( ) = ?"
+"""Encoded with the run's tokenizer where no probe is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReport:
+    """What one publication cost, seconds."""
+
+    publish_s: float
+    update_s: float
+    pause_s: float
+    probe_difference: float | None
+    """Nats."""
+
+
+class WeightPublisher:
+    """Moves weights from the trainer to the servers and to the checkpoint directory."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        inference: Inference,
+        directory: Path,
+        checkpoints: Path,
+        keep_published: int,
+        keep_checkpoints: int,
+        probe_ids: Sequence[int],
+        probe_tolerance: float,
+    ) -> None:
+        """Publish under `directory`, save under `checkpoints`; `probe_ids` are at least two token ids."""
+        self._trainer = trainer
+        self._inference = inference
+        self._directory = directory
+        self._checkpoints = checkpoints
+        self._keep_published = keep_published
+        self._keep_checkpoints = keep_checkpoints
+        self._probe_ids = np.asarray(probe_ids, np.int32)
+        self._tolerance = probe_tolerance
+
+    async def publish(self, version: int) -> PublishReport:
+        """Write the trainer's weights as `version` and put them on every server.
+
+        Raises:
+            TrainError: when they cannot be written.
+            WeightSyncError: when the servers do not hold exactly them.
+
+        Cancellation: servers may have either version; the run is over.
+        """
+        begin = time.perf_counter()
+        publication = await self._trainer.publish(version, str(self._directory))
+        [logprobs] = await self._trainer.logprobs([self._probe_ids])
+        published = time.perf_counter()
+        update = await self._inference.update_weights(
+            publication, Probe(token_ids=self._probe_ids, logprobs=logprobs, tolerance=self._tolerance)
+        )
+        if update.version != version or self._inference.policy_version != version:
+            raise WeightSyncError(
+                f"published version {version}, but the servers report {update.version} for the update and "
+                f"{self._inference.policy_version} now"
+            )
+        updated = time.perf_counter()
+        await anyio.to_thread.run_sync(lambda: prune(self._directory, keep=self._keep_published))
+        return PublishReport(
+            publish_s=published - begin,
+            update_s=updated - published,
+            pause_s=update.pause_s,
+            probe_difference=update.probe_difference,
+        )
+
+    async def save(self, step: int) -> Path:
+        """Write a checkpoint of the weights after `step`, and remove the oldest beyond those to keep.
+
+        Raises:
+            TrainError: naming the path and the cause, such as a full disk; earlier checkpoints are untouched.
+
+        Cancellation: the checkpoint is whole or absent.
+        """
+        path = self._checkpoints / f"step-{step:06d}"
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        await self._trainer.save(str(path))
+        await anyio.to_thread.run_sync(self._prune_checkpoints)
+        return path
+
+    def _prune_checkpoints(self) -> None:
+        saved = sorted(path for path in self._checkpoints.glob("step-*") if path.is_dir())
+        for path in saved[: -self._keep_checkpoints]:
+            shutil.rmtree(path, ignore_errors=True)

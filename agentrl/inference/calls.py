@@ -1,0 +1,255 @@
+"""The model calls in flight at one server: sent, held back, interrupted, joined, aborted.
+
+Invariant: while the gate is closed nothing is sent, so no request is parked where an abort cannot reach it; a call whose
+version is pinned by the client is collected before the weights change, so no token can carry the wrong version.
+
+Who waits for what: a call waits for the gate, which `open_gate` opens; `interrupt` waits for the calls in flight, which
+the abort it has sent ends, or else the closing of their connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import orjson
+
+from agentrl.errors import RequestRejected, ServerError
+from agentrl.inference.assembly import Assembly
+from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.scope import deadline
+from agentrl.inference.streaming import Chunks
+from agentrl.inference.transport import Transport
+from agentrl.inference.wire import check_request, parse_reply
+
+ABORT_TIMEOUT_S = 2.0
+"""Seconds a cancelled call spends on telling the server so."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One model call and its piece in flight."""
+
+    assembly: Assembly
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    rid: str = ""
+    """Of the piece in flight; empty while nothing is at the server."""
+    pinned: int | None = None
+    """Version of the piece in flight, where the server will not say."""
+    interrupted: bool = False
+    """Aborted here for a weight update; the call goes on afterwards."""
+    dropped: bool = False
+    """Its connection was closed from here."""
+    caller_aborted: bool = False
+
+
+class Calls:
+    """Model calls at one server."""
+
+    def __init__(self, transport: Transport, *, vocab_size: int, timeout_s: float) -> None:
+        """Start with the gate open.
+
+        Args:
+            transport: to the server.
+            vocab_size: ids sent and received are below it.
+            timeout_s: deadline of one call, seconds.
+        """
+        self._transport = transport
+        self.url = transport.url
+        self.vocab_size = vocab_size
+        self._timeout_s = timeout_s
+        self._calls: dict[str, Call] = {}
+        self._flying: set[Call] = set()
+        self._landed = anyio.Event()
+        self._gate: anyio.Event | None = None
+        self._abort_later: list[str] = []
+        self.pin: int | None = None
+        """Version of what is sampled now, for servers that do not report it."""
+        self.cache_salt = ""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at the server."""
+        return len(self._flying)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return the completion; see `Backend.generate`."""
+        with self._tracked(request) as call, deadline(self._timeout_s, lambda: self.waited(call), self.url):
+            while not call.assembly.done:
+                await self._piece(call)
+        return call.assembly.generation()
+
+    @asynccontextmanager
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
+        """Yield the completion as it is sampled; see `Backend.stream`."""
+        with self._tracked(request) as call:
+            chunks = Chunks(self, call, timeout_s=self._timeout_s)
+            try:
+                yield chunks
+            finally:
+                await chunks.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """End a call; it returns what it has, with `StopReason.ABORT`. An unknown id is ignored.
+
+        Raises:
+            ServerError: when the server cannot be told.
+
+        Cancellation: the server has been told or not.
+        """
+        call = self._calls.get(request_id)
+        if call is None:
+            return
+        call.caller_aborted = True
+        if not call.rid or self._gate is not None:
+            self._drop(call)  # nothing at the server, or a paused server, which would lose the abort
+        else:
+            await self._send_abort(call.rid)
+
+    def close_gate(self) -> None:
+        """Hold back what is not sent yet."""
+        if self._gate is None:
+            self._gate = anyio.Event()
+
+    def open_gate(self) -> None:
+        """Let held calls go."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.set()
+
+    async def interrupt(self, drain_s: float) -> None:
+        """Abort what is in flight and return when nothing is: the calls go on after `open_gate`, with what they have.
+
+        Calls whose end does not come within `drain_s` lose their connection and what it would have brought.
+
+        Raises:
+            ServerError: when the server cannot be told.
+
+        Cancellation: some calls are interrupted, others not; all go on after `open_gate`.
+        """
+        for call in self._flying:
+            call.interrupted = True
+        async with anyio.create_task_group() as tasks:
+            for rid in [call.rid for call in self._flying]:
+                tasks.start_soon(self._try_abort, rid)
+        with anyio.move_on_after(drain_s):
+            await self._all_landed()
+        for call in tuple(self._flying):
+            self._drop(call)
+        await self._all_landed()
+
+    async def abort_held(self) -> None:
+        """Tell the server about calls that were cancelled while it was paused.
+
+        Cancellation: some of them run to their end at the server, unread.
+        """
+        rids, self._abort_later = self._abort_later, []
+        async with anyio.create_task_group() as tasks:
+            for rid in rids:
+                tasks.start_soon(self._try_abort, rid)
+
+    def _tracked(self, request: GenerateRequest) -> _Tracked:
+        check_request(request, self.vocab_size)
+        return _Tracked(self._calls, Call(Assembly(request, self.url)))
+
+    async def _all_landed(self) -> None:
+        while self._flying:
+            await self._landed.wait()
+
+    def _drop(self, call: Call) -> None:
+        call.dropped = True
+        call.scope.cancel()
+
+    async def launch(self, call: Call, *, stream: bool) -> bytes:
+        """Wait for the gate, then return the body of the next piece; `land` must follow."""
+        while self._gate is not None:
+            await self._gate.wait()
+        call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt)
+        call.pinned, call.interrupted = self.pin, False
+        self._flying.add(call)
+        return body
+
+    def land(self, call: Call) -> None:
+        """Take the piece off the list of those in flight."""
+        self._flying.discard(call)
+        call.rid = ""
+        self._landed.set()
+        self._landed = anyio.Event()
+
+    async def _piece(self, call: Call) -> None:
+        call.scope, call.dropped = anyio.CancelScope(), False
+        reply = b""
+        with call.scope:
+            if call.caller_aborted:
+                call.assembly.abort()
+                return
+            body = await self.launch(call, stream=False)
+            try:
+                reply = await self._transport.call("POST", "/generate", body)
+            except anyio.get_cancelled_exc_class():
+                await self.abandon(call, call.rid)
+                raise
+            finally:
+                self.land(call)
+        if reply:
+            self.take(call, reply, streamed=False)
+
+    def take(self, call: Call, reply: bytes, *, streamed: bool) -> None:
+        """Check the reply to a piece and add it to its call."""
+        call.assembly.take(
+            parse_reply(reply, vocab_size=self.vocab_size, url=self.url),
+            call.pinned,
+            expected=call.interrupted,
+            caller_aborted=call.caller_aborted,
+            streamed=streamed,
+        )
+
+    async def abandon(self, call: Call, rid: str) -> None:
+        """Tell the server that nobody waits for a piece any more; at a paused server, when it goes on."""
+        if self._gate is not None:
+            self._abort_later.append(rid)
+        elif not call.dropped:
+            with anyio.move_on_after(ABORT_TIMEOUT_S, shield=True):
+                await self._try_abort(rid)
+
+    async def _try_abort(self, rid: str) -> None:
+        try:
+            await self._send_abort(rid)
+        except ServerError:
+            return  # the connection is closed or its call fails by itself: the abort only saves the server work
+
+    async def _send_abort(self, rid: str) -> None:
+        await self._transport.call("POST", "/abort_request", orjson.dumps({"rid": rid}))
+
+    def waited(self, call: Call) -> str:
+        """Return who waited for what, for the message of a deadline."""
+        where = "held back, the server is paused" if self._gate is not None and not call.rid else "at the server"
+        assembly = call.assembly
+        limit = assembly.request.sampling.max_new_tokens
+        return (
+            f"{self.url}: request {assembly.request.request_id} of episode {assembly.request.episode_id!r} "
+            f"({len(assembly.request.input_ids)} tokens, at most {limit} more) got no answer; it was {where}"
+        )
+
+    def payloads(self, body: bytes) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Open the event stream of a piece."""
+        return self._transport.events("/generate", body)
+
+
+class _Tracked:
+    """Lists a call as long as it runs."""
+
+    def __init__(self, calls: dict[str, Call], call: Call) -> None:
+        self._calls, self._call = calls, call
+
+    def __enter__(self) -> Call:
+        rid = self._call.assembly.request.request_id
+        if rid in self._calls:
+            raise RequestRejected(f"request id {rid} is in use; each call needs its own uuid4 hex")
+        self._calls[rid] = self._call
+        return self._call
+
+    def __exit__(self, *_: object) -> None:
+        del self._calls[self._call.assembly.request.request_id]

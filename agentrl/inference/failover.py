@@ -1,0 +1,204 @@
+"""Model calls over several servers: routed, tried again elsewhere when a server fails, checked for their versions.
+
+Invariant: a call that failed at a server is sent again under a new request id, at most `request_retries` times in all; a
+reply with a version the pool cannot have asked for is thrown away, and its server taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from uuid import uuid4
+
+import anyio
+
+from agentrl.errors import ServerUnavailable
+from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.roster import Member, Roster, State
+from agentrl.inference.scope import deadline
+
+
+class Failover:
+    """Sends model calls to the servers of a roster."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        config: InferenceConfig,
+        *,
+        suspect: Callable[[Member], Awaitable[None]],
+        lose: Callable[[Member, State, str], None],
+    ) -> None:
+        """Begin with no call in flight.
+
+        Args:
+            roster: the servers.
+            config: deadline and retries.
+            suspect: finds out whether a server that failed a call is alive, and takes it out if not.
+            lose: takes a server out.
+        """
+        self.lose = lose
+        self.roster = roster
+        self.timeout_s = config.request_timeout_s
+        self._retries = config.request_retries
+        self._suspect = suspect
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return the completion of `request`; see `ServerPool.generate`."""
+        attempt = Attempt(self, request)
+        with deadline(self.timeout_s, attempt.waited):
+            while True:
+                member = await attempt.next_server()
+                try:
+                    with attempt.at(member):
+                        generation = await member.server.generate(attempt.request)
+                    attempt.check_versions(generation)
+                except ServerUnavailable as error:
+                    await attempt.failed(error)
+                else:
+                    return generation
+
+    async def give_up_or_go_on(self, attempt: Attempt, error: ServerUnavailable) -> None:
+        """Return when the call is to be sent again.
+
+        Raises:
+            ServerUnavailable: when it has been tried often enough.
+        """
+        if len(attempt.failures) > self._retries:
+            if len(attempt.failures) == 1:
+                raise error
+            tried = "; ".join(attempt.failures)
+            raise ServerUnavailable(f"model call failed {len(attempt.failures)} times: {tried}", url=error.url) from error
+        if attempt.member is not None:
+            await self._suspect(attempt.member)
+
+
+class Attempt:
+    """One model call on its way through the servers."""
+
+    def __init__(self, failover: Failover, request: GenerateRequest) -> None:
+        """Begin with no server tried."""
+        self.request = request
+        self.member: Member | None = None
+        self.failures: list[str] = []
+        self._failover, self._roster = failover, failover.roster
+        self._avoid: set[Member] = set()
+        self._lowest = 0
+
+    async def next_server(self) -> Member:
+        """Return where to send the call; see `Roster.route`."""
+        self.member = None
+        self.member = await self._roster.route(self.request.episode_id, self._avoid)
+        self._lowest = self._roster.version
+        return self.member
+
+    @contextmanager
+    def at(self, member: Member) -> Generator[None, None, None]:
+        """Wait for a server, until it is evicted.
+
+        Raises:
+            ServerUnavailable: it was evicted meanwhile.
+        """
+        scope = anyio.CancelScope()
+        member.scopes.add(scope)
+        member.in_flight += 1
+        try:
+            with scope:
+                yield
+        finally:
+            member.in_flight -= 1
+            member.scopes.discard(scope)
+        if scope.cancelled_caught:
+            raise ServerUnavailable(f"{member.url}: taken out while the call waited for it: {member.reason}", url=member.url)
+
+    def check_versions(self, generation: Generation) -> None:
+        """Check that the server can have had the versions it names.
+
+        Raises:
+            ServerUnavailable: the server was taken out because it cannot.
+        """
+        member, highest = self.member, self._roster.target
+        assert member is not None
+        for span in generation.spans:
+            if not self._lowest <= span.version <= highest:
+                reason = (
+                    f"{member.url}: sampled with version {span.version}, while the pool had {self._lowest} to {highest}; "
+                    "was the server restarted?"
+                )
+                if member.state is State.SERVING:
+                    self._failover.lose(member, State.BEHIND, reason)
+                raise ServerUnavailable(reason, url=member.url)
+
+    async def failed(self, error: ServerUnavailable) -> None:
+        """Take note of a failure; returns when the call is to be sent again.
+
+        Raises:
+            ServerUnavailable: when it is not.
+        """
+        self.failures.append(str(error))
+        if self.member is None:
+            raise error
+        await self._failover.give_up_or_go_on(self, error)
+        self._avoid.add(self.member)
+        self.request = replace(self.request, request_id=uuid4().hex)
+
+    def waited(self) -> str:
+        """Return who waited for whom, for the message of the deadline."""
+        request = self.request
+        where = f"waiting for {self.member.url}" if self.member else f"waiting for a server: {self._roster.reasons()}"
+        before = f" after {len(self.failures)} failures ({'; '.join(self.failures)})" if self.failures else ""
+        return (
+            f"model call {request.request_id} of episode {request.episode_id!r} ({len(request.input_ids)} tokens, at most "
+            f"{request.sampling.max_new_tokens} more) got no answer, {where}{before}"
+        )
+
+
+class PoolStream(AsyncIterator[GenerationChunk]):
+    """The chunks of one call; it moves to another server only as long as no chunk is out."""
+
+    def __init__(self, failover: Failover, request: GenerateRequest) -> None:
+        """Begin; nothing is sent before the first chunk is asked for."""
+        self._failover = failover
+        self._attempt = Attempt(failover, request)
+        self._ends_at = anyio.current_time() + failover.timeout_s
+        self._open = AsyncExitStack()
+        self._chunks: AsyncIterator[GenerationChunk] | None = None
+        self._started = self._ended = False
+
+    async def __anext__(self) -> GenerationChunk:
+        if self._ended:
+            raise StopAsyncIteration
+        with deadline(max(0.0, self._ends_at - anyio.current_time()), self._attempt.waited):
+            while True:
+                if self._chunks is None:
+                    member = await self._attempt.next_server()
+                    self._chunks = await self._open.enter_async_context(member.server.stream(self._attempt.request))
+                try:
+                    return await self._next(self._chunks)
+                except ServerUnavailable as error:
+                    await self.aclose()
+                    if self._started:
+                        raise
+                    await self._attempt.failed(error)
+
+    async def _next(self, chunks: AsyncIterator[GenerationChunk]) -> GenerationChunk:
+        member = self._attempt.member
+        assert member is not None
+        with self._attempt.at(member):
+            chunk = await anext(chunks)
+        if chunk.generation is not None:
+            self._attempt.check_versions(chunk.generation)
+            self._ended = True
+        self._started = True
+        return chunk
+
+    async def aclose(self) -> None:
+        """End the call; what has not ended is aborted at the server.
+
+        Cancellation: the connection is closed all the same.
+        """
+        self._chunks = None
+        await self._open.aclose()
+        self._open = AsyncExitStack()

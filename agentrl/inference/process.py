@@ -1,0 +1,157 @@
+"""A server process: started, watched, ended with everything it started itself.
+
+Invariant: no process outlives the block that started it, and its end is never silent: the exit code and the last lines of
+its log are in the message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
+
+import anyio
+from anyio.abc import Process, TaskGroup
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from agentrl.errors import ServerTimeout, ServerUnavailable
+
+STOP_S = 3.0
+"""Seconds a process has to end after SIGTERM, before SIGKILL."""
+_LAST_LINES = 12
+_MAX_LINE = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How to start a server and how to see that it is ready."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Added to this process's own."""
+    ready: re.Pattern[str]
+    """A line of its output that says it is ready; group 1, if there is one, is its base URL."""
+    url: str
+    """Its base URL, where the line does not say it."""
+    log_path: Path
+    logs_on_stdout: bool = False
+    """Ready line and log come over one pipe."""
+
+
+class ServerProcess:
+    """One server process. `start` and `stop` are called by one task, `ended` by another."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Remember how to start it."""
+        self.recipe = recipe
+        self._process: Process | None = None
+
+    async def start(self, tasks: TaskGroup, timeout_s: float) -> str:
+        """Start the process and return its base URL once it is ready; its output is read in `tasks` from then on.
+
+        Raises:
+            ServerUnavailable: it could not be started, or ended before it was ready.
+            ServerTimeout: it is not ready in time.
+
+        Cancellation: the process is ended.
+        """
+        recipe = self.recipe
+        recipe.log_path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with recipe.log_path.open("ab") as log:
+                self._process = await anyio.open_process(
+                    recipe.command,
+                    stdin=DEVNULL,
+                    stdout=PIPE,
+                    stderr=STDOUT if recipe.logs_on_stdout else log,
+                    env={**os.environ, **recipe.environment},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ServerUnavailable(f"cannot start {recipe.command[0]}: {error}") from error
+        try:
+            with anyio.move_on_after(timeout_s):
+                url, lines = await self._until_ready()
+                tasks.start_soon(self._drain, lines)
+                return url
+            raise ServerTimeout(f"{self.named}: not ready after {timeout_s:g} s; its log ends with:\n{self.last_lines()}")
+        except BaseException:
+            await self.stop()
+            raise
+
+    @property
+    def named(self) -> str:
+        """The process, for messages."""
+        pid = self._process.pid if self._process is not None else None
+        return f"inference server {self.recipe.log_path.stem} (pid {pid}, log {self.recipe.log_path})"
+
+    async def ended(self) -> str:
+        """Wait for the process to end by itself, and return what to say about it.
+
+        Cancellation: the process runs on.
+        """
+        assert self._process is not None
+        code = await self._process.wait()
+        return f"{self.named} ended with {_meaning(code)}; its log ends with:\n{self.last_lines()}"
+
+    async def stop(self) -> None:
+        """End the process and what it started: SIGTERM, and after `STOP_S` SIGKILL. Done within 5 seconds.
+
+        Cancellation: waits all the same.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with anyio.CancelScope(shield=True):
+            _signal_group(process.pid, signal.SIGTERM)
+            with anyio.move_on_after(STOP_S):
+                await process.wait()
+            _signal_group(process.pid, signal.SIGKILL)
+            await process.aclose()
+
+    def last_lines(self) -> str:
+        """Return the end of the log."""
+        try:
+            with self.recipe.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _MAX_LINE))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"(cannot be read: {error})"
+        return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
+
+    async def _until_ready(self) -> tuple[str, BufferedByteReceiveStream]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        lines = BufferedByteReceiveStream(self._process.stdout)
+        while True:
+            try:
+                line = await lines.receive_until(b"\n", _MAX_LINE)
+            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound):
+                await self._process.wait()
+                raise ServerUnavailable(f"{await self.ended()}") from None
+            self._log(line + b"\n")
+            if (match := self.recipe.ready.search(line.decode(errors="replace"))) is not None:
+                return (match[1] if match.re.groups else self.recipe.url), lines
+
+    async def _drain(self, lines: BufferedByteReceiveStream) -> None:
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            while True:
+                self._log(await lines.receive())
+
+    def _log(self, data: bytes) -> None:
+        with self.recipe.log_path.open("ab") as log:
+            log.write(data)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _meaning(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

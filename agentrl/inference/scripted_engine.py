@@ -1,0 +1,215 @@
+"""A script behind the HTTP server: the engine that `agentrl.inference.http` serves when no model is wanted.
+
+Invariant: it and the `ScriptedServer` it is made from are one server: the same calls, versions, faults and records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+from anyio.abc import TaskGroup
+
+from agentrl.checksum import tensor_checksum
+from agentrl.errors import RequestRejected
+from agentrl.inference.engine import ControlReply, EngineInfo, EngineLoad, EngineRequest, Finish, PauseMode, Progress, Sink
+from agentrl.inference.performance import Performance
+from agentrl.inference.script import Fault, scripted_logprobs
+from agentrl.inference.scripted import ScriptedServer
+
+
+class ScriptedEngine:
+    """Implements `Engine` over a scripted server."""
+
+    def __init__(
+        self,
+        server: ScriptedServer,
+        *,
+        model_path: str = "scripted",
+        max_context_tokens: int = 1 << 20,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """Begin with nothing to answer.
+
+        Args:
+            server: the script; its `stage` is shared.
+            model_path: reported until the first weight update.
+            max_context_tokens: longest prompt plus output.
+            decode: turns ids into text for replies; without it they have none.
+        """
+        self._server, self._stage = server, server.stage
+        self._model_path = model_path
+        self._max_context_tokens = max_context_tokens
+        self._decode = decode
+        self._mode: PauseMode | None = None
+        self._tasks: TaskGroup | None = None
+        self._checksums: Mapping[str, str] = {}
+        self._waiting: dict[str, Performance] = {}
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `Engine.info`; version 0 is called "default", as SGLang does."""
+        version = self._stage.version
+        return EngineInfo(
+            model_path=self._model_path,
+            weight_version=str(version) if version else "default",
+            vocab_size=self._stage.vocab_size,
+            max_context_tokens=self._max_context_tokens,
+            max_running_requests=1024,
+            max_total_tokens=1 << 24,
+            engine="scripted",
+        )
+
+    @property
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        count = len(self._stage.playing)
+        return EngineLoad(num_running=0 if self._mode else count, num_waiting=count if self._mode else 0, paused=self._mode)
+
+    async def run(self) -> None:
+        """See `Engine.run`."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            await anyio.sleep_forever()
+
+    def prepare(self, request: EngineRequest) -> Performance:
+        """Ask the script for the reply to a request that is to be submitted, or answered by other means."""
+        ids = np.array(request.input_ids, np.int32)
+        performance = self._stage.begin(request.rid, "", ids, request.sampling)
+        self._waiting[request.rid] = performance
+        return performance
+
+    def withdraw(self, rid: str) -> None:
+        """Take note that a prepared request was answered, or not answered, by other means."""
+        del self._waiting[rid]
+        self._stage.finish(rid)
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        """See `Engine.submit`."""
+        if self._tasks is None:
+            raise RequestRejected("the scripted engine is not running yet", status=503)
+        if not request.sampling.max_new_tokens:
+            self._tasks.start_soon(self._score, request, sink)
+            return
+        performance = self._waiting.pop(request.rid, None)
+        if performance is None:
+            performance = self.prepare(request)
+            del self._waiting[request.rid]
+        self._tasks.start_soon(self._play, request, sink, performance)
+
+    def abort(self, rid: str = "", *, abort_all: bool = False) -> int:
+        """See `Engine.abort`."""
+        ended = 0
+        for playing, performance in self._stage.playing.items():
+            if abort_all or (rid and playing.startswith(rid)):
+                self._server.aborted.append(playing)
+                performance.abort("Aborted")
+                ended += 1
+        return ended
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`."""
+        if mode == "abort":
+            self.abort(abort_all=True)
+        self._mode = mode
+        self._stage.pause(retract=mode == "retract")
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        self._mode = None
+        self._stage.resume()
+
+    async def update_weights(
+        self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
+    ) -> ControlReply:
+        """See `Engine.update_weights`; digests of the safetensors files are read, the weights are not used."""
+        if abort_all_requests:
+            self.abort(abort_all=True)
+        if flush_cache and self._mode == "in_place" and self._stage.playing:
+            return ControlReply(success=False, message="the cache cannot be flushed while requests keep their KV")
+        try:
+            self._checksums = dict(digests(model_path))
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            return ControlReply(success=False, message=f"{model_path}: {error}")
+        self._model_path = model_path
+        if weight_version is not None:
+            self._stage.version = int(weight_version)
+        return ControlReply(success=True, message="scripted", num_paused_requests=len(self._stage.playing))
+
+    async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
+        """See `Engine.set_weight_version`."""
+        if abort_all_requests:
+            self.abort(abort_all=True)
+        self._stage.version = int(weight_version)
+
+    async def flush_cache(self, timeout_s: float) -> bool:
+        """See `Engine.flush_cache`; there is none, and nothing is waited for."""
+        return self._mode == "retract" or not self._stage.playing
+
+    def checksums(self) -> Mapping[str, str]:
+        """See `Engine.checksums`."""
+        wrong = self._server.control_faults.get("checksums") is Fault.WRONG_WEIGHTS
+        return {name: digest[::-1] if wrong else digest for name, digest in self._checksums.items()}
+
+    def encode(self, text: str) -> list[int]:
+        """See `Engine.encode`."""
+        raise RequestRejected(f"the scripted engine has no tokenizer to encode {text[:20]!r} with", status=400)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """See `Engine.decode`."""
+        return "" if self._decode is None else self._decode(ids)
+
+    async def _score(self, request: EngineRequest, sink: Sink) -> None:
+        wrong = self._server.control_faults.get("score") is Fault.WRONG_WEIGHTS
+        ids = np.array(request.input_ids, np.int32)
+        scores = scripted_logprobs(ids, self._stage.version) - np.float32(0.5 if wrong else 0.0)
+        start = max(request.logprob_start_len, 0)
+        progress = Progress(request=request, input_logprobs=[None, *scores.tolist()][start:], finish=Finish(kind="length"))
+        if start and progress.input_logprobs:
+            progress.input_logprobs[0] = None
+        sink.finish(progress)
+
+    async def _play(self, request: EngineRequest, sink: Sink, performance: Performance) -> None:
+        progress = Progress(request=request)
+        try:
+            async for _ in performance.tokens():
+                progress.output_ids, progress.output_logprobs = performance.ids, performance.logprobs
+                progress.versions = [(str(version), start) for version, start in performance.spans]
+                if request.stream:
+                    sink.progress(progress)
+        finally:
+            self._stage.finish(request.rid)
+            progress.num_retractions = performance.retractions
+            finished = len(performance.ids) == len(performance.planned)
+            matched = performance.planned[-1] if performance.stop == "stop" else None
+            progress.finish = Finish(kind=performance.stop, matched=matched)
+            if not finished:
+                progress.finish = Finish(kind="abort", message=performance.aborted or "the server stops")
+            sink.finish(progress)
+
+
+def digests(folder: str) -> list[tuple[str, str]]:
+    """Return the name and `tensor_checksum` of each tensor in the safetensors files of a folder.
+
+    Raises:
+        OSError, ValueError, msgspec.DecodeError: when one cannot be read.
+    """
+    found: list[tuple[str, str]] = []
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        data = memoryview(file.read_bytes())
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = msgspec.json.decode(bytes(data[8:start]), type=dict[str, dict[str, object]])
+        header.pop("__metadata__", None)
+        for name, tensor in msgspec.convert(header, dict[str, _Tensor]).items():
+            low, high = tensor.data_offsets
+            found.append((name, tensor_checksum(name, tensor.dtype, tensor.shape, data[start + low : start + high])))
+    return found
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]

@@ -1,0 +1,315 @@
+"""One SGLang server, or one of agentrl's own that speaks the same protocol, reached over HTTP.
+
+Invariant: after `load_weights` returns, every token the server samples carries the new version; a token's version is the
+server's own word, or, for servers before 0.5.20, is pinned when the request is sent and the request is collected before
+the weights change.
+
+The guards against known ways to hang or mislead a server: request ids of one length, because aborts match by prefix;
+nothing is aborted while paused, because the abort would be lost or dead-lock the server; nothing is sent while paused;
+`/model_info` for liveness, because `/health` blocks while paused; weights are changed only while paused; the version
+travels inside the update; the cache is flushed with `retract` only; every control call has a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Literal
+
+import numpy as np
+import orjson
+
+from agentrl.errors import InvariantError, RequestRejected, WeightSyncError
+from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.calls import Calls
+from agentrl.inference.dialect import Dialect, dialect_of
+from agentrl.inference.messages import Checksums, Load, Loads, ModelInfo, Outcome, ServerInfo, decode, parse_version
+from agentrl.inference.scope import deadline
+from agentrl.inference.transport import Transport
+from agentrl.inference.wire import parse_scores, score_body
+from agentrl.types import Float32Array, Int32Array, Publication
+
+
+class SGLangServer:
+    """A client of one server; implements `Backend` and the pool's `Server`. Needs the asyncio event loop.
+
+    Example:
+        async with SGLangServer("http://127.0.0.1:30000", vocab_size=151936) as server:
+            generation = await server.generate(request)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        vocab_size: int,
+        api_key: str | None = None,
+        request_timeout_s: float = 600.0,
+        control_timeout_s: float = 60.0,
+    ) -> None:
+        """Remember where the server is; `connect` talks to it first.
+
+        Args:
+            url: base URL.
+            vocab_size: ids sent and received are below it.
+            api_key: sent as a bearer token.
+            request_timeout_s: deadline of one model call, seconds.
+            control_timeout_s: deadline of one control call, seconds.
+        """
+        self._transport = Transport(url, api_key=api_key)
+        self._control_timeout_s = control_timeout_s
+        self._calls = Calls(self._transport, vocab_size=vocab_size, timeout_s=request_timeout_s)
+        self._dialect: Dialect | None = None
+        self._version = 0
+        self._paused = False
+        self._mode: Literal["retract", "in_place"] = "retract"
+
+    async def __aenter__(self) -> SGLangServer:
+        """Connect."""
+        try:
+            await self.connect()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all connections."""
+        await self.aclose()
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        return self._transport.url
+
+    @property
+    def version(self) -> int:
+        """The policy version the server last reported or was given."""
+        return self._version
+
+    @property
+    def paused(self) -> bool:
+        """Whether the server was paused from here, or may have been."""
+        return self._paused
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at the server."""
+        return self._calls.in_flight
+
+    @property
+    def dialect(self) -> Dialect:
+        """What the server understands.
+
+        Raises:
+            InvariantError: before `connect`.
+        """
+        if self._dialect is None:
+            raise InvariantError(f"{self.url}: connect() comes first; it asks the server for its version")
+        return self._dialect
+
+    @property
+    def checksum_kind(self) -> str:
+        """`agentrl`: `checksums` are those of a `Publication`. Anything else: comparable with the same kind only."""
+        return "agentrl" if self.dialect.exact_checksums else f"{self.dialect.engine} {self.dialect.version}"
+
+    async def connect(self) -> None:
+        """Ask the server for its dialect and the version of its weights. Repeat it when the server was restarted.
+
+        Raises:
+            ServerError: refused, no answer within the control deadline, or an answer that is not SGLang's.
+
+        Cancellation: as before the call.
+        """
+        body = await self._get("server_info", "its version")
+        info = decode(body, ServerInfo, "/server_info", self.url)
+        self._dialect = dialect_of(info.version, info.engine, self.url)
+        self._version = await self.check()
+        self._calls.pin = None if self._dialect.spans else self._version
+
+    async def aclose(self) -> None:
+        """Close all connections; calls in flight end with `ServerUnavailable`.
+
+        Cancellation: they are closed all the same.
+        """
+        await self._transport.aclose()
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return the completion of `request`.
+
+        A request that the server aborted for reasons of its own is sent again with what it has sampled, within the deadline.
+
+        Raises:
+            ServerUnavailable: the server refused, reset or died.
+            ServerTimeout: no answer within the deadline, waiting for a pause to end included.
+            RequestRejected: an id outside the vocabulary (nothing is sent then), or HTTP 4xx.
+            ReplyError: the reply breaks the protocol.
+
+        Cancellation: the request is aborted at the server; while it is paused, once it goes on.
+        """
+        return await self._calls.generate(request)
+
+    def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
+        """Yield the completion of `request` as it is sampled; errors as for `generate`.
+
+        Cancellation: as for `generate`, also when the block is left early.
+        """
+        return self._calls.stream(request)
+
+    async def abort(self, request_id: str) -> None:
+        """End a call: its `generate` returns what was sampled, with `StopReason.ABORT`. An unknown id is ignored.
+
+        Raises:
+            ServerError: when the server cannot be told.
+
+        Cancellation: the server has been told or not.
+        """
+        with deadline(self._control_timeout_s, lambda: f"{self.url}: waited for /abort_request of {request_id}", self.url):
+            await self._calls.abort(request_id)
+
+    async def check(self) -> int:
+        """Return the policy version of the server's weights, from `/model_info`, which answers while paused too.
+
+        Raises:
+            ServerError: refused, no answer within the control deadline, or no policy version.
+
+        Cancellation: nothing is left behind.
+        """
+        info = decode(await self._get("model_info", "a sign of life"), ModelInfo, "/model_info", self.url)
+        if info.weight_version is None:  # servers that do not count: the version given last
+            return self._version
+        return parse_version(info.weight_version, self.url)
+
+    async def loads(self) -> tuple[Load, ...]:
+        """Return how busy the server is, one entry for each of its ranks.
+
+        Raises:
+            ServerError: as for `check`; HTTP 404 from servers older than 0.5.21.
+
+        Cancellation: nothing is left behind.
+        """
+        return tuple(decode(await self._control("GET", "/v1/loads", None, "its load"), Loads, "/v1/loads", self.url).loads)
+
+    async def pause(self, mode: Literal["retract", "in_place"]) -> None:
+        """Stop sampling; calls in flight stay open, new ones are held here until `resume`.
+
+        On servers that report no versions the calls in flight are aborted and collected first, to go on after `resume`.
+
+        Raises:
+            ServerError: the server may be paused or not; `resume` it.
+
+        Cancellation: as after an error.
+        """
+        dialect = self.dialect
+        self._calls.close_gate()
+        self._paused, self._mode = True, mode
+        if not dialect.spans:
+            await self._calls.interrupt(min(10.0, self._control_timeout_s / 2))
+        body = orjson.dumps({"mode": mode} if dialect.pause_modes else {})
+        await self._control("POST", "/pause_generation", body, f"the pause ({mode})")
+
+    async def resume(self) -> None:
+        """Continue sampling and let held calls go. Does nothing to a server that is not paused.
+
+        Raises:
+            ServerError: the server may still be paused; calls are sent to it all the same.
+
+        Cancellation: as after an error.
+        """
+        try:
+            await self._control("POST", "/continue_generation", b"{}", "the end of the pause")
+        finally:
+            self._paused = False
+            self._calls.open_gate()
+        await self._calls.abort_held()
+
+    async def load_weights(self, publication: Publication) -> None:
+        """Load published weights from disk and check that the server reports their version. `pause` comes first.
+
+        Raises:
+            WeightSyncError: the server refused, or reports another version. It may have either weights.
+            ServerError: no answer; it may have either weights.
+
+        Cancellation: it may have either weights.
+        """
+        if not self._paused:
+            raise InvariantError(f"{self.url}: weights may only change while paused; call pause() before load_weights()")
+        flush = self._mode == "retract"
+        update = {
+            "model_path": publication.path,
+            "weight_version": str(publication.version),
+            "flush_cache": flush,
+            "abort_all_requests": False,
+        }
+        what = f"weights of version {publication.version} from {publication.path}"
+        try:
+            body = await self._control("POST", "/update_weights_from_disk", orjson.dumps(update), what)
+            outcome = decode(body, Outcome, "/update_weights_from_disk", self.url)
+        except RequestRejected as error:
+            outcome = Outcome(success=False, message=str(error))
+        if not outcome.success:
+            raise WeightSyncError(f"{self.url}: did not load {what}: {outcome.message}")
+        self._version = publication.version
+        self._calls.pin = None if self.dialect.spans else publication.version
+        # In place, cached prefixes of earlier versions stay; the salt keeps new requests from using them.
+        self._calls.cache_salt = "" if flush else f"v{publication.version}"
+        reported = await self.check()
+        if reported != publication.version:
+            raise WeightSyncError(f"{self.url}: loaded {what} but reports version {reported}")
+
+    async def checksums(self) -> Mapping[str, str] | None:
+        """Return the digest of each tensor being served; None from servers that cannot tell.
+
+        With several ranks, names carry the rank. See `checksum_kind` for what they can be compared with.
+
+        Raises:
+            ServerError: no answer, or one that breaks the protocol.
+
+        Cancellation: nothing is left behind.
+        """
+        try:
+            body = await self._control("POST", "/weights_checker", b'{"action":"checksum"}', "checksums of its weights")
+        except RequestRejected as error:
+            if error.status == 404:
+                return None
+            raise
+        ranks = decode(body, Checksums, "/weights_checker", self.url).ranks
+        if len(ranks) == 1:
+            return ranks[0].checksums
+        return {f"{rank}:{name}": digest for rank, entry in enumerate(ranks) for name, digest in entry.checksums.items()}
+
+    async def score(self, token_ids: Int32Array) -> Float32Array:
+        """Return the log-probs of `token_ids[1:]` given what stands before them, [L-1] float32, nats, temperature 1.
+
+        Raises:
+            ServerError: no answer within the control deadline, or one that breaks the protocol.
+
+        Cancellation: nothing is left behind.
+        """
+        body = score_body(np.asarray(token_ids, np.int32))
+        reply = await self._control("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")
+        return parse_scores(reply, token_ids, self.url)
+
+    async def flush_cache(self) -> None:
+        """Drop the prefix cache.
+
+        Raises:
+            RequestRejected: while anything runs.
+            ServerError: no answer within the control deadline.
+
+        Cancellation: the cache is dropped or not.
+        """
+        await self._control("POST", "/flush_cache", b"{}", "a flush of its prefix cache")
+
+    async def _get(self, name: str, what: str) -> bytes:
+        """GET an endpoint that servers before 0.5.21 know by another name."""
+        try:
+            return await self._control("GET", f"/{name}", None, what)
+        except RequestRejected as error:
+            if error.status != 404:
+                raise
+        return await self._control("GET", f"/get_{name}", None, what)
+
+    async def _control(self, method: str, path: str, body: bytes | None, what: str) -> bytes:
+        with deadline(self._control_timeout_s, lambda: f"{self.url}{path}: waited for {what}", self.url):
+            return await self._transport.call(method, path, body)

@@ -1,0 +1,159 @@
+"""HTTP to one server: bytes out, bytes in, every failure one of agentrl's named errors.
+
+Invariant: no aiohttp exception leaves this module, and a cancelled call closes its connection, which is what makes a
+server drop a request that it holds at a pause. Deadlines are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable
+
+
+class Transport:
+    """A connection pool to one server; open from the first call until `aclose`."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        """Remember where to connect; nothing is opened yet.
+
+        Args:
+            url: base URL, such as `http://127.0.0.1:30000`.
+            api_key: sent as a bearer token.
+        """
+        self.url = url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._urls: dict[str, URL] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # Requests in flight are the unit of concurrency: the pool of connections sets no limit of its own.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                auto_decompress=False,
+            )
+        return self._session
+
+    def _url(self, path: str) -> URL:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = URL(self.url + path)
+        return url
+
+    async def call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """Return the body of the reply.
+
+        Raises:
+            ServerUnavailable: refused, reset, closed before the reply was complete, or HTTP 5xx.
+            RequestRejected: HTTP 4xx, with the server's message.
+            ReplyError: a redirect, or what is not HTTP.
+
+        Cancellation: the connection is closed.
+        """
+        try:
+            async with self._open().request(method, self._url(path), data=body, allow_redirects=False) as response:
+                reply = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(path, error) from error
+        if response.status != 200:
+            raise self._failure(path, response.status, reply)
+        return reply
+
+    @asynccontextmanager
+    async def events(self, path: str, body: bytes) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        """Yield the payloads of a server-sent event stream; the connection is closed when the block is left early.
+
+        Raises:
+            ServerError: as for `call`; also when the stream ends without its end mark.
+
+        Cancellation: the connection is closed.
+        """
+        try:
+            response = await self._open().request("POST", self._url(path), data=body, allow_redirects=False)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(path, error) from error
+        payloads = self._payloads(path, response)
+        try:
+            if response.status != 200:
+                raise self._failure(path, response.status, await self._read(path, response))
+            yield payloads
+        finally:
+            response.close()
+            await payloads.aclose()
+
+    async def _payloads(self, path: str, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+        pending = b""
+        try:
+            async for piece in response.content.iter_any():
+                *complete, pending = (pending + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+                for event in complete:
+                    payload = event.removeprefix(b"data:").strip()
+                    if payload == b"[DONE]":
+                        return
+                    if payload:
+                        yield payload
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(path, error) from error
+        raise ServerUnavailable(
+            f"{self.url}{path}: the stream ended before its end mark; the server died mid-request", url=self.url
+        )
+
+    async def _read(self, path: str, response: aiohttp.ClientResponse) -> bytes:
+        try:
+            return await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(path, error) from error
+
+    async def aclose(self) -> None:
+        """Close all connections.
+
+        Cancellation: they are closed all the same.
+        """
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _unreachable(self, path: str, error: Exception) -> ServerError:
+        if isinstance(error, (aiohttp.ClientResponseError, aiohttp.InvalidURL)):
+            return ReplyError(f"{self.url}{path}: the reply is not HTTP: {error!r}", url=self.url)
+        refused = isinstance(error, aiohttp.ClientConnectorError)
+        what = "refused the connection" if refused else "closed the connection before it answered"
+        return ServerUnavailable(f"{self.url}{path}: the server {what} ({type(error).__name__}: {error})", url=self.url)
+
+    def _failure(self, path: str, status: int, body: bytes) -> ServerError:
+        message = f"{self.url}{path}: HTTP {status}: {error_message(body)}"
+        if status in (401, 403):
+            message += "; the server wants a key: name its environment variable in inference.api_key_env"
+        if 400 <= status < 500:
+            return RequestRejected(message, status=status, url=self.url)
+        kind = ServerUnavailable if status >= 500 else ReplyError
+        return kind(message, status=status, url=self.url)
+
+
+def error_message(body: bytes) -> str:
+    """Return the message inside an error reply, in any of the forms SGLang uses; the head of the body otherwise.
+
+    Example:
+        >>> error_message(b'{"error": {"message": "too long"}}'), error_message(b'{"success": false, "message": "no"}')
+        ('too long', 'no')
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body[:300].decode(errors="replace") or "no message"
+    for name in ("error", "message", "detail"):
+        if isinstance(value, dict) and name in value:
+            value = cast("dict[str, object]", value)[name]
+    return str(value)[:1000]

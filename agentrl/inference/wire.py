@@ -1,0 +1,261 @@
+"""SGLang's messages as bytes: requests are assembled, replies are checked before anything of them is used.
+
+Invariant: a `Reply` has one finite log-prob for each id, ids within the vocabulary and spans that cover every id in
+order; whatever else a server sends becomes a `ReplyError` that says what was expected and what came. Pure, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Annotated, Literal, cast
+
+import msgspec
+import numpy as np
+import orjson
+
+from agentrl.errors import ReplyError, RequestRejected
+from agentrl.inference.base import GenerateRequest, SamplingParams
+from agentrl.inference.messages import decode, parse_version
+from agentrl.types import Float32Array, Int32Array, VersionSpan
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_MAX_LOGPROB = 1e-4
+"""Rounding may push the log-prob of a certain token this far above 0."""
+
+
+class _Finish(msgspec.Struct):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str | int
+    start: int
+    end: int
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+    output_token_logprobs: list[tuple[float, _Id, str | None]] | None = None
+    weight_versions: list[_Span] | None = None
+    cached_tokens: int = 0
+    num_retractions: int = 0
+
+
+class _Reply(msgspec.Struct):
+    meta_info: _Meta
+    output_ids: list[_Id] | None = None
+
+
+class _ScoreMeta(msgspec.Struct):
+    input_token_logprobs: list[tuple[float | None, _Id, str | None]]
+
+
+class _Score(msgspec.Struct):
+    meta_info: _ScoreMeta
+
+
+class _EventMeta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+
+
+class _Event(msgspec.Struct):
+    output_ids: list[_Id] = []
+    meta_info: _EventMeta | None = None
+    error: dict[str, object] | str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A checked reply to `/generate`."""
+
+    output_ids: Int32Array
+    output_logprobs: Float32Array
+    spans: tuple[VersionSpan, ...] | None
+    """None where the server reports no versions."""
+    finish: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    message: str = ""
+    """For `abort`: the server's reason."""
+    status_code: int | None = None
+    """For `abort`: the HTTP status the server would have answered with."""
+    cached_tokens: int = 0
+    num_retractions: int = 0
+
+
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+_WIRE_NAMES = {"seed": "sampling_seed"}
+
+
+@lru_cache(maxsize=256)
+def _sampling_json(sampling: SamplingParams, max_new_tokens: int) -> bytes:
+    values: dict[str, object] = {"max_new_tokens": max_new_tokens, "temperature": sampling.temperature}
+    for name, default in _DEFAULTS.items():
+        value = cast("object", getattr(sampling, name))
+        if name not in ("max_new_tokens", "temperature") and value != default:
+            values[_WIRE_NAMES.get(name, name)] = (
+                list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
+            )
+    return orjson.dumps(values)
+
+
+def generate_body(
+    sampling: SamplingParams, *, rid: str, input_json: bytes, max_new_tokens: int, stream: bool = False, cache_salt: str = ""
+) -> bytes:
+    """Return the body of a `/generate` call; `input_json` goes in as it is, so the cost is one copy.
+
+    Example:
+        >>> generate_body(SamplingParams(max_new_tokens=4), rid="a", input_json=b"5,6", max_new_tokens=4)
+        b'{"rid":"a","input_ids":[5,6],"sampling_params":{"max_new_tokens":4,"temperature":1.0},"return_logprob":true}'
+    """
+    parts = [b'{"rid":"', rid.encode(), b'","input_ids":[', input_json, b'],"sampling_params":']
+    parts += [_sampling_json(sampling, max_new_tokens), b',"return_logprob":true']
+    if stream:
+        parts.append(b',"stream":true')
+    if cache_salt:
+        parts += [b',"cache_salt":', orjson.dumps(cache_salt)]
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def score_body(token_ids: Int32Array) -> bytes:
+    """Return the body of a `/generate` call that only scores `token_ids`."""
+    return orjson.dumps(
+        {
+            "input_ids": token_ids.tolist(),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+    )
+
+
+def check_request(request: GenerateRequest, vocab_size: int) -> None:
+    """Check what would kill a server: an id outside the vocabulary ends SGLang's scheduler, not only the request.
+
+    Raises:
+        RequestRejected: for no ids, ids outside the vocabulary, `input_json` of another length, or no token to sample.
+    """
+    ids = request.input_ids
+    if not len(ids) or request.sampling.max_new_tokens < 1:
+        raise RequestRejected(
+            f"request {request.request_id}: {len(ids)} input ids and max_new_tokens {request.sampling.max_new_tokens}; "
+            "a model call needs at least one of each"
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise RequestRejected(
+            f"request {request.request_id}: input id {low if low < 0 else high} is outside the vocabulary of {vocab_size}; "
+            "is the tokenizer that of the served model?"
+        )
+    # Counting the commas of a long context would cost more than all else here; its ends and size tell a mix-up as well.
+    text, ends = request.input_json, (b"%d" % ids[0], b"%d" % ids[-1])
+    if not (text.startswith(ends[0]) and text.endswith(ends[1]) and len(text) >= 2 * len(ids) - 1):
+        raise RequestRejected(
+            f"request {request.request_id}: input_json ({text[:20]!r} ... {text[-20:]!r}) is not input_ids ({len(ids)} ids, "
+            f"{ids[0]} to {ids[-1]})"
+        )
+
+
+def parse_reply(body: bytes, *, vocab_size: int, url: str) -> Reply:
+    """Return the checked reply to a `/generate` call.
+
+    Raises:
+        ReplyError: for lengths that differ, ids outside the vocabulary, log-probs that are not finite or above 0, spans
+            that do not cover the ids in order, no or an unknown finish reason.
+    """
+    reply = decode(body, _Reply, "the reply to /generate", url)
+    meta = reply.meta_info
+    triples = meta.output_token_logprobs or []
+    ids = [triple[1] for triple in triples]
+    if reply.output_ids is not None and reply.output_ids != ids:
+        raise _bad(url, f"{len(reply.output_ids)} output ids", f"{len(ids)} log-probs, or log-probs of other ids")
+    output_ids = np.array(ids, np.int32)
+    logprobs = np.array([triple[0] for triple in triples], np.float32)
+    if ids and int(output_ids.max()) >= vocab_size:
+        raise _bad(url, f"ids below the vocabulary size {vocab_size}", f"id {int(output_ids.max())}")
+    if ids and not (np.isfinite(logprobs).all() and float(logprobs.max()) <= _MAX_LOGPROB):
+        worst = next(value for value in logprobs.tolist() if not np.isfinite(value) or value > _MAX_LOGPROB)
+        raise _bad(url, "finite log-probs of at most 0", f"{worst}")
+    finish = meta.finish_reason
+    if finish is None or finish.type not in ("stop", "length", "abort"):
+        raise _bad(url, "finish reason stop, length or abort", "none" if finish is None else repr(finish.type))
+    matched = finish.matched[0] if isinstance(finish.matched, list) and finish.matched else finish.matched
+    return Reply(
+        output_ids=output_ids,
+        output_logprobs=logprobs,
+        spans=None if meta.weight_versions is None else _spans(meta.weight_versions, len(ids), url),
+        finish=finish.type,
+        matched=None if isinstance(matched, list) else matched,
+        message=finish.message or "",
+        status_code=finish.status_code,
+        cached_tokens=meta.cached_tokens,
+        num_retractions=meta.num_retractions,
+    )
+
+
+def _spans(spans: Sequence[_Span], count: int, url: str) -> tuple[VersionSpan, ...]:
+    checked: list[VersionSpan] = []
+    at = 0
+    for span in spans:
+        version = parse_version(span.version, url)
+        if span.start != at or span.end < span.start or (checked and version < checked[-1].version):
+            raise _bad(url, "version spans in order without gaps", f"{[(s.version, s.start, s.end) for s in spans]}")
+        at = span.end
+        if span.end == span.start:
+            continue
+        if checked and checked[-1].version == version:
+            checked[-1] = VersionSpan(start=checked[-1].start, end=at, version=version)
+        else:
+            checked.append(VersionSpan(start=span.start, end=at, version=version))
+    if at != count:
+        raise _bad(url, f"version spans over all {count} output ids", f"spans over {at}")
+    return tuple(checked)
+
+
+def parse_scores(body: bytes, token_ids: Int32Array, url: str) -> Float32Array:
+    """Return the log-probs of `token_ids[1:]`, [L-1] float32, from the reply to a `score_body` call.
+
+    Raises:
+        ReplyError: for other ids, another count, or log-probs that are not finite.
+    """
+    triples = decode(body, _Score, "the reply to a scoring call", url).meta_info.input_token_logprobs
+    if [triple[1] for triple in triples] != token_ids.tolist():
+        raise _bad(url, f"log-probs of the {len(token_ids)} ids sent", f"{len(triples)} of them, or of other ids")
+    values = [triple[0] for triple in triples[1:]]
+    logprobs = np.array([np.nan if value is None else value for value in values], np.float32)
+    if not np.isfinite(logprobs).all():
+        raise _bad(url, "finite log-probs of the probe", f"{values[:8]}")
+    return logprobs
+
+
+class StreamEvent(msgspec.Struct, frozen=True):
+    """What is read of one streamed event before the last."""
+
+    output_ids: list[int]
+    finished: bool
+
+
+def parse_event(body: bytes, *, vocab_size: int, url: str) -> StreamEvent:
+    """Return the ids of one event of a stream.
+
+    Raises:
+        ReplyError: for ids outside the vocabulary, or what is not an event.
+        RequestRejected: when the event is the server's error message.
+    """
+    event = decode(body, _Event, "an event of the /generate stream", url)
+    if event.error is not None:
+        message = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
+        raise RequestRejected(f"{url}: {message}", status=400, url=url)
+    if event.output_ids and max(event.output_ids) >= vocab_size:
+        raise _bad(url, f"ids below the vocabulary size {vocab_size}", f"id {max(event.output_ids)}")
+    finished = event.meta_info is not None and event.meta_info.finish_reason is not None
+    return StreamEvent(output_ids=event.output_ids, finished=finished)
+
+
+def _bad(url: str, expected: str, got: str) -> ReplyError:
+    return ReplyError(f"{url}: the reply to /generate breaks the protocol: expected {expected}, got {got}", url=url)

@@ -1,0 +1,162 @@
+"""`agentrl doctor`: looks at the machine, the run file, its parts and its servers, and says what to fix.
+
+Invariant: each check prints one line, `ok` or `FIX` with the mend; a check that needs an earlier one is not run if that
+one failed; nothing the run would own is written.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.client.config import SamplingConfig
+from agentrl.config import RunConfig, load_config
+from agentrl.errors import AgentRLError
+from agentrl.inference.launch import launch_pool
+from agentrl.launch.local import describe_error
+from agentrl.launch.tasks import TaskSets, load_tasks
+from agentrl.rollout.episode import run_episode
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import Trajectory
+from agentrl.workflow import RolloutWorkflow, load_workflow
+
+_Result = TypeVar("_Result")
+_MIN_DISK_MB = 1024
+
+
+@dataclass(slots=True)
+class Report:
+    """The checks made so far, printed as they are made."""
+
+    console: Console = field(default_factory=Console)
+    num_failed: int = 0
+
+    def ok(self, name: str, detail: str) -> None:
+        """Print a check that passed."""
+        self._line("ok", "green", name, detail)
+
+    def fix(self, name: str, detail: str) -> None:
+        """Print a check that failed, with what to do."""
+        self.num_failed += 1
+        self._line("FIX", "red", name, detail)
+
+    def check(self, name: str, probe: Callable[[], _Result], describe: Callable[[_Result], str]) -> _Result | None:
+        """Run `probe`; print what it found or, for an error of agentrl's, what to fix. None when it failed."""
+        try:
+            found = probe()
+        except (AgentRLError, BaseExceptionGroup) as error:
+            self.fix(name, describe_error(error))
+            return None
+        self.ok(name, describe(found))
+        return found
+
+    def _line(self, mark: str, style: str, name: str, detail: str) -> None:
+        self.console.print(Text.assemble((f"{mark:<4}", style), f"{name:<12} {detail}"), soft_wrap=True)
+
+
+def examine(config: Path | None, overrides: Sequence[str] = (), console: Console | None = None) -> bool:
+    """Check the machine and, with `config`, its run down to one episode; return whether nothing needs fixing."""
+    report = Report(console=console or Console())
+    _machine(report)
+    if config is not None:
+        run = report.check(
+            "config", partial(load_config, config, overrides), lambda run: f"{config}: run {run.name!r} is valid"
+        )
+        if run is not None:
+            _run_parts(report, run)
+    report.console.print("Nothing to fix." if report.num_failed == 0 else f"{report.num_failed} to fix.")
+    return report.num_failed == 0
+
+
+def _machine(report: Report) -> None:
+    report.ok("python", f"{sys.version.split()[0]} at {sys.executable}")
+    wrong = _wrong_packages()
+    if wrong:
+        report.fix("packages", f"{'; '.join(wrong)}: run pip install -e . again")
+    else:
+        report.ok("packages", "every dependency is installed in a version agentrl accepts")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    report.ok("cpu", f"{cores} core(s)" + ("" if cores > 1 else "; trainer and server will share it"))
+    free_mb = shutil.disk_usage(Path.cwd()).free // 2**20
+    if free_mb < _MIN_DISK_MB:
+        report.fix("disk", f"{free_mb} MB free in {Path.cwd()}; checkpoints need room: free at least {_MIN_DISK_MB} MB")
+    else:
+        report.ok("disk", f"{free_mb} MB free")
+    report.ok("torch", _torch())
+
+
+def _wrong_packages() -> list[str]:
+    from packaging.requirements import Requirement
+
+    wrong: list[str] = []
+    for text in importlib.metadata.requires("agentrl") or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if not requirement.specifier.contains(re.sub(r"\+.*", "", version), prereleases=True):
+            wrong.append(f"{requirement.name} is {version}, expected {requirement.specifier}")
+    return wrong
+
+
+def _torch() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        return f"{torch.__version__}, CUDA: {names}"
+    return f"{torch.__version__}, no CUDA device: training and serving run on the CPU"
+
+
+def _run_parts(report: Report, run: RunConfig) -> None:
+    tasks = report.check(
+        "tasks",
+        lambda: load_tasks(run.tasks),
+        lambda sets: f"{len(sets.train)} to train on, {len(sets.evaluation)} held out",
+    )
+    workflow = report.check(
+        "workflow", lambda: load_workflow(run.workflow, run.workflow_args), lambda found: f"{found.name} from {run.workflow}"
+    )
+    renderer = report.check(
+        "model",
+        lambda: Renderer.load(run.model.path, template_options=run.sampling.template_options),
+        lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
+    )
+    if tasks is not None and workflow is not None and renderer is not None:
+        report.check("round trip", lambda: anyio.run(_round_trip, run, tasks, workflow, renderer), _describe_episode)
+
+
+async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow, renderer: Renderer) -> Trajectory:
+    """Start or reach the servers and play one episode."""
+    log_dir = Path(run.runs_dir) / f".doctor-{os.getpid()}"
+    try:
+        async with launch_pool(
+            run.inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
+        ) as pool:
+            sampling = SamplingConfig.model_validate(run.sampling.model_dump())
+            return await run_episode(
+                workflow, tasks.train[0], backend=pool, renderer=renderer, rollout=run.rollout, sampling=sampling
+            )
+    finally:
+        shutil.rmtree(log_dir, ignore_errors=True)
+
+
+def _describe_episode(episode: Trajectory) -> str:
+    outcome = f"return {episode.episode_return:g}" if episode.failure is None else f"failed: {episode.failure.message}"
+    return f"one episode: {len(episode.turns)} turn(s), {episode.num_output_tokens} tokens, {episode.stop_reason}, {outcome}"

@@ -1,0 +1,173 @@
+"""`agentrl train` on one machine: servers and trainer as supervised subprocesses, the engine here.
+
+Invariant: bad input is reported before a process is started; whatever happens then, every process started here has ended
+when `train` returns, and the run directory holds what was recorded, with a `summary.json` that says how it ended.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from agentrl.config import RunConfig
+from agentrl.engine.engine import Engine
+from agentrl.engine.report import RunReport
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.inference.launch import launch_pool
+from agentrl.launch.plan import describe_plan, resolved_yaml
+from agentrl.launch.tasks import TaskSets, load_tasks
+from agentrl.launch.together import opened_together
+from agentrl.observe.progress import Progress, make_progress
+from agentrl.tokens.renderer import Renderer
+from agentrl.train.remote import launch_trainer
+from agentrl.workflow import RolloutWorkflow, load_workflow
+
+
+class Parts(NamedTuple):
+    """What a run needs that can be checked without starting anything."""
+
+    renderer: Renderer
+    tasks: TaskSets
+    workflow: RolloutWorkflow
+
+
+def load_parts(run: RunConfig) -> Parts:
+    """Return tokenizer, tasks and workflow of a run.
+
+    Raises:
+        ConfigError: naming what is missing or wrong.
+    """
+    renderer = Renderer.load(run.model.path, template_options=run.sampling.template_options)
+    limit = renderer.max_context
+    if (
+        limit is not None
+        and "max_context_tokens" in run.inference.model_fields_set
+        and run.inference.max_context_tokens > limit
+    ):
+        raise ConfigError(
+            f"inference.max_context_tokens: {run.inference.max_context_tokens} is more than the {limit} positions of "
+            f"{run.model.path}; lower it"
+        )
+    return Parts(renderer, load_tasks(run.tasks), load_workflow(run.workflow, run.workflow_args))
+
+
+async def train(
+    run: RunConfig, *, existing: Literal["error", "replace", "use"] = "error", progress: Progress | None = None
+) -> RunReport:
+    """Train as `run` says and return what was done.
+
+    Writes config.yaml, plan.txt, metrics.jsonl, trajectories.jsonl, weights/, checkpoints/, logs/ and summary.json to
+    `run.run_dir`.
+
+    Args:
+        run: the whole run.
+        existing: what to do about a run directory that is there: refuse, delete it, or write into it.
+        progress: how to show the run; None: live on a terminal, a line a step elsewhere.
+
+    Raises:
+        ConfigError: before anything is started.
+        AgentRLError: what ended the run.
+
+    Cancellation: servers and trainer are ended, within 5 seconds; the run directory keeps what was recorded.
+    """
+    parts = load_parts(run)
+    _prepare_directory(run, existing)
+    engine: Engine | None = None
+    error: BaseException | None = None
+    try:
+        async with opened_together(_pool(run, parts.renderer), _trainer(run)) as (pool, trainer):
+            engine = Engine(
+                workflow=parts.workflow,
+                tasks=parts.tasks.train,
+                eval_tasks=parts.tasks.evaluation,
+                inference=pool,
+                renderer=parts.renderer,
+                trainer=trainer,
+                run_dir=run.run_dir,
+                algorithm=run.algorithm,
+                rollout=run.rollout,
+                sampling=run.sampling,
+                engine=run.engine,
+                seed=run.seed,
+                name=run.name,
+                progress=progress or make_progress(),
+            )
+            return await engine.run()
+    except BaseException as caught:
+        error = caught
+        raise
+    finally:
+        if engine is not None:
+            _write_summary(run, engine.report(), error)
+
+
+def _pool(run: RunConfig, renderer: Renderer) -> Any:  # noqa: ANN401
+    return launch_pool(
+        run.inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=run.run_dir / "logs"
+    )
+
+
+def _trainer(run: RunConfig) -> Any:  # noqa: ANN401
+    return launch_trainer(
+        run.trainer,
+        run.algorithm,
+        model_path=run.model.path,
+        total_steps=run.engine.steps,
+        seed=run.seed,
+        log_path=run.run_dir / "logs" / "trainer.log",
+    )
+
+
+def _prepare_directory(run: RunConfig, existing: Literal["error", "replace", "use"]) -> None:
+    folder = run.run_dir
+    if folder.exists() and existing == "error":
+        raise ConfigError(f"{folder} exists; choose another --name, or pass --replace to delete it first")
+    try:
+        if folder.exists() and existing == "replace":
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(resolved_yaml(run))
+        (folder / "plan.txt").write_text(describe_plan(run) + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write the run directory {folder}: {error.strerror}") from error
+
+
+def _write_summary(run: RunConfig, report: RunReport, error: BaseException | None) -> None:
+    summary = {
+        "name": run.name,
+        "seed": run.seed,
+        "error": None if error is None else describe_error(error),
+        **asdict(report),
+        "dropped_groups": sum(report.dropped_groups.values()),
+        "dropped_groups_by_reason": dict(report.dropped_groups),
+    }
+    write_json(run.run_dir / "summary.json", summary)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a readable JSON file that appears whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(
+        orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    )
+    temporary.replace(path)
+
+
+def first_of_ours(error: BaseException) -> AgentRLError | None:
+    """Return the first agentrl error inside an exception or exception group; None if there is none."""
+    if isinstance(error, AgentRLError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := first_of_ours(inner)) is not None), None)
+    return None
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what went wrong in one message, whatever wraps it."""
+    ours = first_of_ours(error)
+    return str(ours) if ours is not None else f"{type(error).__name__}: {error}"

@@ -1,0 +1,130 @@
+"""What `metrics.jsonl` holds, and the numbers taken from episodes.
+
+Every line has `event`, `wall_s` (seconds since the run began) and `policy_version`. A missing key means: nothing of the
+kind.
+
+event `step`, one for each training step:
+
+| key | meaning |
+|---|---|
+| step | number of the step, from 1 |
+| policy_version | version the step trained, published weights are this plus 1 |
+| success_rate | share of the batch's episodes that succeeded; see `is_success` |
+| return_mean, return_std | undiscounted episode returns of the batch |
+| turns_mean, output_tokens_mean | per episode of the batch |
+| episodes, groups, zero_variance_groups | in the batch |
+| staleness_mean, _p50, _p99, _max | versions, over the batch's trained tokens |
+| loss_tokens | trained tokens of the batch |
+| masked_tokens | tokens of the batch that were over age and left the loss (policy `mask`) |
+| sampled_tokens | tokens sampled since the run began, evaluations included |
+| tokens_per_s | sampled tokens per second since the last step |
+| trainer_wait_s | the trainer waited for this batch, seconds |
+| rollout_wait_s | rollouts waited for the staleness bound since the last step, seconds |
+| train_s, publish_s, update_s, pause_s | training; writing weights; replacing them at the servers; servers paused |
+| probe_difference | largest log-prob difference of server and trainer on the probe, nats |
+| skipped | why the weights stayed as they were: `zero_variance`, `no_tokens`, or the trainer's reason |
+| forks.REASON | turns of the batch that forked, by reason |
+| dropped_groups.REASON | groups dropped since the run began, by reason |
+| failed_episodes.STOP_REASON | attempts that failed since the run began, by stop reason |
+| wasted_tokens.CAUSE | sampled for training since the run began and never trained, by cause (below) |
+| workflow.NAME | mean of what workflows recorded as NAME, over the batch's episodes that did |
+| trainer.NAME | what the trainer reports: loss, grad_norm, KLs, clip fractions, ... |
+
+Causes of waste: `failed_episode` (attempts that failed in groups that were trained), `dropped_group`, `over_age`,
+`skipped_step`, `greedy` (temperature 0 has no policy gradient).
+
+event `evaluation`: `step`, `episodes`, `success_rate`, `return_mean`, `return_std`, `failed`, `turns_mean`,
+`output_tokens_mean`, `min_version` and `max_version` (of the sampled tokens: training goes on beside it), `greedy`,
+`seconds`, `workflow.NAME`.
+event `evaluation_skipped`: `step`; one was running and one was waiting already.
+event `episode_failed`, for each failed attempt: `group` (null for an evaluation), `episode_id`, `task_id`, `stop_reason`,
+`kind`, `message`.
+event `dropped_group`: `group`, `reason`.
+event `checkpoint`: `step`, `path`, `seconds`.
+event `end`: `error` (null or the message), and the fields of the run report.
+
+Invariant: keys not in this table are not written.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from agentrl.types import Int32Array, Trajectory
+
+MetricValue = float | int | str | bool | None
+
+
+def is_success(episode: Trajectory) -> bool:
+    """Return whether an episode reached its goal.
+
+    That is what the workflow recorded as `success`, if it did (at least 0.5), or else whether the final reward is positive.
+    A failed episode did not.
+    """
+    if episode.failure is not None:
+        return False
+    recorded = episode.metrics.get("success")
+    return recorded >= 0.5 if recorded is not None else (episode.final_reward or 0.0) > 0.0
+
+
+def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Return how many episodes, their success rate, returns, turns, output tokens, and means of `workflow.NAME`.
+
+    Returns are over episodes that did not fail, the rest over all; nothing but `episodes` when there are none.
+
+    Example:
+        >>> episode_metrics([])
+        {'episodes': 0}
+    """
+    result: dict[str, float] = {"episodes": len(episodes)}
+    if not episodes:
+        return result
+    result["success_rate"] = float(np.mean([is_success(e) for e in episodes]))
+    returns = [e.episode_return for e in episodes if e.failure is None]
+    if returns:
+        result["return_mean"], result["return_std"] = float(np.mean(returns)), float(np.std(returns))
+    result["turns_mean"] = float(np.mean([len(e.turns) for e in episodes]))
+    result["output_tokens_mean"] = float(np.mean([e.num_output_tokens for e in episodes]))
+    recorded: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            recorded[name].append(value)
+    result |= {f"workflow.{name}": float(np.mean(values)) for name, values in sorted(recorded.items())}
+    return result
+
+
+def fork_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """Return how many turns forked, as `forks.REASON`."""
+    counts: dict[str, int] = defaultdict(int)
+    for episode in episodes:
+        for turn in episode.turns:
+            if turn.fork is not None:
+                counts[f"forks.{turn.fork}"] += 1
+    return dict(counts)
+
+
+def staleness_metrics(staleness: Int32Array) -> dict[str, float]:
+    """Return mean, p50, p99 and max of the staleness of trained tokens, [tokens] int32; empty without tokens."""
+    if not len(staleness):
+        return {}
+    p50, p99 = np.percentile(staleness, [50, 99], method="higher")
+    return {
+        "staleness_mean": float(staleness.mean()),
+        "staleness_p50": float(p50),
+        "staleness_p99": float(p99),
+        "staleness_max": float(staleness.max()),
+    }
+
+
+def version_range(episodes: Iterable[Trajectory]) -> tuple[int, int] | None:
+    """Return the lowest and highest policy version among the sampled tokens; None when nothing was sampled."""
+    versions = [span.version for e in episodes for turn in e.turns for span in turn.spans]
+    return (min(versions), max(versions)) if versions else None
+
+
+def prefixed(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Return `values` with `prefix.` before each key."""
+    return {f"{prefix}.{key}": value for key, value in values.items()}

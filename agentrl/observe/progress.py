@@ -1,0 +1,186 @@
+"""What a person watching a run sees: a live display on a terminal, a line a step elsewhere.
+
+Invariant: showing never changes the run: it reads snapshots, in the event loop, and writes to one stream.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+import anyio
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+REFRESH_S = 0.5
+"""Seconds between two pictures of the live display."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Where a run stands. Rates are of the last training step; None before there is one."""
+
+    name: str
+    step: int
+    steps: int
+    policy_version: int
+    wall_s: float
+    max_staleness: int
+    sampled_tokens: int = 0
+    episodes_in_flight: int = 0
+    groups_complete: int = 0
+    groups_outstanding: int = 0
+    failed_episodes: int = 0
+    dropped_groups: int = 0
+    success_rate: float | None = None
+    return_mean: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: float | None = None
+    tokens_per_s: float | None = None
+    zero_variance_groups: int = 0
+    last_evaluation: str | None = None
+    waits: tuple[str, ...] = ()
+    """Who waits for whom, the longest wait first."""
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left, if the steps to come take as long as those before; None before the first."""
+        return self.wall_s / self.step * (self.steps - self.step) if self.step else None
+
+
+class Progress(Protocol):
+    """Shows a run to a person."""
+
+    async def show(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Show the run until cancelled.
+
+        Cancellation: the display is left as it is, the terminal is given back.
+        """
+        ...
+
+    def step(self, snapshot: Snapshot) -> None:
+        """A training step has ended."""
+        ...
+
+
+class PlainProgress:
+    """One line for each step."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Write to `stream`, standard error by default."""
+        self._stream = stream or sys.stderr
+
+    async def show(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Wait to be cancelled: lines are written by `step`.
+
+        Cancellation: nothing is left behind.
+        """
+        await anyio.sleep_forever()
+
+    def step(self, snapshot: Snapshot) -> None:
+        """Write the line."""
+        self._stream.write(f"{step_line(snapshot)}\n")
+        self._stream.flush()
+
+
+class LiveProgress:
+    """A panel that is redrawn in place."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Draw on `console`, that of standard error by default."""
+        self._console = console or Console(stderr=True)
+
+    async def show(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Redraw every `REFRESH_S` seconds until cancelled.
+
+        Cancellation: the last picture stays on the screen.
+        """
+        with Live(console=self._console, auto_refresh=False) as live:
+            try:
+                while True:
+                    live.update(picture(snapshot()), refresh=True)
+                    await anyio.sleep(REFRESH_S)
+            finally:
+                live.update(picture(snapshot()), refresh=True)
+
+    def step(self, snapshot: Snapshot) -> None:
+        """Nothing: the next picture shows it."""
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    async def show(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Return at once.
+
+        Cancellation: nothing is left behind.
+        """
+
+    def step(self, snapshot: Snapshot) -> None:
+        """Nothing."""
+
+
+def make_progress(stream: TextIO | None = None) -> Progress:
+    """Return a live display when `stream` (standard error by default) is a terminal, plain lines otherwise."""
+    target = stream or sys.stderr
+    return LiveProgress(Console(file=target)) if target.isatty() else PlainProgress(target)
+
+
+def step_line(s: Snapshot) -> str:
+    """Return a step as one line of text.
+
+    Example:
+        >>> step_line(Snapshot(name="r", step=2, steps=10, policy_version=2, wall_s=8.0, max_staleness=2, success_rate=0.5))
+        'step 2/10, version 2, success 0.500, 0 failed, 0 dropped, 8 s, about 32 s left'
+    """
+    parts = [f"step {s.step}/{s.steps}", f"version {s.policy_version}"]
+    if s.success_rate is not None:
+        parts.append(f"success {s.success_rate:.3f}")
+    if s.return_mean is not None:
+        parts.append(f"return {s.return_mean:+.3f}")
+    if s.staleness_mean is not None:
+        parts.append(f"staleness mean {s.staleness_mean:.2f} max {s.staleness_max:g} of {s.max_staleness}")
+    if s.tokens_per_s is not None:
+        parts.append(f"{s.tokens_per_s:.0f} tokens/s")
+    parts += [f"{s.failed_episodes} failed", f"{s.dropped_groups} dropped", f"{s.wall_s:.0f} s"]
+    if s.eta_s is not None:
+        parts.append(f"about {_duration(s.eta_s)} left")
+    return ", ".join(parts)
+
+
+def picture(s: Snapshot) -> Group:
+    """Return the live display of `s`."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    eta = f", about {_duration(s.eta_s)} left" if s.eta_s is not None else ""
+    table.add_row(s.name, f"step {s.step}/{s.steps}, version {s.policy_version}, {_duration(s.wall_s)}{eta}")
+    if s.success_rate is not None:
+        reward = f", return {s.return_mean:+.3f}" if s.return_mean is not None else ""
+        table.add_row("success", f"{s.success_rate:.3f}{reward}, {s.zero_variance_groups} groups without variance")
+    if s.staleness_mean is not None:
+        table.add_row("staleness", f"mean {s.staleness_mean:.2f}, max {s.staleness_max:g}, bound {s.max_staleness}")
+    rate = f"{s.tokens_per_s:.0f} a second, " if s.tokens_per_s is not None else ""
+    table.add_row("tokens", f"{rate}{s.sampled_tokens} in all")
+    table.add_row(
+        "rollout",
+        f"{s.episodes_in_flight} episodes in flight, {s.groups_complete} of {s.groups_outstanding} open groups complete, "
+        f"{s.failed_episodes} episodes failed, {s.dropped_groups} groups dropped",
+    )
+    if s.last_evaluation is not None:
+        table.add_row("evaluation", s.last_evaluation)
+    waits = [Text(f"  {line}", style="dim", no_wrap=True, overflow="ellipsis") for line in s.waits[:4]]
+    return Group(ProgressBar(total=s.steps, completed=s.step, width=60), table, *waits)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

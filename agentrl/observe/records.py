@@ -1,0 +1,174 @@
+"""Append-only JSON lines on disk.
+
+Invariant: a line is whole or absent, lines stand in the order they were given, and what was given before `close` is on
+disk after it, also when the run is cancelled. A disk that cannot take them stops the run with a named error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import anyio.to_thread
+import orjson
+
+from agentrl.errors import RunStopped
+from agentrl.types import JsonValue, Trajectory
+
+DRAIN_TIMEOUT_S = 10.0
+"""Seconds a cancelled run waits for its last lines to reach the disk."""
+MAX_PENDING = 8192
+"""Records that may wait for the disk."""
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+
+
+def encode_line(record: Mapping[str, object]) -> bytes:
+    """Return `record` as one line of JSON; numpy arrays become lists, NaN and infinities null, other objects their repr."""
+    return orjson.dumps(record, default=repr, option=_OPTIONS)
+
+
+class JsonLines:
+    """A JSONL file that is appended to, flushed after each line: for small, rare records."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` for appending; its directory is made.
+
+        Raises:
+            RunStopped: when it cannot be opened.
+        """
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = path.open("ab")
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Write one line.
+
+        Raises:
+            RunStopped: naming the file and the cause, such as a full disk.
+        """
+        self.append_bytes(encode_line(record))
+
+    def append_bytes(self, lines: bytes) -> None:
+        """Write whole lines.
+
+        Raises:
+            RunStopped: naming the file and the cause.
+        """
+        try:
+            self._file.write(lines)
+            self._file.flush()
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class BackgroundJsonLines:
+    """A JSONL file for large, frequent records: `put` never waits; encoding and writing happen in a worker thread.
+
+    Somebody runs `write` as a task for as long as records come, and awaits `close` after that.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` for appending.
+
+        Raises:
+            RunStopped: when it cannot be opened.
+        """
+        self._lines = JsonLines(path)
+        self._pending: list[Mapping[str, object]] = []
+        self._more = anyio.Event()
+
+    def put(self, record: Mapping[str, object]) -> None:
+        """Take over `record`, which must not change any more.
+
+        Raises:
+            RunStopped: when `MAX_PENDING` records wait for the disk.
+        """
+        if len(self._pending) >= MAX_PENDING:
+            raise RunStopped(f"{self._lines.path}: {MAX_PENDING} records wait for the disk, which does not keep up")
+        self._pending.append(record)
+        self._more.set()
+
+    async def write(self) -> None:
+        """Write what comes, until cancelled.
+
+        Raises:
+            RunStopped: when the disk refuses, naming the file and the cause.
+
+        Cancellation: the batch being written is finished; what came after it is left to `close`.
+        """
+        while True:
+            await self._more.wait()
+            self._more = anyio.Event()
+            await self._drain()
+
+    async def close(self) -> None:
+        """Write what is left and close the file, within `DRAIN_TIMEOUT_S`.
+
+        Raises:
+            RunStopped: when the disk refuses.
+
+        Cancellation: shielded; takes `DRAIN_TIMEOUT_S` at most.
+        """
+        try:
+            with anyio.move_on_after(DRAIN_TIMEOUT_S, shield=True):
+                await self._drain()
+        finally:
+            self._lines.close()
+
+    async def _drain(self) -> None:
+        while self._pending:
+            batch, self._pending = self._pending, []
+            # Not abandoned on cancellation: a line must not be cut in two.
+            await anyio.to_thread.run_sync(self._encode_and_write, batch)
+
+    def _encode_and_write(self, batch: list[Mapping[str, object]]) -> None:
+        self._lines.append_bytes(b"".join(map(encode_line, batch)))
+
+
+def trajectory_record(trajectory: Trajectory, **fields: JsonValue) -> Mapping[str, object]:
+    """Return the line of `trajectories.jsonl` for one episode.
+
+    Keys: those of `fields` (such as `purpose`, `group`, `policy_version`), then `episode_id`, `task_id`, `stop_reason`,
+    `final_reward`, `episode_return` (null for a failed episode), `failure` (`kind`, `message`, `traceback`, or null),
+    `metrics`, and `turns`: a list of `parent`, `fork`, `stop_reason`, `reward`, `temperature`, `message`, `context_ids`,
+    `output_ids`, `output_logprobs` (nats) and `spans` (`[start, end, version]`).
+    """
+    failure = trajectory.failure
+    return {
+        **fields,
+        "episode_id": trajectory.episode_id,
+        "task_id": trajectory.task_id,
+        "stop_reason": trajectory.stop_reason,
+        "final_reward": trajectory.final_reward,
+        "episode_return": trajectory.episode_return if failure is None else None,
+        "failure": failure and {"kind": failure.kind, "message": failure.message, "traceback": failure.traceback},
+        "metrics": dict(trajectory.metrics),
+        "turns": [
+            {
+                "parent": turn.parent,
+                "fork": turn.fork,
+                "stop_reason": turn.stop_reason,
+                "reward": turn.reward,
+                "temperature": turn.temperature,
+                "message": turn.message,
+                "context_ids": turn.context_ids,
+                "output_ids": turn.output_ids,
+                "output_logprobs": turn.output_logprobs,
+                "spans": [[span.start, span.end, span.version] for span in turn.spans],
+            }
+            for turn in trajectory.turns
+        ],
+    }
+
+
+def _cannot_write(path: Path, error: OSError) -> RunStopped:
+    return RunStopped(f"cannot write {path}: {error.strerror or error}; free some space or choose another runs_dir")

@@ -1,0 +1,265 @@
+"""Run one episode: a workflow on a task, under its own deadline and budgets.
+
+Invariant: an episode ends as a trajectory. One that has no usable result has `failure` set and no final reward; it is never
+a reward of 0. Only a broken invariant, or cancellation from outside, leaves `run_episode` as an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+from uuid import uuid4
+
+import anyio
+import anyio.lowlevel
+from openai import AsyncOpenAI
+
+from agentrl.client import Client, EndpointClient
+from agentrl.client.config import SamplingConfig
+from agentrl.errors import (
+    AgentRLError,
+    EnvironmentFault,
+    EpisodeLimit,
+    InvariantError,
+    RunStopped,
+    ServerError,
+    StaleDataError,
+    TrainError,
+    WeightSyncError,
+    WorkflowError,
+    boundary,
+)
+from agentrl.inference.base import Backend
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.tasks import flatten
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn, check_reward
+from agentrl.workflow import RolloutWorkflow
+
+_AnyClient: TypeAlias = Client | EndpointClient
+_RUN_ENDING = (InvariantError, StaleDataError, WeightSyncError, TrainError, RunStopped)
+
+
+async def run_episode(
+    workflow: RolloutWorkflow,
+    task: Task,
+    *,
+    backend: Backend,
+    renderer: Renderer,
+    rollout: RolloutConfig,
+    sampling: SamplingConfig,
+    episode_id: str | None = None,
+    on_turn: Callable[[Turn], None] | None = None,
+) -> Trajectory:
+    """Return the trajectory of one episode; a failed one has `failure` set.
+
+    How an episode ends: `run` returns a reward (COMPLETED); a budget is spent (TURN_LIMIT, TOKEN_LIMIT: a failure unless the
+    workflow has a `limit_reward`); the deadline passes (DEADLINE); the workflow raises or returns no reward
+    (WORKFLOW_ERROR); an environment breaks (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). A workflow that hangs
+    without awaiting, or swallows its cancellation, is a DEADLINE when it returns: nothing can interrupt it before.
+
+    Args:
+        workflow: what to run.
+        task: what to run it on.
+        backend: samples the tokens.
+        renderer: chat template and tokenizer.
+        rollout: deadline and budgets.
+        sampling: defaults of the model calls.
+        episode_id: unique in the run; None makes one up.
+        on_turn: called with each turn as it is recorded.
+
+    Raises:
+        InvariantError: recorded data contradicts itself; so do the other errors that end a run.
+
+    Cancellation: the workflow is cancelled, its running model calls are aborted, and nothing is returned.
+    """
+    identity = episode_id or uuid4().hex
+    turns = _Turns(on_turn)
+    client = Client(
+        backend=backend,
+        renderer=renderer,
+        sampling=sampling,
+        episode_id=identity,
+        task_id=task.id,
+        max_turns=rollout.max_turns,
+        max_episode_tokens=rollout.max_episode_tokens,
+        on_turn=turns.record,
+    )
+    return await _drive(workflow, task, client, identity, rollout.episode_timeout_s, turns)
+
+
+async def run_endpoint_episode(
+    workflow: RolloutWorkflow,
+    task: Task,
+    *,
+    endpoint: AsyncOpenAI,
+    model: str,
+    rollout: RolloutConfig,
+    sampling: SamplingConfig | None = None,
+    episode_id: str | None = None,
+    on_turn: Callable[[Turn], None] | None = None,
+) -> Trajectory:
+    """Return the trajectory, without token ids, of one episode against any OpenAI-compatible endpoint.
+
+    Args:
+        workflow: what to run.
+        task: what to run it on.
+        endpoint: the connection, shared by all episodes.
+        model: the model's name at the endpoint.
+        rollout: deadline and turn budget; `max_episode_tokens` does not apply.
+        sampling: defaults of the model calls; None leaves them to the endpoint.
+        episode_id: as for `run_episode`.
+        on_turn: as for `run_episode`.
+
+    Raises:
+        InvariantError: as for `run_episode`.
+
+    Cancellation: as for `run_episode`.
+    """
+    identity = episode_id or uuid4().hex
+    turns = _Turns(on_turn)
+    client = EndpointClient(
+        endpoint=endpoint,
+        model=model,
+        episode_id=identity,
+        task_id=task.id,
+        sampling=sampling,
+        max_turns=rollout.max_turns,
+        on_turn=turns.record,
+    )
+    return await _drive(workflow, task, client, identity, rollout.episode_timeout_s, turns)
+
+
+class _Turns:
+    """The turns of an episode as they are recorded: what is left when the workflow has closed its client and failed."""
+
+    def __init__(self, on_turn: Callable[[Turn], None] | None) -> None:
+        self.recorded: list[Turn] = []
+        self._on_turn = on_turn
+
+    def record(self, turn: Turn) -> None:
+        self.recorded.append(turn)
+        if self._on_turn is not None:
+            self._on_turn(turn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    stop_reason: StopReason
+    failure: EpisodeFailure
+
+
+async def _drive(
+    workflow: RolloutWorkflow, task: Task, client: _AnyClient, identity: str, timeout_s: float, turns: _Turns
+) -> Trajectory:
+    where = f"{workflow.name}.rollout, task {task.id}, episode {identity}"
+    deadline = anyio.current_time() + timeout_s
+    ending: Trajectory | _Failure | None = None
+    with anyio.CancelScope(deadline=deadline) as scope:
+        ending = await _attempt(workflow, task, client, identity, where)
+    await anyio.lowlevel.checkpoint_if_cancelled()  # a workflow that swallowed the run's cancellation ends here
+    if ending is None or anyio.current_time() >= deadline:
+        late = "" if scope.cancelled_caught else "; it returned late, after blocking or swallowing its cancellation"
+        message = f"{where}: not finished within episode_timeout_s = {timeout_s:g}, after {len(turns.recorded)} turns{late}"
+        ending = _Failure(StopReason.DEADLINE, EpisodeFailure(kind="TimeoutError", message=message, traceback=""))
+    if isinstance(ending, Trajectory):
+        return ending
+    try:
+        return client.close(ending.stop_reason, failure=ending.failure)
+    except WorkflowError:  # the workflow closed the client before it failed
+        return Trajectory(
+            episode_id=identity,
+            task_id=task.id,
+            turns=tuple(turns.recorded),
+            stop_reason=ending.stop_reason,
+            failure=ending.failure,
+        )
+
+
+async def _attempt(
+    workflow: RolloutWorkflow, task: Task, client: _AnyClient, identity: str, where: str
+) -> Trajectory | _Failure:
+    try:
+        with boundary(WorkflowError, where):
+            result = await _unwrapped(workflow, task, client)
+        return _checked(result, identity, where)
+    except _RUN_ENDING:
+        raise
+    except EpisodeLimit as error:
+        reason = client.limit_reached or StopReason.TURN_LIMIT
+        if workflow.limit_reward is None:
+            return _Failure(reason, _describe(error))
+        try:
+            reward = check_reward(workflow.limit_reward, f"{workflow.name}.limit_reward")
+            return client.close(reason, final_reward=reward)
+        except WorkflowError as refused:
+            return _Failure(StopReason.WORKFLOW_ERROR, _describe(refused))
+    except AgentRLError as error:
+        return _Failure(_stop_reason(error), _describe(error))
+    except anyio.get_cancelled_exc_class() as error:
+        if _cancellation_is_ours():
+            raise
+        # Awaiting a task that was cancelled elsewhere raises in this task, which nobody cancelled: letting it through
+        # would make the episode vanish.
+        stray = WorkflowError(f"{where} raised {type(error).__name__}, but the episode was not cancelled: {error}")
+        stray.__cause__ = error
+        return _Failure(StopReason.WORKFLOW_ERROR, _describe(stray))
+
+
+async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: _AnyClient) -> object:
+    """Run the workflow; of an exception group, as task groups raise it, the error that matters most is raised."""
+    try:
+        # An endpoint's client serves the same calls as `Client`, but for token ids, which it refuses.
+        return await workflow.rollout(task, cast("Client", client))
+    except BaseExceptionGroup as group:
+        cancelled, rest = group.split(anyio.get_cancelled_exc_class())
+        errors = list(flatten(rest)) if rest is not None else []
+        for error in errors:
+            if isinstance(error, _RUN_ENDING) or not isinstance(error, Exception):
+                raise error from group
+        if cancelled is not None:
+            raise cancelled from None
+        raise min(errors, key=lambda error: isinstance(error, EpisodeLimit)) from group
+
+
+def _checked(result: object, identity: str, where: str) -> Trajectory:
+    if not isinstance(result, Trajectory):
+        raise WorkflowError(
+            f"{where}: expected a Trajectory, got {type(result).__name__}; "
+            "return client.close(...), or implement `run` instead"
+        )
+    if result.episode_id != identity:
+        raise WorkflowError(f"{where}: returned the trajectory of another episode, {result.episode_id}")
+    rewarded = result.final_reward is not None or any(turn.reward is not None for turn in result.turns)
+    if result.failure is None and not rewarded:
+        raise WorkflowError(f"{where}: the trajectory has no reward; give client.close a final_reward, or reward a turn")
+    return result
+
+
+def _cancellation_is_ours() -> bool:
+    """Return whether this episode, or anything around it, was cancelled."""
+    if anyio.current_effective_deadline() == -math.inf:
+        return True
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # trio, where a cancellation always has a scope
+        return True
+    return task is None or task.cancelling() > 0
+
+
+def _stop_reason(error: AgentRLError) -> StopReason:
+    if isinstance(error, ServerError):
+        return StopReason.SERVER_ERROR
+    if isinstance(error, EnvironmentFault):
+        return StopReason.ENVIRONMENT_FAULT
+    return StopReason.WORKFLOW_ERROR
+
+
+def _describe(error: AgentRLError) -> EpisodeFailure:
+    return EpisodeFailure(
+        kind=type(error).__name__, message=str(error), traceback="".join(traceback.format_exception(error))
+    )

@@ -1,0 +1,141 @@
+"""Run one group: the episodes of a task, kept together, with a rule for members that fail.
+
+Invariant: a group has only episodes that ended without failure, each run from the start; a group without enough of them is
+a `DroppedGroup` that says why. Nothing fills a place with a reward of 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.tasks import open_tasks
+from agentrl.types import EpisodeFailure, Group, Task, Trajectory
+
+
+class EpisodeRunner(Protocol):
+    """Runs one episode; `functools.partial` of `run_episode` with everything but task and id is one."""
+
+    async def __call__(self, task: Task, *, episode_id: str) -> Trajectory:
+        """Return the trajectory of the episode; a failed one has `failure` set."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedGroup:
+    """A group that cannot be trained."""
+
+    index: int
+    """Admission number."""
+    task: Task
+    reason: str
+    """What the drop is counted under: `episode_failed:` and the stop reason most of the failures had."""
+    failures: tuple[EpisodeFailure, ...]
+    """Of every failed attempt, in order."""
+
+
+async def run_group(
+    task: Task,
+    *,
+    index: int,
+    group_size: int,
+    admitted_version: int,
+    run: EpisodeRunner,
+    rollout: RolloutConfig,
+    slots: anyio.Semaphore,
+    on_episode: Callable[[Trajectory], None] | None = None,
+    on_started: Callable[[], None] | None = None,
+) -> Group | DroppedGroup:
+    """Return the group of `group_size` episodes of `task`, or a record of why there is none.
+
+    Members run concurrently, each holding one of `slots`. A failed member is run again from the start, up to
+    `episode_retries` times, keeping its slot. When one has failed for good, policy `drop` cancels the others and drops the
+    group; `keep` goes on and keeps it if `min_group_size` members succeed. Retrying and dropping both prefer tasks that do
+    not fail; where failure depends on the policy (limits, deadlines), a `limit_reward` is the unbiased choice.
+
+    Args:
+        task: what the episodes are of.
+        index: admission number of the group.
+        group_size: episodes.
+        admitted_version: policy version when the group was opened.
+        run: runs one episode; ids are `<index>.<member>.<attempt>`.
+        rollout: retries and the rule for incomplete groups.
+        slots: episodes in flight over all groups; members take them one after the other, so groups start in order.
+        on_episode: called with every finished attempt, failed ones included.
+        on_started: called when every member has its slot, and again at the end.
+
+    Raises:
+        InvariantError: from an episode, or whatever `on_episode` raises; the other members are cancelled.
+
+    Cancellation: all members are cancelled; nothing is returned.
+    """
+    members = _Members(task, index, run, rollout, on_episode, slots)
+    started = on_started or (lambda: None)
+    try:
+        async with open_tasks() as tasks:
+            for member in range(group_size):
+                await slots.acquire()
+                members.holding.add(member)
+                tasks.start_soon(members.run, member, tasks)
+            started()
+    finally:
+        started()
+        for _ in members.holding:  # cancelled before they could begin
+            slots.release()
+    finished = tuple(members.finished[member] for member in sorted(members.finished))
+    enough = group_size if rollout.incomplete_group == "drop" else rollout.min_group_size
+    if len(finished) >= min(enough, group_size):
+        return Group(index=index, task=task, episodes=finished, admitted_version=admitted_version)
+    [(most, _)] = Counter(str(attempt.stop_reason) for attempt in members.failed).most_common(1)
+    failures = tuple(attempt.failure for attempt in members.failed if attempt.failure is not None)
+    return DroppedGroup(index=index, task=task, reason=f"episode_failed:{most}", failures=failures)
+
+
+class _Members:
+    """The members of one group while they run."""
+
+    def __init__(
+        self,
+        task: Task,
+        index: int,
+        run: EpisodeRunner,
+        rollout: RolloutConfig,
+        on_episode: Callable[[Trajectory], None] | None,
+        slots: anyio.Semaphore,
+    ) -> None:
+        self.finished: dict[int, Trajectory] = {}
+        self.failed: list[Trajectory] = []
+        self.holding: set[int] = set()
+        """Members that hold a slot."""
+        self._task = task
+        self._index = index
+        self._run = run
+        self._rollout = rollout
+        self._on_episode = on_episode
+        self._slots = slots
+
+    async def run(self, member: int, tasks: TaskGroup) -> None:
+        try:
+            succeeded = await self._attempts(member)
+        finally:
+            self.holding.remove(member)
+            self._slots.release()
+        if not succeeded and self._rollout.incomplete_group == "drop":
+            tasks.cancel_scope.cancel()
+
+    async def _attempts(self, member: int) -> bool:
+        for attempt in range(self._rollout.episode_retries + 1):
+            trajectory = await self._run(self._task, episode_id=f"{self._index}.{member}.{attempt}")
+            if self._on_episode is not None:
+                self._on_episode(trajectory)
+            if trajectory.failure is None:
+                self.finished[member] = trajectory
+                return True
+            self.failed.append(trajectory)
+        return False

@@ -1,0 +1,190 @@
+"""Weights handed over through a directory: written aside, flushed, then renamed into place.
+
+Invariant: a directory that is visible under its final name is complete, and its `manifest.json` names the version and the
+digest of every tensor in it. One process writes under one parent directory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from agentrl.checksum import model_checksum
+from agentrl.errors import TrainError, WeightSyncError
+from agentrl.sync.tensors import RawTensor, read_safetensors, write_safetensors
+from agentrl.types import Publication
+
+WEIGHTS_FILE = "model.safetensors"
+MANIFEST_FILE = "manifest.json"
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files of a HF checkpoint, besides the weights, that a copy of it needs; those present are copied byte for byte."""
+
+_PARTIAL = ".writing-"
+_PUBLISHED = "v"
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `manifest.json` says about the weights beside it."""
+
+    version: int
+    """Policy version."""
+    checksum: str
+    """Digest of the whole model; see `agentrl.checksum`."""
+    tensor_checksums: dict[str, str]
+    """Digest of each tensor, by HF parameter name."""
+
+
+@contextmanager
+def atomic_directory(final: Path) -> Generator[Path]:
+    """Yield an empty directory to fill; it becomes `final` when the block ends, or is removed when the block fails.
+
+    Files written inside must be flushed by whoever writes them; the directories are flushed here. A directory already at
+    `final` is replaced, and lost only after the new one is complete.
+
+    Raises:
+        TrainError: naming the path and the cause when the disk is full or the path cannot be written.
+    """
+    partial = final.with_name(_PARTIAL + final.name)
+    replaced = final.with_name(f"{_PARTIAL}replaced-{final.name}")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        _flush_directory(partial)
+        if final.exists():
+            final.rename(replaced)
+        partial.rename(final)
+        _flush_directory(final.parent)
+    except OSError as error:
+        raise TrainError(_write_failure(final, error)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `data` to a new file at `path` and flush it to the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> Manifest:
+    """Write weights, manifest, and copies of the other files of the checkpoint `source` into the existing `folder`.
+
+    Raises:
+        OSError: when the disk is full; wrap the call in `atomic_directory`.
+    """
+    digests = {name: tensor.checksum(name) for name, tensor in tensors.items()}
+    manifest = Manifest(version=version, checksum=model_checksum(digests), tensor_checksums=digests)
+    write_safetensors(folder / WEIGHTS_FILE, tensors)
+    for name in MODEL_FILES if source is not None else ():
+        if source is not None and (source / name).is_file():
+            write_file(folder / name, (source / name).read_bytes())
+    write_file(folder / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    return manifest
+
+
+def publish(
+    tensors: Mapping[str, RawTensor], *, version: int, directory: Path, source: Path | None, keep: int = 2
+) -> Publication:
+    """Write `tensors` as policy `version` to `directory/v<version>`, then remove all but the `keep` newest versions.
+
+    Args:
+        tensors: weights by HF parameter name; a tied output head must not be listed twice.
+        version: policy version of the weights.
+        directory: parent of the published versions.
+        source: HF checkpoint whose config and tokenizer files are copied beside the weights; None copies nothing.
+        keep: versions that stay readable, this one included; 2 lets a slow server finish reading the previous one.
+
+    Raises:
+        TrainError: naming the path and the cause; nothing partial stays behind, earlier versions are untouched.
+    """
+    final = directory / f"{_PUBLISHED}{version:08d}"
+    with atomic_directory(final) as folder:
+        manifest = write_model(folder, tensors, version=version, source=source)
+    prune(directory, keep=keep)
+    return Publication(
+        version=version, path=str(final), checksum=manifest.checksum, tensor_checksums=manifest.tensor_checksums
+    )
+
+
+def prune(directory: Path, *, keep: int) -> None:
+    """Remove published versions under `directory` except the `keep` newest, and what killed writers left behind."""
+    published = sorted(path for path in directory.glob(f"{_PUBLISHED}[0-9]*") if path.is_dir())
+    leftovers = [*directory.glob(f"{_PARTIAL}{_PUBLISHED}[0-9]*"), *directory.glob(f"{_PARTIAL}replaced-{_PUBLISHED}[0-9]*")]
+    for path in [*published[: max(0, len(published) - keep)], *leftovers]:
+        # A server may read an old version at this moment: its open files stay valid, so a failed removal is no error.
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of a published directory.
+
+    Raises:
+        WeightSyncError: when it is missing or not a manifest.
+    """
+    try:
+        return msgspec.json.decode((path / MANIFEST_FILE).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise WeightSyncError(f"{path}: no readable {MANIFEST_FILE} ({error}); expected published weights here") from error
+
+
+def verify_directory(path: Path) -> Publication:
+    """Return what is published at `path` after computing the digest of every tensor in it.
+
+    Raises:
+        WeightSyncError: naming the first tensor that is missing, unexpected or altered.
+    """
+    manifest = read_manifest(path)
+    tensors = read_safetensors(path / WEIGHTS_FILE)
+    if tensors.keys() != manifest.tensor_checksums.keys():
+        difference = sorted(tensors.keys() ^ manifest.tensor_checksums.keys())
+        raise WeightSyncError(f"{path}: {WEIGHTS_FILE} and {MANIFEST_FILE} disagree about the tensors {difference[:5]}")
+    for name, tensor in tensors.items():
+        if tensor.checksum(name) != manifest.tensor_checksums[name]:
+            raise WeightSyncError(f"{path}: tensor {name!r} is not the one that was written; publish the version again")
+    if model_checksum(manifest.tensor_checksums) != manifest.checksum:
+        raise WeightSyncError(f"{path}: {MANIFEST_FILE} contradicts itself; publish the version again")
+    return Publication(
+        version=manifest.version,
+        path=str(path),
+        checksum=manifest.checksum,
+        tensor_checksums=manifest.tensor_checksums,
+    )
+
+
+def _write_failure(final: Path, error: OSError) -> str:
+    parent = next((path for path in final.parents if path.exists()), Path("/"))
+    free = shutil.disk_usage(parent).free / 1e6
+    return (
+        f"cannot write {final}: {error.strerror or error} ({free:.0f} MB free there); "
+        "free space or write elsewhere; earlier versions are untouched"
+    )
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,199 @@
+"""Encoding: control tokens come from the template only; text of the conversation never yields one.
+
+The vocabulary is split in two. *Control tokens* are the added tokens that steer a model: everything registered as special,
+and everything that is, or contains, a marker such as `<tool_call>`, `<|im_end|>` or `[INST]`. Other added tokens (numbers,
+runs of spaces, frequent phrases) are ordinary vocabulary that text may use.
+
+A *twin* of the tokenizer knows each control token only under a secret name. Rendered text is encoded by it in one pass,
+after the control tokens the template wrote have been replaced by their secret names. So honest text gets exactly the ids
+of the plain tokenizer, and content gets no control id, whatever it says.
+
+Invariant: `encode_content` never returns an id of `control_ids`; `encode_rendered` returns as many as there are control
+tokens outside of content (see `agentrl.tokens.guard`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+from tokenizers import Tokenizer
+
+from agentrl.errors import ConfigError, TokenError
+
+_MARKER = re.compile(r"<[^<>\s][^<>\n]*>|\[/?[A-Z_][A-Z_0-9 ]+\]|<\||\|>|<｜|｜>")
+_MARK_OPEN, _MARK_CLOSE = "\ufdd0", "\ufdd1"
+
+
+class TokenCodec:
+    """A tokenizer and its twin; immutable, safe to share between episodes and threads."""
+
+    def __init__(self, tokenizer_json: str, *, eos_ids: Iterable[int] = (), where: str = "tokenizer.json") -> None:
+        """Build both tokenizers.
+
+        Args:
+            tokenizer_json: the content of a `tokenizer.json`.
+            eos_ids: ids that end a sequence; control tokens, however they are registered.
+            where: names the file in messages.
+
+        Raises:
+            ConfigError: if it is not a tokenizer, or a twin with the same ids cannot be made.
+        """
+        data = _load(tokenizer_json, where)
+        self._full = _tokenizer(tokenizer_json, where)
+        self.control = _control_tokens(data, frozenset(eos_ids), self._full)
+        """Control token texts and their ids."""
+        secret = secrets.token_hex(8)
+        self._mark_prefix = _MARK_OPEN + secret
+        self._marks = {text: f"{self._mark_prefix}{at}{_MARK_CLOSE}" for at, text in enumerate(self.control)}
+        self._twin = _tokenizer(json.dumps(_renamed(data, self._marks), ensure_ascii=False), where)
+        self._check_twin(where)
+        longest_first = sorted(self.control, key=len, reverse=True)
+        self.control_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        """Matches any control token text, the longest first."""
+        unknown = _unknown_token(data)
+        unknown_id = self._full.token_to_id(unknown) if unknown is not None else None
+        self.control_ids = frozenset(self.control.values()) - ({unknown_id} - frozenset(eos_ids))
+        """Ids no text can yield. The model's own stand-in for unknown characters, if it has one, is not among them."""
+        self.size: int = max(self._full.get_vocab().values(), default=-1) + 1
+        """One more than the largest id."""
+
+    def _check_twin(self, where: str) -> None:
+        vocabulary, twin = self._full.get_vocab(), self._twin.get_vocab()
+        expected = {self._marks.get(text, text): number for text, number in vocabulary.items()}
+        if twin != expected:
+            wrong = sorted(text for text in expected.keys() | twin.keys() if expected.get(text) != twin.get(text))
+            raise ConfigError(
+                f"{where}: cannot separate control tokens from text: {len(wrong)} ids change, such as {wrong[:3]}; "
+                "added tokens must be listed in order of id"
+            )
+        for text, mark in self._marks.items():
+            if self._twin.encode(mark, add_special_tokens=False).ids != [self.control[text]]:
+                raise ConfigError(f"{where}: control token {text!r} is not matched as a whole; its flags are not supported")
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a token by its text; None if there is none."""
+        return self._full.token_to_id(text)
+
+    def token_text(self, number: int) -> str | None:
+        """Return the text of a token by its id; None if there is none."""
+        return self._full.id_to_token(number)
+
+    def encode_content(self, text: str) -> list[int]:
+        """Return the ids of text as content: no control token, whatever it says.
+
+        Raises:
+            TokenError: if it is not valid Unicode text.
+        """
+        return self._encode(text)
+
+    def encode_rendered(self, text: str, *, nonce: str = "") -> list[int]:
+        """Return the ids of a template's output, in which every control token text counts as a control token.
+
+        Args:
+            text: the rendered text.
+            nonce: removed from the text after control tokens have been recognised; `ContentGuard` breaks the control
+                tokens in content with it.
+
+        Raises:
+            TokenError: if it is not valid Unicode text.
+        """
+        if self._mark_prefix in text:
+            raise TokenError("text contains the secret name of a control token; this cannot happen by chance")
+        marks = self._marks
+        marked = self.control_pattern.sub(lambda match: marks[match.group()], text)
+        return self._encode(marked.replace(nonce, "") if nonce else marked, checked=True)
+
+    def _encode(self, text: str, *, checked: bool = False) -> list[int]:
+        if not checked and self._mark_prefix in text:
+            raise TokenError("text contains the secret name of a control token; this cannot happen by chance")
+        try:
+            return self._twin.encode(text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise TokenError(f"text cannot be encoded: {error}; remove lone surrogates before sending it") from error
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        """Return the text of ids; invalid UTF-8 becomes U+FFFD."""
+        return self._full.decode(ids, skip_special_tokens=skip_special)
+
+
+def _load(tokenizer_json: str, where: str) -> dict[str, object]:
+    try:
+        data: object = json.loads(tokenizer_json)
+    except ValueError as error:
+        raise ConfigError(f"{where}: expected JSON: {error}") from error
+    if not isinstance(data, dict) or "model" not in data:
+        raise ConfigError(f"{where}: expected the JSON of a fast tokenizer with a 'model'")
+    return cast("dict[str, object]", data)
+
+
+def _tokenizer(text: str, where: str) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:
+        raise ConfigError(f"{where}: not a tokenizer this version of `tokenizers` can read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _control_tokens(data: Mapping[str, object], eos_ids: frozenset[int], tokenizer: Tokenizer) -> dict[str, int]:
+    added = [cast("dict[str, object]", token) for token in cast("list[object]", data.get("added_tokens") or [])]
+    control: dict[str, int] = {}
+    for token in added:
+        text = str(token["content"])
+        number = tokenizer.token_to_id(text)
+        if number is not None and text and (token.get("special") or number in eos_ids or _MARKER.search(text)):
+            control[text] = number
+    while True:
+        more = {
+            text: number
+            for token in added
+            if (text := str(token["content"])) not in control
+            and (number := tokenizer.token_to_id(text)) is not None
+            and any(part in text for part in control)
+        }
+        if not more:
+            return control
+        control |= more
+
+
+def _unknown_token(data: Mapping[str, object]) -> str | None:
+    model = cast("dict[str, object]", data["model"])
+    unknown = model.get("unk_token")
+    if isinstance(unknown, str):
+        return unknown
+    number = model.get("unk_id")
+    if isinstance(number, int) and isinstance(model.get("vocab"), list):
+        return str(cast("list[list[object]]", model["vocab"])[number][0])
+    return None
+
+
+def _renamed(data: Mapping[str, object], marks: Mapping[str, str]) -> dict[str, object]:
+    """Return the tokenizer with every control token known by its secret name only, ids unchanged.
+
+    Ids of added tokens follow from their order and from the model's vocabulary, so tokens are renamed in place, not removed.
+    """
+    added = [cast("dict[str, object]", token) for token in cast("list[object]", data.get("added_tokens") or [])]
+    renamed = [{**token, "content": marks.get(str(token["content"]), token["content"])} for token in added]
+    model = dict(cast("dict[str, object]", data["model"]))
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        names = cast("dict[str, int]", vocabulary)
+        model["vocab"] = {marks.get(text, text): number for text, number in names.items()}
+    elif isinstance(vocabulary, list):
+        entries = cast("list[list[object]]", vocabulary)
+        model["vocab"] = [[marks.get(str(entry[0]), entry[0]), *entry[1:]] for entry in entries]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = marks.get(str(model["unk_token"]), model["unk_token"])
+    if isinstance(model.get("merges"), list):
+        model["merges"] = [merge for merge in cast("list[object]", model["merges"]) if not _makes_control(merge, marks)]
+    return {**data, "added_tokens": renamed, "model": model, "post_processor": None, "truncation": None, "padding": None}
+
+
+def _makes_control(merge: object, marks: Mapping[str, str]) -> bool:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else cast("list[str]", merge)
+    return left in marks or right in marks or left + right in marks

@@ -1,0 +1,140 @@
+"""What the renderer reads of a local model directory in Hugging Face layout.
+
+Invariant: nothing is fetched from anywhere and nothing but JSON and template text is read; a missing or broken file is a
+`ConfigError` that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from agentrl.errors import ConfigError
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """The tokenizer-side content of a model directory."""
+
+    tokenizer_json: str
+    templates: Mapping[str, str]
+    """Jinja source by name."""
+    special_tokens: Mapping[str, str]
+    """`bos_token`, `eos_token`, ... where the tokenizer names one."""
+    eos_ids: frozenset[int]
+    """End-of-sequence ids named by number in generation_config.json and config.json; may be empty."""
+    vocab_size: int | None
+    """Of the model; None without config.json."""
+    max_context: int | None
+    """Longest context in tokens; None where config.json does not say."""
+
+
+def read_model_files(path: Path) -> ModelFiles:
+    """Return what a model directory says about its tokens.
+
+    Raises:
+        ConfigError: if a needed file is missing, or one is not JSON.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"model directory {path}: expected a local directory with tokenizer.json; it does not exist")
+    tokenizer = path / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ConfigError(
+            f"model directory {path}: tokenizer.json is missing (it has {_listing(path)}); "
+            "save the model with a fast tokenizer: tokenizer.save_pretrained(directory)"
+        )
+    tokenizer_config = _json(path / "tokenizer_config.json")
+    config = _json(path / "config.json")
+    text_config = _object(config.get("text_config")) or config
+    generation = _json(path / "generation_config.json")
+    return ModelFiles(
+        tokenizer_json=_text(tokenizer),
+        templates=_templates(path, tokenizer_config),
+        special_tokens=_special_tokens(_json(path / "special_tokens_map.json"), tokenizer_config),
+        eos_ids=frozenset(
+            {
+                *_ids(generation.get("eos_token_id")),
+                *_ids(config.get("eos_token_id")),
+                *_ids(text_config.get("eos_token_id")),
+            }
+        ),
+        vocab_size=_integer(text_config.get("vocab_size")) or _integer(config.get("vocab_size")),
+        max_context=_integer(text_config.get("max_position_embeddings")),
+    )
+
+
+def _templates(path: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:
+    templates: dict[str, str] = {}
+    named = tokenizer_config.get("chat_template")
+    if isinstance(named, str):
+        templates["default"] = named
+    elif isinstance(named, list):
+        for entry in cast("list[object]", named):
+            item = _object(entry)
+            if not (isinstance(item.get("name"), str) and isinstance(item.get("template"), str)):
+                raise ConfigError(f"{path / 'tokenizer_config.json'}: chat_template: expected name and template")
+            templates[str(item["name"])] = str(item["template"])
+    for extra in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[extra.stem] = _text(extra)
+    main = path / "chat_template.jinja"
+    if main.is_file():
+        templates["default"] = _text(main)
+    if "default" not in templates:
+        raise ConfigError(
+            f"model directory {path}: no chat template: expected chat_template.jinja, or chat_template in "
+            f"tokenizer_config.json (found templates: {sorted(templates)}); base models need one to be added"
+        )
+    return templates
+
+
+def _special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for source in sources:
+        for name in _NAMED_TOKENS:
+            value = source.get(name)
+            text = value if isinstance(value, str) else _object(value).get("content")
+            if isinstance(text, str):
+                tokens[name] = text
+    return tokens
+
+
+def _json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        value: object = json.loads(_text(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return cast("dict[str, object]", value)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+
+
+def _object(value: object) -> dict[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _ids(value: object) -> Iterable[int]:
+    values = cast("list[object]", value) if isinstance(value, list) else [value]
+    return [number for number in map(_integer, values) if number is not None]
+
+
+def _listing(path: Path) -> str:
+    names = sorted(entry.name for entry in path.iterdir())
+    return ", ".join(names[:8]) or "no files"

@@ -1,0 +1,253 @@
+"""Messages: what they mean (for comparing) and how a template sees them (plain JSON).
+
+Invariant: two messages with the same `message_key` mean the same thing to a model. Not part of the meaning: key order,
+`None` and unknown fields, ids of tool calls, how tool arguments are spelled as JSON, white space around assistant text,
+and reasoning (which clients drop; `reasoning_of` returns it for a second look).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from pydantic import BaseModel
+
+from agentrl.errors import TokenError
+from agentrl.tokens.template import PlainMessage
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
+"""Roles a message may have. Templates build control tokens out of the role, so it is not free text."""
+
+_INLINE_THINKING = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
+
+
+def reader(source: object) -> Callable[[str], Any]:
+    """Return `get(name)` for a message, or a part of one, be it a mapping or an object such as openai's."""
+    if type(source) is dict:
+        return cast("dict[str, Any]", source).get
+    if isinstance(source, BaseModel):
+        # a plain getattr of a field that a model lacks costs a microsecond
+        fields, extra = source.__dict__, source.__pydantic_extra__
+        return fields.get if not extra else lambda name: fields[name] if name in fields else extra.get(name)
+    if isinstance(source, Mapping):
+        return cast("Mapping[str, Any]", source).get
+    return lambda name: getattr(source, name, None)
+
+
+class Call(NamedTuple):
+    """One tool call as a message carries it."""
+
+    id: str | None
+    name: str
+    arguments: object
+    """JSON text as the wire writes it, or an already parsed value."""
+
+
+class Thinking(NamedTuple):
+    """Assistant text split at its reasoning."""
+
+    reasoning: str | None
+    content: str
+
+
+def role_of(message: object) -> str:
+    """Return the role of a message.
+
+    Raises:
+        TokenError: if it has none, or one outside `ROLES`.
+    """
+    role = reader(message)("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise TokenError(f"message role: expected one of {sorted(ROLES)}, got {role!r}")
+    return role
+
+
+def text_of(content: object, where: str) -> str:
+    """Return message content as text: None is empty, text parts are joined.
+
+    Raises:
+        TokenError: for anything but text.
+    """
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if isinstance(content, Sequence):
+        return "".join(_part_text(part, where) for part in cast("Sequence[object]", content))
+    raise TokenError(f"{where}: content must be text or a list of text parts, got {type(content).__name__}")
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    get = reader(part)
+    kind = get("type")
+    text = get("refusal") if kind == "refusal" else get("text")
+    if kind in ("text", "refusal", "input_text", "output_text", None) and isinstance(text, str):
+        return text
+    raise TokenError(f"{where}: only text parts can be rendered into tokens, got a part of type {kind!r}")
+
+
+def calls_of(message: object) -> list[Call]:
+    """Return the tool calls of a message, in order; none is an empty list.
+
+    Raises:
+        TokenError: if one has no function name, or the message uses the older `function_call` field.
+    """
+    get = reader(message)
+    if get("function_call") is not None:
+        raise TokenError("message field function_call is not supported; use tool_calls")
+    calls: list[Call] = []
+    for raw in cast("Sequence[object]", get("tool_calls") or ()):
+        call = reader(raw)
+        function = call("function")
+        inner = reader(raw if function is None else function)
+        name, call_id = inner("name"), call("id")
+        if not isinstance(name, str):
+            raise TokenError(f"tool call: expected a function with a name, got {raw!r}")
+        arguments = inner("arguments")
+        calls.append(Call(call_id if isinstance(call_id, str) else None, name, {} if arguments is None else arguments))
+    return calls
+
+
+def split_thinking(text: str) -> Thinking:
+    """Return assistant text without a leading `<think>...</think>` block, and the block's text."""
+    match = _INLINE_THINKING.match(text) if "</think>" in text else None
+    if match is None:
+        return Thinking(None, text)
+    return Thinking(match[1].strip("\n"), match[2].lstrip("\n"))
+
+
+def reasoning_of(message: object) -> str | None:
+    """Return the reasoning a message carries (own field, or inline in assistant text); None if it carries none."""
+    get = reader(message)
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        value = get(name)
+        if isinstance(value, str) and value:
+            return value
+    content = get("content")
+    return split_thinking(content).reasoning if isinstance(content, str) else None
+
+
+def message_key(message: object) -> bytes:
+    """Return 16 bytes that are equal for messages of equal meaning.
+
+    Raises:
+        TokenError: for a message that cannot be rendered (role, parts that are not text, calls without a name).
+    """
+    role = role_of(message)
+    get = reader(message)
+    content = text_of(get("content"), f"{role} message")
+    fields = [role, content, ""]
+    if role == "assistant":
+        fields[1] = split_thinking(content).content.strip()
+        for call in calls_of(message):
+            fields += (call.name, canonical_arguments(call.arguments))
+    else:
+        name = get("name")
+        fields[2] = name if isinstance(name, str) else ""
+    head = ",".join([str(len(field)) for field in fields])
+    return hashlib.blake2b((head + ";" + "".join(fields)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def canonical_arguments(arguments: object) -> str:
+    """Return one spelling for all spellings of the same JSON value: sorted keys, no spaces, 1.0 as 1."""
+    value = parse_arguments(arguments)
+    if value is None:
+        return "!" + str(arguments)
+    return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"))
+
+
+def parse_arguments(arguments: object) -> object | None:
+    """Return tool arguments as a JSON value; None if they are text that is not JSON (or the JSON null)."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value: object = json.loads(arguments, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in cast("Sequence[object]", value)]
+    return value
+
+
+def tools_key(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
+    """Return 16 bytes that are equal for equal tool lists (key order apart); empty for no tools.
+
+    Raises:
+        TokenError: if a schema is not JSON.
+    """
+    if not tools:
+        return b""
+    try:
+        text = json.dumps(tools, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise TokenError(f"tools: expected JSON schemas, got something else: {error}") from error
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def plain_message(
+    message: object, *, split_inline_thinking: bool, text_arguments: bool, reasoning: str | None = None
+) -> PlainMessage:
+    """Return a message as chat templates expect it: plain JSON, tool arguments parsed, no `None` but empty content.
+
+    Args:
+        message: a mapping or an openai message object.
+        split_inline_thinking: move a leading `<think>` block of assistant text into `reasoning_content`.
+        text_arguments: give the template tool arguments as JSON text instead of a value.
+        reasoning: used for an assistant message that carries none itself.
+
+    Raises:
+        TokenError: for a message that cannot be rendered.
+    """
+    role = role_of(message)
+    get = reader(message)
+    content = text_of(get("content"), f"{role} message")
+    plain: PlainMessage = {"role": role, "content": content}
+    if role == "assistant":
+        carried = reasoning_of(message)
+        if split_inline_thinking:
+            plain["content"] = content = split_thinking(content).content
+        elif split_thinking(content).reasoning is not None:
+            carried = reasoning = None
+        reasoning = reasoning if carried is None else carried
+        if reasoning:
+            plain["thinking"] = plain["reasoning_content"] = reasoning
+        calls = calls_of(message)
+        if calls:
+            plain["content"] = content or None
+            plain["tool_calls"] = [_plain_call(call, text_arguments) for call in calls]
+    call_id, name = get("tool_call_id"), get("name")
+    if isinstance(call_id, str):
+        plain["tool_call_id"] = call_id
+    if isinstance(name, str):
+        plain["name"] = name
+    return plain
+
+
+def _plain_call(call: Call, text_arguments: bool) -> dict[str, object]:
+    arguments = call.arguments
+    if text_arguments:
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    else:
+        value = parse_arguments(arguments)
+        arguments = arguments if value is None else value
+    plain: dict[str, object] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    if call.id is not None:
+        plain["id"] = call.id
+    return plain

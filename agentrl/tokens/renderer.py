@@ -1,0 +1,352 @@
+"""The renderer: messages to token ids and back, for one model directory, without transformers.
+
+Invariant: for text without control-token markup, the ids are those of `apply_chat_template` of transformers; with it,
+they are the ids the template would get if that markup were ordinary words. Text is encoded once, when it is new; sampled
+ids are never decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentrl.errors import ConfigError, TokenError
+from agentrl.tokens.delta import DeltaRenderer, Shape, roles_of, wants_text_arguments
+from agentrl.tokens.encode import TokenCodec
+from agentrl.tokens.files import ModelFiles, read_model_files
+from agentrl.tokens.guard import GuardedTemplate, Rendered
+from agentrl.tokens.messages import plain_message
+from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, choose_parser, parse_text
+from agentrl.tokens.template import ChatTemplate, PlainMessage
+from agentrl.types import BoolArray, Int32Array, Message
+
+
+class Context(NamedTuple):
+    """Ids a request adds, up to the point where the model writes."""
+
+    ids: list[int]
+    thinking_open: bool
+    """The prompt ends inside `<think>`, so the output begins with reasoning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedConversation:
+    """A whole conversation as supervised training data."""
+
+    token_ids: Int32Array
+    """[L] int32."""
+    assistant_mask: BoolArray
+    """[L] bool: True on what the model would sample, end-of-turn tokens included."""
+
+
+class IncrementalDecoder:
+    """Turns a stream of ids into text, holding back bytes that are not yet a whole character.
+
+    Example: three `push` calls with the three bytes of "€" return "", "" and "€".
+    """
+
+    __slots__ = ("_codec", "_ids", "_shown", "_start")
+
+    def __init__(self, codec: TokenCodec) -> None:
+        self._codec = codec
+        self._ids: list[int] = []
+        self._start = 0
+        self._shown = 0
+
+    def push(self, ids: Sequence[int] | Int32Array) -> str:
+        """Return the text that `ids` complete; it may be empty."""
+        self._ids.extend(int(number) for number in ids)
+        return self._advance(final=False)
+
+    def flush(self) -> str:
+        """Return what was held back; an unfinished character becomes U+FFFD."""
+        return self._advance(final=True)
+
+    def _advance(self, *, final: bool) -> str:
+        known = self._codec.decode(self._ids[self._start : self._shown], skip_special=False)
+        text = self._codec.decode(self._ids[self._start :], skip_special=False)
+        if len(text) <= len(known) or (text.endswith("�") and not final):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return text[len(known) :]
+
+
+class Renderer:
+    """Renders, encodes, decodes and parses for one model; immutable, shared by all episodes of a process.
+
+    Example: `Renderer.load("checkpoints/demo", template_options={"enable_thinking": False})`.
+    """
+
+    def __init__(self, files: ModelFiles, *, template_options: Mapping[str, bool | int | str], where: str) -> None:
+        """Build a renderer from what `read_model_files` returned; see `load`."""
+        tokens = dict(files.special_tokens)
+        codec = TokenCodec(files.tokenizer_json, eos_ids=files.eos_ids, where=f"{where}/tokenizer.json")
+        self._codec = codec
+        template = ChatTemplate(files.templates, special_tokens=tokens, options=template_options)
+        self._template = GuardedTemplate(template, tuple(codec.control))
+        source = template.source
+        self._text_arguments = wants_text_arguments(self._template)
+        self._split_thinking = "reasoning_content" in source or THINK_CLOSE in source
+        eos = {*files.eos_ids, *_known(codec, tokens.get("eos_token"))}
+        ends = [text for number in eos if (text := codec.token_text(number)) is not None]
+        try:
+            self._delta = DeltaRenderer(
+                self._template, ends=ends, controls=tuple(codec.control), text_arguments=self._text_arguments
+            )
+        except TokenError as error:
+            raise ConfigError(f"{where}: the chat template cannot render a question and an answer: {error}") from error
+        self.end_of_turn_id: int | None = _first(_known(codec, self._delta.end_of_turn))
+        """The token the template ends an assistant message with; None if it ends them with text."""
+        self.eos_ids: frozenset[int] = frozenset(eos | set(_known(codec, self._delta.end_of_turn)))
+        """Ids that end an output: the model's own and the template's end-of-turn token."""
+        written = {number for number in self.eos_ids if (codec.token_text(number) or "\0") in source}
+        self._closers = frozenset({*written, *_known(codec, self._delta.end_of_turn)})
+        self.vocab_size: int = files.vocab_size or codec.size
+        """Rows of the model's vocabulary; ids are below it."""
+        if codec.size > self.vocab_size:
+            raise ConfigError(
+                f"{where}: the tokenizer has ids up to {codec.size - 1}, but config.json says vocab_size {self.vocab_size}; "
+                "tokenizer and model do not belong together"
+            )
+        self.max_context: int | None = files.max_context
+        """Longest context in tokens; None if unknown."""
+        self.control_ids: frozenset[int] = codec.control_ids
+        """Ids that text of a conversation never yields."""
+        self.call_parser = choose_parser(source) if self._delta.renders_tools else None
+        """The parser of tool calls; None if the template shows no tools or no known format."""
+        self.local: bool = self._delta.local()
+        """Whether a turn costs only its new messages (else: one rendering of the conversation), for usual messages."""
+        self.text_prefix_preserving: bool = self._delta.text_prefix_preserving()
+        """Whether the template never changes what it wrote for earlier messages, for usual messages."""
+        self.thinking_open: bool = self.start([{"role": "user", "content": "q"}], None).thinking_open
+        """Whether the generation prompt itself opens `<think>`."""
+
+    @classmethod
+    def load(cls, path: str | Path, *, template_options: Mapping[str, bool | int | str] | None = None) -> Renderer:
+        """Return the renderer of a local model directory in Hugging Face layout.
+
+        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, chat_template.jinja, config.json and
+        generation_config.json.
+
+        Args:
+            path: the directory.
+            template_options: further variables of the chat template, such as `{"enable_thinking": False}`.
+
+        Raises:
+            ConfigError: names the file that is missing or wrong.
+        """
+        return cls(read_model_files(Path(path)), template_options=template_options or {}, where=str(path))
+
+    # ---- text to ids
+
+    def encode_content(self, text: str) -> list[int]:
+        """Return the ids of text as content: never a control token, whatever it says.
+
+        Raises:
+            TokenError: if it is not valid Unicode text.
+        """
+        return self._codec.encode_content(text)
+
+    def plain(self, messages: Sequence[Message], reasoning: Mapping[int, str] | None = None) -> list[PlainMessage]:
+        """Return messages as the template takes them.
+
+        Args:
+            messages: mappings or openai message objects.
+            reasoning: reasoning by position, for assistant messages that carry none themselves.
+
+        Raises:
+            TokenError: for a message that cannot be rendered.
+        """
+        known = reasoning or {}
+        return [
+            plain_message(
+                message,
+                split_inline_thinking=self._split_thinking,
+                text_arguments=self._text_arguments,
+                reasoning=known.get(at),
+            )
+            for at, message in enumerate(messages)
+        ]
+
+    def render_text(
+        self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, Any]] | None = None, *, generation_prompt: bool
+    ) -> str:
+        """Return the template's text for a whole conversation, content as it is; for display and comparison."""
+        rendered = self._template.render(messages, tools or None, generation_prompt=generation_prompt)
+        return rendered.text.replace(rendered.nonce, "") if rendered.nonce else rendered.text
+
+    def start(self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, Any]] | None) -> Context:
+        """Return the ids of a whole conversation up to where the model writes.
+
+        Raises:
+            TokenError: if the template refuses the messages.
+        """
+        return self._context(self._template.render(messages, tools or None, generation_prompt=True), closed=False)
+
+    def extend(
+        self,
+        history: Sequence[PlainMessage],
+        new: Sequence[PlainMessage],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        last_output_id: int | None,
+    ) -> Context:
+        """Return the ids between the end of a model output and where the model writes next.
+
+        Args:
+            history: the conversation that ends with that output; read only if the template is not local.
+            new: the messages after it.
+            tools: the tools of the request.
+            last_output_id: last sampled id; an end-of-turn token among the sampled ids is not repeated.
+
+        Raises:
+            TokenError: if the template refuses the messages.
+        """
+        rendered = self._delta.render(history, new, tools or None)
+        return self._context(rendered, closed=last_output_id in self._closers)
+
+    def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:
+        """Return what the template does with new messages of these roles.
+
+        Raises:
+            TokenError: if the template refuses such messages.
+        """
+        return self._delta.shape(roles_of(new), tools)
+
+    def _context(self, rendered: Rendered, *, closed: bool) -> Context:
+        ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce)
+        if closed and ids and ids[0] in self._closers:
+            del ids[0]
+        return Context(ids, rendered.text.rstrip().endswith(THINK_OPEN))
+
+    # ---- ids to text
+
+    def decode(self, ids: Sequence[int] | Int32Array, *, skip_special: bool) -> str:
+        """Return the text of ids; invalid UTF-8 becomes U+FFFD.
+
+        Args:
+            ids: token ids.
+            skip_special: leave out tokens registered as special.
+        """
+        return self._codec.decode(_as_list(ids), skip_special=skip_special)
+
+    def incremental_decoder(self) -> IncrementalDecoder:
+        """Return a decoder for one streamed output; special tokens are part of its text."""
+        return IncrementalDecoder(self._codec)
+
+    def check_tools(self) -> None:
+        """Refuse tools for a model whose tool calls could not be read.
+
+        Raises:
+            TokenError: if the template does not show tools to the model, or no parser for its format is known.
+        """
+        if not self._delta.renders_tools:
+            raise TokenError("the request has tools, but this model's chat template does not show tools to the model")
+        if self.call_parser is None:
+            raise TokenError(
+                "the request has tools, but no parser is known for the tool calls of this model's chat template; "
+                "known formats are in agentrl.tokens.parse.CALL_PARSERS"
+            )
+
+    def output_text(self, ids: Sequence[int] | Int32Array, stopped_on: int | str | None = None) -> str:
+        """Return the text of an output without its end-of-turn token and without the stop string that ended it."""
+        numbers = _as_list(ids)
+        if numbers and (numbers[-1] in self.eos_ids or numbers[-1] == stopped_on):
+            numbers = numbers[:-1]
+        text = self._codec.decode(numbers, skip_special=False)
+        if isinstance(stopped_on, str) and stopped_on:
+            at = text.find(stopped_on)
+            text = text if at < 0 else text[:at]
+        return text
+
+    def parse(
+        self,
+        ids: Sequence[int] | Int32Array,
+        *,
+        tools: bool,
+        stopped_on: int | str | None = None,
+        thinking_open: bool | None = None,
+        salt: bytes = b"",
+    ) -> ParsedMessage:
+        """Return a sampled output as a message; never raises for what a model wrote.
+
+        Args:
+            ids: the sampled ids.
+            tools: whether the request had tools; without them nothing is read as a tool call.
+            stopped_on: the token id or stop string that ended the output.
+            thinking_open: whether the prompt ended inside `<think>`; None: as this template's generation prompt does.
+            salt: makes tool-call ids unique; the same salt and output give the same ids.
+        """
+        return parse_text(
+            self.output_text(ids, stopped_on),
+            calls=self.call_parser if tools else None,
+            thinking_open=self.thinking_open if thinking_open is None else thinking_open,
+            salt=salt or np.asarray(ids, np.int32).tobytes(),
+        )
+
+    # ---- supervised data
+
+    def encode_conversation(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> EncodedConversation:
+        """Return a conversation as ids with a mask over what the model would sample; cut where rollouts cut.
+
+        Earlier reasoning is kept, as rollouts with `history: keep` keep it. Messages after the last assistant message
+        carry no loss and are left out.
+
+        Raises:
+            TokenError: if the template refuses the messages, or cannot be cut at the assistant messages.
+        """
+        plain = self.plain(messages)
+        ids: list[int] = []
+        sampled: list[bool] = []
+        done = 0
+        for at, message in enumerate(plain):
+            if message["role"] != "assistant":
+                continue
+            if done == 0:
+                context = self.start(plain[:at], tools)
+            else:
+                context = self.extend(plain[:done], plain[done:at], tools, last_output_id=ids[-1])
+            output = self._assistant_ids(message, tools)
+            ids += context.ids
+            ids += output
+            sampled += [False] * len(context.ids)
+            sampled += [True] * len(output)
+            done = at + 1
+        return EncodedConversation(token_ids=np.array(ids, np.int32), assistant_mask=np.array(sampled, np.bool_))
+
+    def _assistant_ids(self, message: PlainMessage, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+        asked: PlainMessage = {"role": "user", "content": "q"}
+        prompt = self._template.render([asked], tools or None, generation_prompt=True).text
+        whole, nonce = self._template.render([asked, message], tools or None, generation_prompt=False)
+        opened, _, _ = prompt.rpartition(THINK_OPEN)
+        if whole.startswith(prompt):
+            text = whole[len(prompt) :]
+        elif prompt.rstrip().endswith(THINK_OPEN) and whole.startswith(opened):
+            text = f"{message.get('reasoning_content', '')}\n{THINK_CLOSE}\n\n{whole[len(opened) :]}"
+        else:
+            raise TokenError(
+                "the chat template does not write an assistant message after its own generation prompt; "
+                f"expected {prompt[-40:]!r} before it"
+            )
+        end = self._codec.token_text(self.end_of_turn_id) if self.end_of_turn_id is not None else None
+        at = text.rfind(end) if end else -1
+        return self._codec.encode_rendered(text if at < 0 or not end else text[: at + len(end)], nonce=nonce)
+
+
+def _known(codec: TokenCodec, text: str | None) -> list[int]:
+    number = codec.token_id(text) if text is not None else None
+    return [] if number is None else [number]
+
+
+def _first(values: Sequence[int]) -> int | None:
+    return values[0] if values else None
+
+
+def _as_list(ids: Sequence[int] | Int32Array) -> list[int]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]

@@ -1,0 +1,194 @@
+"""Chat templates: the model's own Jinja source, run in a sandbox that behaves like the one of transformers.
+
+Invariant: `ChatTemplate.render` returns the text that transformers' `apply_chat_template(tokenize=False)` returns for the
+same messages, or raises `TokenError`; it never returns more than `max_chars` characters or runs for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import cast
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.utils
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from agentrl.errors import ConfigError, TokenError
+
+PlainMessage = dict[str, object]
+"""A message of plain JSON values only, as `agentrl.tokens.messages.plain_message` makes it."""
+
+MAX_SOURCE_CHARS = 1_000_000
+MAX_RENDERED_CHARS = 64_000_000
+MAX_RENDER_SECONDS = 10.0
+
+
+class _Generation(jinja2.ext.Extension):
+    """Accepts `{% generation %}...{% endgeneration %}` and renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja declares it as a plain class attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _SafeNamespace(jinja2.utils.Namespace):
+    """A Jinja namespace without underscore names, which could reach interpreter internals."""
+
+    def __init__(*args: object, **kwargs: object) -> None:
+        self = cast("_SafeNamespace", args[0])
+        values: dict[str, object] = dict(*cast("Sequence[Mapping[str, object]]", args[1:]), **kwargs)
+        for name in values:
+            _refuse_private(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+class _SafeDict:
+    """`dict(...)` and `dict.fromkeys(...)` for templates, without the class itself."""
+
+    def __call__(self, *args: Mapping[str, object], **kwargs: object) -> dict[str, object]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Sequence[str], value: object = None) -> dict[str, object]:
+        return dict.fromkeys(keys, value)
+
+
+def _refuse_private(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a chat template may not set the attribute {name!r}")
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    filters = cast("dict[str, Callable[..., object]]", environment.filters)
+    filters["tojson"] = _tojson
+    variables = cast("dict[str, object]", environment.globals)
+    variables |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _SafeDict(),
+        "namespace": _SafeNamespace,
+    }
+    return environment
+
+
+class ChatTemplate:
+    """The chat template of one model, compiled; immutable, safe to share between episodes and threads."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        *,
+        special_tokens: Mapping[str, str],
+        options: Mapping[str, bool | int | str],
+        max_chars: int = MAX_RENDERED_CHARS,
+        max_seconds: float = MAX_RENDER_SECONDS,
+    ) -> None:
+        """Compile the template.
+
+        Args:
+            sources: Jinja source by name; `default` is needed, `tool_use` replaces it in requests with tools.
+            special_tokens: `bos_token`, `eos_token`, ... as text, visible to the template.
+            options: further variables of the template, such as `enable_thinking`.
+            max_chars: a rendering longer than this is refused.
+            max_seconds: a rendering that takes longer is refused; checked between two pieces of output.
+
+        Raises:
+            ConfigError: if there is no default template, or a template is too long or not valid Jinja.
+        """
+        if "default" not in sources:
+            raise ConfigError(f"chat template: expected one named 'default', got {sorted(sources)}")
+        self._max_chars = max_chars
+        self._max_seconds = max_seconds
+        self._variables: dict[str, object] = {**special_tokens, **options}
+        self.source = "\n".join(sources[name] for name in sorted(sources))
+        environment = _environment()
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
+            if len(source) > MAX_SOURCE_CHARS:
+                raise ConfigError(f"chat template {name!r}: {len(source)} characters, at most {MAX_SOURCE_CHARS} allowed")
+            try:
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateError as error:
+                raise ConfigError(f"chat template {name!r} is not valid Jinja: {error}") from error
+
+    def render(
+        self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, object]] | None, *, generation_prompt: bool
+    ) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            messages: plain messages.
+            tools: tool schemas, or None.
+            generation_prompt: whether the text ends where the model starts to write.
+
+        Raises:
+            TokenError: the template refused the conversation, broke on it, or went over its limits.
+        """
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates["default"]
+        variables = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": generation_prompt,
+            **self._variables,
+        }
+        try:
+            return self._limited(template.generate(variables))
+        except TokenError:
+            raise
+        except jinja2.TemplateError as error:
+            raise TokenError(f"the chat template refused {_roles(messages)}: {error}") from error
+        except Exception as error:
+            raise TokenError(f"the chat template broke on {_roles(messages)}: {type(error).__name__}: {error}") from error
+
+    def _limited(self, pieces: Iterator[str]) -> str:
+        deadline = time.monotonic() + self._max_seconds
+        parts: list[str] = []
+        length = 0
+        for piece in pieces:
+            parts.append(piece)
+            length += len(piece)
+            if length > self._max_chars:
+                raise TokenError(f"the chat template wrote more than {self._max_chars} characters; it was stopped")
+            if not len(parts) & 255 and time.monotonic() > deadline:
+                raise TokenError(f"the chat template ran for more than {self._max_seconds} s; it was stopped")
+        return "".join(parts)
+
+
+def _roles(messages: Sequence[PlainMessage]) -> str:
+    roles = [str(message.get("role")) for message in messages]
+    shown = ", ".join(roles if len(roles) <= 8 else [*roles[:3], "...", *roles[-4:]])
+    return f"a conversation of {len(roles)} messages ({shown})"

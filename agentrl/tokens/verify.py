@@ -1,0 +1,91 @@
+"""Proof that a trajectory is what happened: its turns, joined, are the requests that were sent.
+
+Invariant: `verify` returns only if every turn's recorded request digest is reproduced from the turns above it, every
+sampled token is trained at most once, and versions and masks agree with the turns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import orjson
+
+from agentrl.errors import InvariantError
+from agentrl.types import Int32Array, Trajectory, check_turn
+
+
+def verify(trajectory: Trajectory) -> None:
+    """Check a trajectory against the requests recorded in it.
+
+    Cost: one pass over the tokens of all turns and one over all branches.
+
+    Raises:
+        InvariantError: names the episode, the turn and what does not agree.
+    """
+    where = f"episode {trajectory.episode_id}"
+    states: list[_Digest] = []
+    for index, turn in enumerate(trajectory.turns):
+        place = f"{where}, turn {index}"
+        if turn.parent is not None and not 0 <= turn.parent < index:
+            raise InvariantError(f"{place}: its parent is turn {turn.parent}, which does not stand before it")
+        check_turn(turn, None if turn.parent is None else trajectory.turns[turn.parent], place)
+        state = _Digest() if turn.parent is None else states[turn.parent].copy()
+        state.add(turn.context_ids)
+        if state.value() != turn.prompt_digest:
+            raise InvariantError(
+                f"{place}: the recorded ids are not the request that was sent: digest {state.value().hex()} of "
+                f"{state.count} context ids, recorded {turn.prompt_digest.hex() or 'none'}"
+            )
+        state.add(turn.output_ids)
+        states.append(state)
+    _verify_branches(trajectory, where)
+
+
+class _Digest:
+    """Running digest of decimal, comma-joined ids."""
+
+    def __init__(self) -> None:
+        self._state = hashlib.blake2b(digest_size=16)
+        self.count = 0
+
+    def copy(self) -> _Digest:
+        copy = _Digest()
+        copy._state, copy.count = self._state.copy(), self.count
+        return copy
+
+    def add(self, ids: Int32Array) -> None:
+        if len(ids):
+            text = orjson.dumps(np.ascontiguousarray(ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+            self._state.update(b"," + text if self.count else text)
+            self.count += len(ids)
+
+    def value(self) -> bytes:
+        return self._state.digest()
+
+
+def _verify_branches(trajectory: Trajectory, where: str) -> None:
+    trained = np.zeros(len(trajectory.turns), np.int64)
+    for sample in trajectory.branches():
+        lengths = {
+            len(values)
+            for values in (
+                sample.token_ids,
+                sample.loss_mask,
+                sample.behavior_logprobs,
+                sample.token_versions,
+                sample.turn_index,
+                sample.temperatures,
+            )
+        }
+        if len(lengths) != 1:
+            raise InvariantError(f"{where}: arrays of a branch have lengths {sorted(lengths)}")
+        sampled = sample.token_versions >= 0
+        if bool((sample.loss_mask & ~sampled).any()):
+            raise InvariantError(f"{where}: the loss mask covers a token that was not sampled")
+        if bool((np.diff(sample.token_versions[sampled]) < 0).any()):
+            raise InvariantError(f"{where}: policy versions go back along a branch")
+        trained += np.bincount(sample.turn_index[sample.loss_mask], minlength=len(trajectory.turns))
+    expected = [len(turn.output_ids) if turn.temperature > 0 else 0 for turn in trajectory.turns]
+    if trained.tolist() != expected:
+        raise InvariantError(f"{where}: tokens trained by turn are {trained.tolist()}, sampled were {expected}")

@@ -1,0 +1,154 @@
+"""Trainer checkpoints: a HF model directory with the optimizer and counters beside the weights; no torch, no pickle.
+
+Invariant: a checkpoint is visible whole or not at all, and every byte that training goes on from is covered by a digest.
+A damaged newest checkpoint is passed over with a message; there is never a silent fresh start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agentrl.checksum import model_checksum
+from agentrl.errors import AgentRLError, TrainError
+from agentrl.sync.disk import atomic_directory, verify_directory, write_file, write_model
+from agentrl.sync.tensors import RawTensor, read_safetensors, write_safetensors
+
+STATE_FILE = "trainer.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+_log = logging.getLogger(__name__)
+
+
+class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The counters training goes on from."""
+
+    policy_version: int
+    """Version of the weights: that of the last batch plus one."""
+    steps: int
+    """Batches consumed."""
+    optimizer_steps: int
+    """Position in the learning-rate schedule."""
+    bad_steps: int
+    """Steps in a row, up to now, that were skipped because a number was not finite."""
+
+
+class _StateFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    state: TrainerState
+    model_checksum: str
+    optimizer_checksum: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose digests were found right."""
+
+    path: Path
+    """A HF model directory."""
+    state: TrainerState
+    optimizer: Mapping[str, RawTensor]
+    """Optimizer and random state, by name; views of the file."""
+
+
+def write_checkpoint(
+    directory: Path,
+    *,
+    weights: Mapping[str, RawTensor],
+    optimizer: Mapping[str, RawTensor],
+    state: TrainerState,
+    source: Path,
+) -> None:
+    """Write a checkpoint that becomes visible as `directory` only when it is complete and flushed.
+
+    Args:
+        directory: final name; what is there is replaced after the new one is complete.
+        weights: by HF parameter name.
+        optimizer: optimizer and random state, by name.
+        state: the counters.
+        source: HF checkpoint whose config and tokenizer files are copied beside the weights.
+
+    Raises:
+        TrainError: naming the path and the cause, such as a full disk; nothing partial stays, nothing else is touched.
+    """
+    with atomic_directory(directory) as folder:
+        manifest = write_model(folder, weights, version=state.policy_version, source=source)
+        write_safetensors(folder / OPTIMIZER_FILE, optimizer)
+        optimizer_checksum = _checksum(optimizer)
+        record = _StateFile(
+            state=state,
+            model_checksum=manifest.checksum,
+            optimizer_checksum=optimizer_checksum,
+            digest=_digest(state, manifest.checksum, optimizer_checksum),
+        )
+        write_file(folder / STATE_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Return the checkpoint at `directory` after checking every digest.
+
+    Raises:
+        TrainError: when it is missing, incomplete or damaged, naming what.
+    """
+    record = _read_record(directory)
+    if _digest(record.state, record.model_checksum, record.optimizer_checksum) != record.digest:
+        raise TrainError(f"{directory}: {STATE_FILE} was altered after it was written; use an earlier checkpoint")
+    try:
+        published = verify_directory(directory)
+        optimizer = read_safetensors(directory / OPTIMIZER_FILE)
+    except AgentRLError as error:
+        raise TrainError(f"{directory} is damaged: {error}; use an earlier checkpoint") from error
+    if (published.checksum, published.version) != (record.model_checksum, record.state.policy_version):
+        raise TrainError(f"{directory}: the weights are not those {STATE_FILE} was written with; use an earlier checkpoint")
+    if _checksum(optimizer) != record.optimizer_checksum:
+        raise TrainError(f"{directory}: {OPTIMIZER_FILE} was altered after it was written; use an earlier checkpoint")
+    return Checkpoint(path=directory, state=record.state, optimizer=optimizer)
+
+
+def latest_checkpoint(root: Path) -> Checkpoint | None:
+    """Return the newest sound checkpoint among the directories in `root`; None when there is no checkpoint at all.
+
+    Each damaged one that is newer is logged as a warning.
+
+    Raises:
+        TrainError: when there are checkpoints and none is sound; starting anew would hide the loss.
+    """
+    folders = [path.parent for path in root.glob(f"*/{STATE_FILE}") if not path.parent.name.startswith(".")]
+    problems: list[str] = []
+    ages: list[tuple[int, str, Path]] = []
+    for folder in folders:
+        try:
+            ages.append((_read_record(folder).state.steps, folder.name, folder))
+        except TrainError as error:
+            problems.append(str(error))
+            _log.warning("checkpoint passed over: %s", error)
+    for _, _, folder in sorted(ages, reverse=True):
+        try:
+            return read_checkpoint(folder)
+        except TrainError as error:
+            problems.append(str(error))
+            _log.warning("checkpoint passed over, going back to the one before: %s", error)
+    if problems:
+        listed = "\n  ".join(problems)
+        raise TrainError(f"no sound checkpoint in {root}; move it away to start anew. Found:\n  {listed}")
+    return None
+
+
+def _read_record(directory: Path) -> _StateFile:
+    try:
+        return msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=_StateFile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TrainError(f"{directory}: no readable {STATE_FILE} ({error}); this is not a whole checkpoint") from error
+
+
+def _checksum(tensors: Mapping[str, RawTensor]) -> str:
+    return model_checksum({name: tensor.checksum(name) for name, tensor in tensors.items()})
+
+
+def _digest(state: TrainerState, *checksums: str) -> str:
+    return hashlib.blake2b(msgspec.json.encode([state, *checksums]), digest_size=16).hexdigest()

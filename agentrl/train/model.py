@@ -1,0 +1,275 @@
+"""A Hugging Face causal model as a function from tokens to log-probs, computed only where they are needed.
+
+Invariant: the log-prob of a trained token is log_softmax(logits / temperature) of the plain model, dropout off; it does
+not depend on which other sequences share the forward pass.
+
+Legend: B sequences of a microbatch, T its longest length, n trained tokens, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import logging
+
+from agentrl.errors import ConfigError, InvariantError
+from agentrl.sync.tensors import RawTensor
+from agentrl.types import BoolArray, Float32Array, Int32Array
+
+_TORCH_TYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_TYPE_NAMES = {value: key for key, value in _TORCH_TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """Sequences of one forward pass, padded on the right, and the tokens whose log-probs are wanted.
+
+    Right padding needs no attention mask: a causal model never looks at what follows.
+    """
+
+    input_ids: Tensor
+    """[B, T] int64; 0 where padded."""
+    positions: Tensor
+    """[n] int64: index into B x T of the token *before* each wanted one."""
+    targets: Tensor
+    """[n] int64: the wanted tokens."""
+    temperatures: Tensor
+    """[n] float32: sampling temperature of each wanted token."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device `name` stands for; `auto` is CUDA where there is one.
+
+    Raises:
+        ConfigError: when `name` is unknown or not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device: {name} was asked for, {torch.cuda.device_count()} CUDA devices are there; use cpu or auto"
+        )
+    return device
+
+
+class PolicyModel:
+    """The trained model: float32 weights, forward pass in `dtype`."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: torch.device,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        gradient_checkpointing: bool = False,
+        max_logits: int = 1 << 27,
+    ) -> None:
+        """Load the HF checkpoint at `path`.
+
+        Args:
+            path: local HF directory with safetensors weights.
+            device: where the model lives.
+            dtype: of the forward and backward pass; the log-softmax is float32 in any case.
+            gradient_checkpointing: recompute activations in the backward pass.
+            max_logits: logits (n x V) held at once, 0.5 GiB by default; beyond it they are made in slices and recomputed
+                in the backward pass. Sets memory, never the result.
+
+        Raises:
+            ConfigError: when there is no loadable safetensors checkpoint, or the architecture changes the logits after
+                its output head.
+        """
+        self.path = Path(path)
+        self.device = device
+        self.module = _load(self.path)
+        nn.Module.to(self.module, device)
+        self.vocab_size = int(self._head.get_parameter("weight").shape[0])
+        self._max_logits = max_logits
+        self._autocast = dtype == "bfloat16"
+        for module in self.module.modules():
+            _switch_dropout_off(module)
+        if gradient_checkpointing:
+            module = self.module  # transformers 5.20 renamed the method and deprecated the former name
+            enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
+        self.module.train(gradient_checkpointing)
+        self._check_head()
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trained tensors by name; tied ones once."""
+        return dict(self.module.named_parameters())
+
+    def vocabulary_parameters(self) -> frozenset[str]:
+        """Return the names of the parameters with one row per token: embeddings and output head."""
+        rows = {id(self.module.get_input_embeddings().get_parameter("weight")), id(self._head.get_parameter("weight"))}
+        return frozenset(name for name, parameter in self.parameters.items() if id(parameter) in rows)
+
+    def microbatch(
+        self, sequences: Sequence[Int32Array], masks: Sequence[BoolArray], temperatures: Sequence[Float32Array] | None = None
+    ) -> Microbatch:
+        """Return `sequences` padded for one forward pass; wanted are the tokens where `masks` is True.
+
+        The order of the wanted tokens is that of the sequences joined.
+
+        Args:
+            sequences: each [L] int32.
+            masks: each [L] bool.
+            temperatures: each [L] float32; None means 1.
+
+        Raises:
+            InvariantError: for an id outside the vocabulary, or when a first token is wanted (nothing predicts it).
+        """
+        longest = max(len(ids) for ids in sequences)
+        padded = np.zeros((len(sequences), longest), np.int64)
+        positions: list[NDArray[np.int64]] = []
+        for row, (ids, mask) in enumerate(zip(sequences, masks, strict=True)):
+            padded[row, : len(ids)] = ids
+            positions.append(np.flatnonzero(mask) + (row * longest - 1))
+            if len(mask) and mask[0]:
+                raise InvariantError(f"sequence {row} asks for the log-prob of its first token, which nothing predicts")
+        if padded.size and not (padded.min() >= 0 and padded.max() < self.vocab_size):
+            raise InvariantError(f"token ids from {padded.min()} to {padded.max()}; the vocabulary has {self.vocab_size}")
+        joined = np.concatenate(positions)
+        if temperatures is None:
+            wanted = np.ones(len(joined), np.float32)
+        else:
+            wanted = np.concatenate([values[mask] for values, mask in zip(temperatures, masks, strict=True)])
+        return Microbatch(
+            input_ids=torch.from_numpy(padded).to(self.device),
+            positions=torch.from_numpy(joined).to(self.device),
+            targets=torch.from_numpy(padded.reshape(-1)[joined + 1]).to(self.device),
+            temperatures=torch.from_numpy(wanted).to(self.device),
+        )
+
+    def logprobs(self, batch: Microbatch) -> Tensor:
+        """Return [n] float32 log-probs, nats, of the wanted tokens under the current weights; differentiable."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            hidden = self._base(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]
+            rows = max(1, self._max_logits // self.vocab_size)
+            if len(hidden) <= rows:
+                return self._token_logprobs(hidden, batch.targets, batch.temperatures)
+            parts = zip(hidden.split(rows), batch.targets.split(rows), batch.temperatures.split(rows), strict=True)
+            return torch.cat([_recomputed(self._token_logprobs, *part) for part in parts])
+
+    def export(self) -> dict[str, RawTensor]:
+        """Return the weights as float32 under their HF checkpoint names, tied ones once."""
+        state = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        kept = self.module.state_dict().keys()
+        state |= {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
+        saved: dict[str, Tensor] = revert_weight_conversion(self.module, state)
+        return {name: raw_tensor(tensor) for name, tensor in saved.items()}
+
+    def reload(self, path: Path) -> None:
+        """Replace the weights by those of the HF checkpoint at `path`.
+
+        Raises:
+            ConfigError: when it is not a checkpoint of this model.
+        """
+        found = dict(_load(path).named_parameters())
+        parameters = self.parameters
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        if {name: tuple(parameter.shape) for name, parameter in found.items()} != shapes:
+            raise ConfigError(f"{path}: expected a checkpoint of the model at {self.path}; names or shapes differ")
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(found[name])
+
+    @property
+    def _base(self) -> nn.Module:
+        return self.module.base_model
+
+    @property
+    def _head(self) -> nn.Module:
+        return cast("nn.Module", self.module.get_output_embeddings())
+
+    def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> Tensor:
+        logits = self._head(hidden).float() / temperatures[:, None]
+        return -functional.cross_entropy(logits, targets, reduction="none")
+
+    def _check_head(self) -> None:
+        ids = torch.arange(min(4, self.vocab_size), device=self.device)[None]
+        with torch.no_grad():
+            logits = self.module(input_ids=ids, use_cache=False).logits
+            ours = self._head(self._base(input_ids=ids, use_cache=False).last_hidden_state)
+        if not torch.allclose(logits.float(), ours.float(), rtol=1e-4, atol=1e-4):
+            raise ConfigError(
+                f"{self.path}: {type(self.module).__name__} changes the logits after its output head (by scaling or a soft "
+                "cap), which this trainer does not support; use a Qwen, Llama or Mistral architecture"
+            )
+
+
+def raw_tensor(tensor: Tensor) -> RawTensor:
+    """Return `tensor` as bytes on the CPU; a contiguous CPU tensor is not copied."""
+    flat = tensor.detach().to("cpu").contiguous()
+    data = flat.reshape(-1).view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    return RawTensor(dtype=_TYPE_NAMES[flat.dtype], shape=tuple(flat.shape), data=data)
+
+
+def torch_tensor(raw: RawTensor) -> Tensor:
+    """Return a copy of `raw` as a CPU tensor."""
+    dtype = _TORCH_TYPES[raw.dtype]
+    if not len(raw.data):
+        return torch.empty(raw.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(raw.data), dtype=dtype).reshape(raw.shape)
+
+
+def _load(path: Path) -> PreTrainedModel:
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path}: expected a local Hugging Face model directory with a config.json")
+    logging.disable_progress_bar()
+    try:
+        module, found = cast(
+            "tuple[PreTrainedModel, dict[str, set[str]]]",
+            AutoModelForCausalLM.from_pretrained(
+                str(path),
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            ),
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{path}: cannot be loaded as a causal language model: {error}") from error
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found.get(what):
+            raise ConfigError(f"{path}: the weights do not fit config.json: {what} {sorted(found[what])[:5]}")
+    # HF keeps the gradient of the padding row at zero; here padding never reaches the loss, and the row may be a real token.
+    embedding = module.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding):
+        embedding.padding_idx = None
+    return module
+
+
+def _switch_dropout_off(module: nn.Module) -> None:
+    # The behavior policy samples without dropout, so the proximal and current log-probs must be computed without it.
+    if isinstance(module, nn.Dropout):
+        module.p = 0.0
+    if isinstance(getattr(module, "attention_dropout", None), float):
+        object.__setattr__(module, "attention_dropout", 0.0)
+
+
+def _recomputed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    result = checkpoint(function, *tensors, use_reentrant=False)
+    assert isinstance(result, Tensor)
+    return result

@@ -1,0 +1,291 @@
+"""One training step: proximal log-probs, the decoupled PPO loss over microbatches, clipping, AdamW.
+
+Invariant: the gradient of a minibatch is that of its whole loss, however it is cut into forward passes, and a step whose
+loss or gradient is not finite never reaches the weights.
+
+Order of a step: check the batch; split it into minibatches; compute the proximal log-probs of every minibatch but the first
+under the weights as they are; then one optimizer step for each minibatch. The first minibatch is trained before any weight
+has changed, so its current log-probs *are* the proximal ones and no extra pass is made: with `minibatches: 1` the
+proximal pass costs nothing, exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.loss import LossMetrics, combine, decoupled_ppo_loss
+from agentrl.algo.packing import sorted_microbatches, split_minibatches
+from agentrl.errors import TrainError
+from agentrl.sync.tensors import RawTensor
+from agentrl.train.base import StepReport, TrainBatch, TrainSample
+from agentrl.train.batches import check_batch, has_gradient
+from agentrl.train.checkpoint import Checkpoint, TrainerState
+from agentrl.train.config import TrainerConfig
+from agentrl.train.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
+from agentrl.train.optimizer import adamw, schedule_factor, set_learning_rate
+from agentrl.types import Float32Array, Int32Array
+
+_RNG = "random_state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One forward pass of a minibatch; all tensors but `batch` are [n], one value a trained token."""
+
+    batch: Microbatch
+    behavior_logprobs: Tensor
+    advantages: Tensor
+    fresh: Tensor
+    tokens: int
+    """Real tokens in it, padding not counted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seconds:
+    proximal: float = 0.0
+    forward_backward: float = 0.0
+    optimizer: float = 0.0
+
+
+class PolicyTrainer:
+    """The model, its optimizer and the counters of a run; not thread-safe."""
+
+    def __init__(self, model: PolicyModel, config: TrainerConfig, algorithm: AlgorithmConfig, *, total_steps: int) -> None:
+        """Train `model`; the learning-rate schedule ends after `total_steps` batches."""
+        self.model = model
+        self._config = config
+        self._algorithm = algorithm
+        self._total_optimizer_steps = total_steps * config.minibatches
+        self._optimizer = adamw(
+            model.parameters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        )
+        self._state = TrainerState(policy_version=0, steps=0, optimizer_steps=0, bad_steps=0)
+
+    @property
+    def state(self) -> TrainerState:
+        """The counters after the last step."""
+        return self._state
+
+    def step(self, batch: TrainBatch) -> StepReport:
+        """Train on `batch` and return what happened.
+
+        A sample all of whose advantages are 0 has no gradient: it counts in N and in the staleness metrics, but makes no
+        forward pass, so the log-prob metrics do not cover it.
+
+        Raises:
+            InvariantError: when the batch contradicts itself.
+            StaleDataError: when a trained token is over the staleness bound; nothing was changed.
+            TrainError: after `max_bad_steps` steps in a row whose loss or gradient was not finite.
+        """
+        started = time.perf_counter()
+        metrics = check_batch(batch, self._algorithm.max_staleness)
+        minibatches = [[batch.samples[i] for i in chosen] for chosen in self._split(batch)]
+        seconds = _Seconds()
+        applied: list[LossMetrics] = []
+        norms: list[float] = []
+        bad: list[str] = []
+        parts = [self._parts(minibatch, batch.policy_version) for minibatch in minibatches]
+        lr = self._config.lr
+        for number, (minibatch, proximal) in enumerate(zip(minibatches, self._proximal(parts, seconds), strict=True)):
+            if not parts[number]:
+                continue
+            lr = self._config.lr * self._schedule(self._state.optimizer_steps + number)
+            num_loss_tokens = sum(int(item.sample.loss_mask.sum()) for item in minibatch)
+            measured, norm, problem = self._minibatch(parts[number], proximal, num_loss_tokens, lr, seconds)
+            if problem is None:
+                applied += measured
+                norms.append(norm)
+            else:
+                bad.append(problem)
+        self._advance(batch.policy_version, failed=bool(bad))
+        metrics |= _summary(applied, norms, lr, bad, seconds)
+        metrics["computed_tokens"] = float(sum(part.tokens for some in parts for part in some))
+        metrics["seconds"] = time.perf_counter() - started
+        self._raise_if_hopeless(bad)
+        return StepReport(metrics=metrics, skipped=None if norms else _why_skipped(batch, bad))
+
+    def logprobs(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+        """Return, for each [L] sequence, [L-1] float32 log-probs of tokens 1.. under the current weights, temperature 1."""
+        results = [np.empty(0, np.float32) for _ in sequences]
+        wanted = [index for index, ids in enumerate(sequences) if len(ids) > 1]
+        lengths = [len(sequences[index]) for index in wanted]
+        with torch.no_grad():
+            for chosen in sorted_microbatches(lengths, self._config.microbatch_tokens) if wanted else []:
+                group = [sequences[wanted[at]] for at in chosen]
+                masks = [np.arange(len(ids)) > 0 for ids in group]
+                values = self.model.logprobs(self.model.microbatch(group, masks)).cpu().numpy()
+                ends = np.cumsum([len(ids) - 1 for ids in group])
+                for at, part in zip(chosen, np.split(values, ends[:-1]), strict=True):
+                    results[wanted[at]] = part
+        return results
+
+    def optimizer_tensors(self) -> dict[str, RawTensor]:
+        """Return the optimizer's and the random generators' state by name, for a checkpoint."""
+        tensors = {_RNG: raw_tensor(torch.get_rng_state())}
+        if self.model.device.type == "cuda":
+            tensors[f"{_RNG}_cuda"] = raw_tensor(torch.cuda.get_rng_state(self.model.device))
+        for name, parameter in self.model.parameters.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                tensors[f"{key}.{name}"] = raw_tensor(value)
+        return tensors
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on exactly where `checkpoint` was written.
+
+        Raises:
+            ConfigError: when it is the checkpoint of another model.
+        """
+        self.model.reload(checkpoint.path)
+        by_parameter: dict[str, dict[str, Tensor]] = {}
+        for full_name, raw in checkpoint.optimizer.items():
+            key, _, name = full_name.partition(".")
+            if name:
+                by_parameter.setdefault(name, {})[key] = torch_tensor(raw)
+        self._optimizer.state.clear()
+        for name, parameter in self.model.parameters.items():
+            if name in by_parameter:
+                self._optimizer.state[parameter] = {
+                    key: value.to(parameter.device) for key, value in by_parameter[name].items()
+                }
+        torch.set_rng_state(torch_tensor(checkpoint.optimizer[_RNG]))
+        if self.model.device.type == "cuda" and f"{_RNG}_cuda" in checkpoint.optimizer:
+            torch.cuda.set_rng_state(torch_tensor(checkpoint.optimizer[f"{_RNG}_cuda"]), self.model.device)
+        self._state = checkpoint.state
+
+    def _split(self, batch: TrainBatch) -> list[list[int]]:
+        return split_minibatches([int(item.sample.loss_mask.sum()) for item in batch.samples], self._config.minibatches)
+
+    def _parts(self, minibatch: Sequence[TrainSample], policy_version: int) -> list[_Part]:
+        items = [item for item in minibatch if has_gradient(item)]
+        # What follows the last trained token changes nothing before it.
+        lengths = [int(np.flatnonzero(item.sample.loss_mask)[-1]) + 1 for item in items]
+        plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if items else []
+        return [
+            _part(self.model, [items[i] for i in chosen], [lengths[i] for i in chosen], policy_version) for chosen in plan
+        ]
+
+    def _proximal(self, parts: Sequence[Sequence[_Part]], seconds: _Seconds) -> list[list[Tensor] | None]:
+        started = time.perf_counter()
+        trained = [number for number, some in enumerate(parts) if some]
+        with torch.no_grad():
+            computed = {number: [self.model.logprobs(part.batch) for part in parts[number]] for number in trained[1:]}
+        seconds.proximal += time.perf_counter() - started
+        return [computed.get(number) for number in range(len(parts))]
+
+    def _minibatch(
+        self,
+        parts: Sequence[_Part],
+        proximal: Sequence[Tensor] | None,
+        num_loss_tokens: int,
+        lr: float,
+        seconds: _Seconds,
+    ) -> tuple[list[LossMetrics], float, str | None]:
+        started = time.perf_counter()
+        measured: list[LossMetrics] = []
+        losses: list[Tensor] = []
+        for number, part in enumerate(parts):
+            current = self.model.logprobs(part.batch)
+            output = decoupled_ppo_loss(
+                current,
+                current.detach() if proximal is None else proximal[number],
+                part.behavior_logprobs,
+                part.advantages,
+                torch.ones_like(current, dtype=torch.bool),
+                num_loss_tokens=num_loss_tokens,
+                config=self._algorithm,
+                fresh=part.fresh,
+            )
+            output.loss.backward()
+            measured.append(output.metrics)
+            losses.append(output.loss.detach())
+        loss = float(torch.stack(losses).sum())
+        seconds.forward_backward += time.perf_counter() - started
+        started = time.perf_counter()
+        parameters = list(self.model.parameters.values())
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
+        problem = None
+        if not math.isfinite(loss):
+            problem = f"the loss is {loss}"
+        elif not math.isfinite(norm):
+            problem = f"the gradient norm is {norm}"
+        else:
+            set_learning_rate(self._optimizer, lr)
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        seconds.optimizer += time.perf_counter() - started
+        return measured, norm, problem
+
+    def _schedule(self, optimizer_step: int) -> float:
+        return schedule_factor(
+            optimizer_step,
+            schedule=self._config.schedule,
+            warmup_steps=self._config.warmup_steps,
+            total_steps=self._total_optimizer_steps,
+        )
+
+    def _advance(self, policy_version: int, *, failed: bool) -> None:
+        self._state = TrainerState(
+            policy_version=policy_version + 1,
+            steps=self._state.steps + 1,
+            optimizer_steps=self._state.optimizer_steps + self._config.minibatches,
+            bad_steps=self._state.bad_steps + 1 if failed else 0,
+        )
+
+    def _raise_if_hopeless(self, bad: Sequence[str]) -> None:
+        if self._state.bad_steps >= self._config.max_bad_steps:
+            raise TrainError(
+                f"{self._state.bad_steps} training steps in a row were not finite, the last because {bad[-1]}; the weights "
+                "are those before them. Lower trainer.lr, or look for a reward or log-prob that is out of range"
+            )
+
+
+def _part(model: PolicyModel, items: Sequence[TrainSample], lengths: Sequence[int], policy_version: int) -> _Part:
+    samples = [item.sample for item in items]
+    masks = [sample.loss_mask[:length] for sample, length in zip(samples, lengths, strict=True)]
+    ids = [sample.token_ids[:length] for sample, length in zip(samples, lengths, strict=True)]
+    temperatures = [sample.temperatures[:length] for sample, length in zip(samples, lengths, strict=True)]
+
+    def wanted(arrays: Sequence[np.ndarray]) -> Tensor:
+        joined = np.concatenate([array[: len(mask)][mask] for array, mask in zip(arrays, masks, strict=True)])
+        return torch.from_numpy(joined).to(model.device)
+
+    return _Part(
+        batch=model.microbatch(ids, masks, temperatures),
+        behavior_logprobs=wanted([sample.behavior_logprobs for sample in samples]),
+        advantages=wanted([item.advantages for item in items]),
+        fresh=wanted([sample.token_versions == policy_version for sample in samples]),
+        tokens=sum(lengths),
+    )
+
+
+def _summary(
+    applied: Sequence[LossMetrics], norms: Sequence[float], lr: float, bad: Sequence[str], seconds: _Seconds
+) -> Mapping[str, float]:
+    combined = combine(applied)
+    if norms:
+        combined["loss"] /= len(norms)
+        combined["grad_norm"] = sum(norms) / len(norms)
+    return combined | {
+        "lr": lr,
+        "optimizer_steps": float(len(norms)),
+        "bad_minibatches": float(len(bad)),
+        "seconds_proximal": seconds.proximal,
+        "seconds_forward_backward": seconds.forward_backward,
+        "seconds_optimizer": seconds.optimizer,
+    }
+
+
+def _why_skipped(batch: TrainBatch, bad: Sequence[str]) -> str:
+    if bad:
+        return f"{bad[-1]}: not finite"
+    if not any(item.sample.loss_mask.any() for item in batch.samples):
+        return "no token is in the loss"
+    return "every advantage is 0"

@@ -1,0 +1,168 @@
+"""The trainer process: `python -m agentrl.train.worker` answers requests on its standard streams, one at a time.
+
+Invariant: each request gets one reply, in order; an error that is part of the contract (`agentrl.errors`) is a reply and
+leaves the worker usable, anything else ends the process with a traceback on its standard error. It ends when its standard
+input closes, so it never outlives the driver by more than the request it is working on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import AgentRLError, InvariantError, TrainError
+from agentrl.sync.disk import publish
+from agentrl.train.batches import unpack_batch, unpack_sequences
+from agentrl.train.checkpoint import read_checkpoint, write_checkpoint
+from agentrl.train.config import TrainerConfig
+from agentrl.train.protocol import (
+    HEADER_BYTES,
+    Failed,
+    Logprobs,
+    LogprobsReply,
+    Publish,
+    Published,
+    Ready,
+    Reply,
+    Request,
+    Restore,
+    Restored,
+    Save,
+    Saved,
+    Setup,
+    Step,
+    Stepped,
+    body_length,
+    decode_request,
+    encode_frame,
+    pack_float32,
+)
+
+if TYPE_CHECKING:
+    from agentrl.train.policy import PolicyTrainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    trainer: PolicyTrainer
+    source: Path
+
+    def answer(self, request: Request) -> Reply:
+        match request:
+            case Step():
+                report = self.trainer.step(unpack_batch(request))
+                return Stepped(dict(report.metrics), report.skipped)
+            case Publish():
+                return self._publish(request)
+            case Logprobs():
+                values = self.trainer.logprobs(unpack_sequences(request))
+                return LogprobsReply(pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
+            case Save():
+                return self._save(request)
+            case Restore():
+                self.trainer.restore(read_checkpoint(Path(request.directory)))
+                return Restored(self.trainer.state.policy_version, self.trainer.state.steps)
+            case Setup():
+                raise InvariantError("the trainer worker was set up twice")
+
+    def _publish(self, request: Publish) -> Published:
+        # Absolute: a server that reads it may run in another working directory.
+        directory = Path(request.directory).absolute()
+        done = publish(self.trainer.model.export(), version=request.version, directory=directory, source=self.source)
+        return Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
+
+    def _save(self, request: Save) -> Saved:
+        write_checkpoint(
+            Path(request.directory),
+            weights=self.trainer.model.export(),
+            optimizer=self.trainer.optimizer_tensors(),
+            state=self.trainer.state,
+            source=self.source,
+        )
+        return Saved()
+
+
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Answer the requests of `requests` on `replies` until it ends; the first must be `Setup`.
+
+    Raises:
+        InvariantError: when what is read is not a sequence of frames.
+    """
+    worker: _Worker | None = None
+    while (request := _read(requests)) is not None:
+        try:
+            if worker is not None:
+                reply = worker.answer(request)
+            else:
+                worker, reply = _set_up(request)
+        except AgentRLError as error:
+            reply = Failed(type(error).__name__, str(error))
+        replies.write(encode_frame(reply))
+        replies.flush()
+
+
+def main() -> None:
+    """Run the worker on the standard streams."""
+    # The driver ends its workers itself; a Ctrl-C in the terminal must not kill them in the middle of a checkpoint.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    # Whatever else reads or prints in this process, native libraries included, must not touch the two streams.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    try:
+        serve(requests, replies)
+    except BrokenPipeError:
+        sys.exit("the driver is gone")
+
+
+def _set_up(request: Request) -> tuple[_Worker, Ready]:
+    if not isinstance(request, Setup):
+        raise InvariantError(f"the first request to a trainer worker must be Setup, got {type(request).__name__}")
+    import torch
+
+    from agentrl.train.model import PolicyModel, resolve_device
+    from agentrl.train.policy import PolicyTrainer
+
+    config = TrainerConfig.model_validate_json(request.trainer)
+    algorithm = AlgorithmConfig.model_validate_json(request.algorithm)
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(request.seed)
+    model = PolicyModel(
+        request.model_path,
+        device=resolve_device(config.device),
+        dtype=config.dtype,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+    trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps)
+    count = sum(parameter.numel() for parameter in model.parameters.values())
+    ready = Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
+    return _Worker(trainer=trainer, source=Path(request.model_path)), ready
+
+
+def _read(stream: BinaryIO) -> Request | None:
+    header = stream.read(HEADER_BYTES)
+    if not header:
+        return None
+    body = _exactly(stream, body_length(header)) if len(header) == HEADER_BYTES else b""
+    if not body:
+        raise TrainError("the request stream ended in the middle of a frame; the driver is gone")
+    return decode_request(body)
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    body = stream.read(count)
+    return body if len(body) == count else b""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What users subclass: a workflow drives one episode of one task through an OpenAI-compatible client.
+
+Invariant: what a workflow returns is either a finite reward or a trajectory of its own episode; anything else is a
+`WorkflowError`, never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from agentrl.client import Client
+from agentrl.errors import ConfigError
+from agentrl.types import StopReason, Task, Trajectory, check_reward
+
+WorkflowFunction = Callable[..., Awaitable[float]]
+"""`async def solve(task, client) -> float`."""
+
+
+class RolloutWorkflow(ABC):
+    """One episode, written as ordinary async Python against an OpenAI-compatible client.
+
+    One instance runs many episodes at once: keep what belongs to an episode in local variables of `run`.
+
+    Example:
+        >>> class Echo(RolloutWorkflow):
+        ...     async def run(self, task: Task, client: Client) -> float:
+        ...         messages = [{"role": "user", "content": task["question"]}]
+        ...         completion = await client.chat.completions.create(messages=messages)
+        ...         return float(completion.choices[0].message.content == task["answer"])
+        >>> Echo().name
+        'Echo'
+    """
+
+    limit_reward: float | None = None
+    """Final reward of an episode that a turn or token budget ended; None: such an episode has failed."""
+
+    @property
+    def name(self) -> str:
+        """What messages call this workflow."""
+        return type(self).__name__
+
+    @abstractmethod
+    async def run(self, task: Task, client: Client) -> float:
+        """Drive one episode and return its final reward.
+
+        Turns may have rewards of their own: `client.reward(completion, value)`. An exception is a failed episode, not a
+        reward; raise `agentrl.errors.EnvironmentFault` when an environment or tool backend broke. Tasks that this method
+        starts are its own to end.
+
+        Cancellation: arrives when the episode's deadline passes or the run ends; let it through. A workflow that blocks the
+        thread (no `await`) cannot be interrupted and holds up every other episode: its deadline is reported when it returns.
+        """
+
+    async def rollout(self, task: Task, client: Client) -> Trajectory:
+        """Return the trajectory of one episode; token-level workflows override this instead of shaping `run`.
+
+        Raises:
+            RewardError: when `run` returned something that is not a finite number.
+
+        Cancellation: as `run`.
+        """
+        reward = check_reward(await self.run(task, client), f"{self.name}.run, task {task.id}")
+        return client.close(StopReason.COMPLETED, final_reward=reward)
+
+
+class FunctionWorkflow(RolloutWorkflow):
+    """A workflow made of a plain `async def solve(task, client) -> float`."""
+
+    def __init__(self, function: WorkflowFunction, args: Mapping[str, Any] | None = None) -> None:
+        """Wrap `function`; `args` are passed to it as keyword arguments in every episode."""
+        self._function = function
+        self._args = dict(args or {})
+
+    @property
+    def name(self) -> str:
+        """The function's own name."""
+        return getattr(self._function, "__name__", type(self._function).__name__)
+
+    async def run(self, task: Task, client: Client) -> float:
+        """Call the function.
+
+        Cancellation: passed on to the function.
+        """
+        return await self._function(task, client, **self._args)
+
+
+def as_workflow(candidate: object, args: Mapping[str, Any] | None = None) -> RolloutWorkflow:
+    """Return a workflow from a `RolloutWorkflow` instance or class, or from an async function of `(task, client)`.
+
+    Args:
+        candidate: what the user wrote.
+        args: constructor arguments of a class, or else class attributes to set on its instance; keyword arguments of a
+            function.
+
+    Raises:
+        ConfigError: when it is none of these, or does not take `args`.
+
+    Example:
+        >>> async def solve(task: Task, client: Client) -> float:
+        ...     return 1.0
+        >>> as_workflow(solve).name
+        'solve'
+    """
+    args = args or {}
+    if isinstance(candidate, RolloutWorkflow):
+        return _with_attributes(candidate, args)
+    if isinstance(candidate, type):
+        if issubclass(candidate, RolloutWorkflow):
+            return _construct(candidate, args)
+        raise ConfigError(
+            f"{candidate.__qualname__} is not a workflow: expected a subclass of agentrl.RolloutWorkflow; "
+            "derive it from RolloutWorkflow and implement `async def run(self, task, client) -> float`"
+        )
+    if inspect.iscoroutinefunction(candidate):
+        return _wrap_function(candidate, args)
+    kind = "a function without `async`" if inspect.isfunction(candidate) else type(candidate).__name__
+    raise ConfigError(
+        f"{getattr(candidate, '__qualname__', repr(candidate))} is not a workflow: expected a RolloutWorkflow class or "
+        f"instance, or an `async def solve(task, client) -> float`, got {kind}"
+    )
+
+
+def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWorkflow:
+    """Return the workflow that `module:Name` names; modules beside the current directory can be imported.
+
+    Raises:
+        ConfigError: when the module cannot be imported, has no such name (the message lists its workflows), or the name is
+            not a workflow.
+    """
+    module_name, colon, name = spec.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"workflow: expected module:Name, such as my_agent:Calculator, got {spec!r}")
+    module = _import(module_name)
+    try:
+        candidate = getattr(module, name)
+    except AttributeError:
+        found = _workflows_in(module)
+        hint = f"it has {', '.join(found)}" if found else "it defines no workflow"
+        raise ConfigError(f"workflow: module {module_name} has no {name!r}; {hint}") from None
+    return as_workflow(candidate, args)
+
+
+def _import(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(
+                f"workflow: there is no module {name!r}; looked in {here} and the installed packages"
+            ) from error
+        raise ConfigError(f"workflow: module {name!r} needs {error.name!r}, which is not installed") from error
+    except Exception as error:
+        raise ConfigError(f"workflow: importing {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def _workflows_in(module: ModuleType) -> list[str]:
+    """Return the public names in `module` that `as_workflow` would accept and that are defined there."""
+    names: list[str] = []
+    for name, value in vars(module).items():
+        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+            continue
+        is_class = isinstance(value, type) and issubclass(value, RolloutWorkflow) and not inspect.isabstract(value)
+        if is_class or _takes_task_and_client(value):
+            names.append(name)
+    return sorted(names)
+
+
+def _takes_task_and_client(value: object) -> bool:
+    return inspect.iscoroutinefunction(value) and len(inspect.signature(value).parameters) >= 2
+
+
+def _construct(kind: type[RolloutWorkflow], args: Mapping[str, Any]) -> RolloutWorkflow:
+    if inspect.isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise ConfigError(f"{kind.__qualname__} is not a whole workflow: it does not implement {missing}")
+    if kind.__init__ is object.__init__:
+        return _with_attributes(kind(), args)
+    try:
+        inspect.signature(kind).bind(**args)
+    except TypeError as error:
+        raise ConfigError(f"{kind.__qualname__} does not take these arguments: {error}; got {dict(args)}") from None
+    return kind(**args)
+
+
+def _with_attributes(workflow: RolloutWorkflow, args: Mapping[str, Any]) -> RolloutWorkflow:
+    settable = {name for base in type(workflow).__mro__ for name in (*vars(base), *getattr(base, "__annotations__", {}))}
+    public = sorted(n for n in settable if not n.startswith("_") and not callable(getattr(type(workflow), n, None)))
+    public.remove("name")
+    for name, value in args.items():
+        if name not in public:
+            raise ConfigError(f"{workflow.name} has no attribute {name!r} to set; it has {', '.join(public)}")
+        setattr(workflow, name, value)
+    return workflow
+
+
+def _wrap_function(function: object, args: Mapping[str, Any]) -> RolloutWorkflow:
+    typed = cast("WorkflowFunction", function)
+    try:
+        inspect.signature(typed).bind("task", "client", **args)
+    except TypeError as error:
+        shape = "async def solve(task, client) -> float"
+        raise ConfigError(
+            f"{getattr(function, '__qualname__', function)} cannot be called as `{shape}`: {error}; arguments: {dict(args)}"
+        ) from None
+    return FunctionWorkflow(typed, args)

@@ -1,0 +1,323 @@
+"""CPU time of one model turn through the client, beside a hand-written floor in the same run.
+
+Run: `python -m benchmarks.client_cost` (about two minutes; `--repeats 5 --contexts 4096` for less). It prints a table and
+writes benchmarks/results/client_cost.json. Each episode grows to the given context in 8 (or 32) turns of equal size; the
+server answers at once, so what is measured is everything else: rendering, tokenizing, request, reply, recording, openai
+objects. CPU is `time.process_time` of the client's process; the HTTP server is another process.
+
+  client          Client on a backend in the same process
+  client + HTTP   Client on SGLangServer (aiohttp) and a server that answers with prepared bytes
+  floor           what cannot be saved: new text tokenized once, decimal ids appended to the kept request
+  floor + HTTP    the same, sent with aiohttp; the reply read with orjson
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import aiohttp
+import anyio
+import numpy as np
+import orjson
+from aiohttp import web
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from agentrl.client import Client, SamplingConfig
+from agentrl.inference.base import Backend, GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.sglang import SGLangServer
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import StopReason, VersionSpan
+from tests.support.tiny import CHAT_TEMPLATE, MARKERS, SPECIALS
+
+RESULTS = Path(__file__).parent / "results" / "client_cost.json"
+OUTPUT_TOKENS = 64
+VOCABULARY = 16_384
+TARGET_MS = {4096: 0.7, 16384: 2.0, 32768: 4.0}
+TARGET_GROWTH = 1.3
+
+
+class Case(NamedTuple):
+    """One shape of episode."""
+
+    context: int
+    turns: int
+
+
+class Fixture(NamedTuple):
+    """What all contestants share."""
+
+    renderer: Renderer
+    tokenizer: Tokenizer
+    text: str
+    chars_per_token: float
+    generation: Generation
+    answer: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--contexts", type=int, nargs="+", default=sorted(TARGET_MS))
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        web.run_app(_server(options.serve.read_bytes()), host="127.0.0.1", port=0, print=_announce, access_log=None)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        fixture = _fixture(Path(folder))
+        reply = Path(folder) / "reply.json"
+        reply.write_bytes(_reply(fixture.generation))
+        command = [sys.executable, "-m", "benchmarks.client_cost", "--serve", str(reply)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                url = server.stdout.readline().strip()
+                rows = anyio.run(_measure, fixture, url, options.contexts, options.repeats)
+            finally:
+                server.terminate()
+    report = {"machine": _machine(), "repeats": options.repeats, "output_tokens": OUTPUT_TOKENS, **rows}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    _print(rows)
+
+
+async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int) -> dict[str, object]:
+    async with (
+        SGLangServer(url, vocab_size=fixture.renderer.vocab_size) as server,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
+
+        async def client(case: Case, texts: list[str], backend: Backend) -> None:
+            await _client_episode(fixture, case, texts, backend)
+
+        async def floor(case: Case, texts: list[str], send: bool) -> None:
+            await _floor_episode(fixture, texts, session if send else None, url)
+
+        contestants: dict[str, Callable[[Case, list[str]], Awaitable[None]]] = {
+            "client": lambda case, texts: client(case, texts, Instant(fixture.generation)),
+            "client + HTTP": lambda case, texts: client(case, texts, server),
+            "floor": lambda case, texts: floor(case, texts, False),
+            "floor + HTTP": lambda case, texts: floor(case, texts, True),
+        }
+        per_turn: dict[str, dict[str, float]] = {name: {} for name in contestants}
+        growth: dict[str, dict[str, float]] = {name: {} for name in contestants}
+        for context in contexts:
+            cases = [Case(context, 8), Case(context, 32)]
+            seconds = await _interleaved(fixture, contestants, cases, repeats)
+            for name in contestants:
+                short, long = (median(seconds[name, case]) for case in cases)
+                per_turn[name][str(context)] = round(1e3 * short / 8, 4)
+                growth[name][str(context)] = round(long / short, 3)
+    return {"ms_per_turn_of_8": per_turn, "cpu_of_32_turns_over_8": growth, "construct_us": _construction(fixture)}
+
+
+async def _interleaved(
+    fixture: Fixture, contestants: dict[str, Callable[[Case, list[str]], Awaitable[None]]], cases: list[Case], repeats: int
+) -> dict[tuple[str, Case], list[float]]:
+    """Return CPU seconds of each contestant's episodes; contestants take turns, so a slow minute hits all of them."""
+    seconds: dict[tuple[str, Case], list[float]] = {}
+    for repeat in range(repeats + 2):
+        for case in cases:
+            texts = _texts(fixture, case, seed=repeat)
+            for name, run in contestants.items():
+                start = time.process_time()
+                await run(case, texts)
+                spent = time.process_time() - start
+                if repeat >= 2:
+                    seconds.setdefault((name, case), []).append(spent)
+    return seconds
+
+
+def _texts(fixture: Fixture, case: Case, seed: int) -> list[str]:
+    """Return the user texts of an episode, different for each repeat, so that no cache of the tokenizer knows them."""
+    size = int((case.context / case.turns - OUTPUT_TOKENS - 8) * fixture.chars_per_token)
+    at = seed * 7919 % (len(fixture.text) - size * case.turns - 1)
+    return [fixture.text[at + turn * size : at + (turn + 1) * size] for turn in range(case.turns)]
+
+
+async def _client_episode(fixture: Fixture, case: Case, texts: list[str], backend: Backend) -> None:
+    client = Client(
+        backend=backend,
+        renderer=fixture.renderer,
+        sampling=SamplingConfig(),
+        episode_id="bench",
+        task_id="t",
+        max_turns=case.turns,
+    )
+    messages: list[object] = []
+    for text in texts:
+        messages.append({"role": "user", "content": text})
+        completion = await client.chat.completions.create(model="policy", messages=messages, temperature=1.0)  # pyright: ignore
+        messages.append(completion.choices[0].message)
+    trajectory = client.close(StopReason.COMPLETED, 1.0)
+    assert len(trajectory.turns) == case.turns
+    assert len(trajectory.leaves()) == 1
+
+
+async def _floor_episode(fixture: Fixture, texts: list[str], session: aiohttp.ClientSession | None, url: str) -> None:
+    kept: list[bytes] = []
+    head = b'{"sampling_params":{"max_new_tokens":512,"temperature":1.0},"return_logprob":true,"input_ids":['
+    for text in texts:
+        prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        ids = fixture.tokenizer.encode(prompt, add_special_tokens=False).ids
+        kept.append(b",".join(b"%d" % token for token in ids))
+        body = head + b",".join(kept) + b"]}"
+        if session is None:
+            output = fixture.generation.output_ids
+        else:
+            async with session.post(f"{url}/generate", data=body) as response:
+                reply = orjson.loads(await response.read())
+            triples = reply["meta_info"]["output_token_logprobs"]
+            output = np.array([triple[1] for triple in triples], np.int32)
+            np.array([triple[0] for triple in triples], np.float32)
+        kept.append(b",".join(b"%d" % token for token in output.tolist()))
+        fixture.tokenizer.decode(output.tolist())
+
+
+class Instant:
+    """A backend in this process that answers at once."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        return self._generation
+
+    def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
+        raise RuntimeError("this benchmark does not stream")
+
+
+def _fixture(folder: Path) -> Fixture:
+    text = "\n".join(
+        path.read_text(encoding="utf-8", errors="ignore") for path in sorted(Path(json.__file__).parents[1].glob("*.py"))
+    )
+    text = text[:3_000_000]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue] - typed read-only
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue] - typed read-only
+    size = VOCABULARY - len(SPECIALS) - len(MARKERS)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator([text[:1_500_000]], trainer)
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in MARKERS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY, "max_position_embeddings": 65_536}))
+    sample = text[1_500_000:1_700_000]
+    answer = tokenizer.decode(tokenizer.encode(sample).ids[: OUTPUT_TOKENS - 1])
+    ids = np.array([*tokenizer.encode(answer, add_special_tokens=False).ids, tokenizer.token_to_id("<|im_end|>")], np.int32)
+    generation = Generation(
+        output_ids=ids,
+        output_logprobs=-np.linspace(0.01, 3.0, len(ids), dtype=np.float32),
+        spans=(VersionSpan(start=0, end=len(ids), version=0),),
+        stop_reason=StopReason.STOP,
+        matched_stop=int(ids[-1]),
+    )
+    chars_per_token = len(sample) / len(tokenizer.encode(sample).ids)
+    return Fixture(Renderer.load(folder), tokenizer, text[1_500_000:], chars_per_token, generation, answer)
+
+
+def _reply(generation: Generation) -> bytes:
+    ids = generation.output_ids.tolist()
+    logprobs = generation.output_logprobs.tolist()
+    meta = {
+        "id": "0" * 32,
+        "finish_reason": {"type": "stop", "matched": ids[-1]},
+        "prompt_tokens": 1,
+        "completion_tokens": len(ids),
+        "cached_tokens": 0,
+        "weight_version": "0",
+        "weight_versions": [{"version": "0", "start": 0, "end": len(ids)}],
+        "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)],
+    }
+    return orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+
+
+def _server(reply: bytes) -> web.Application:
+    async def generate(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=reply, content_type="application/json")
+
+    async def info(request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.5.23", "weight_version": "0", "model_path": "bench", "is_generation": True})
+
+    app = web.Application(client_max_size=2**26)
+    app.router.add_post("/generate", generate)
+    app.router.add_get("/server_info", info)
+    app.router.add_get("/model_info", info)
+    return app
+
+
+def _announce(line: str) -> None:
+    for word in line.split():
+        if word.startswith("http://"):
+            print(word, flush=True)
+
+
+def _construction(fixture: Fixture) -> float:
+    start = time.process_time()
+    for _ in range(1000):
+        client = Client(
+            backend=Instant(fixture.generation),
+            renderer=fixture.renderer,
+            sampling=SamplingConfig(),
+            episode_id="e",
+            task_id="t",
+        )
+        assert client.chat.completions
+    return round(1e3 * (time.process_time() - start), 2)
+
+
+def _machine() -> dict[str, str]:
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    packages = ("openai", "aiohttp", "orjson", "tokenizers", "numpy", "anyio")
+    return {
+        "cpu": cpu,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _print(rows: dict[str, object]) -> None:
+    per_turn: dict[str, dict[str, float]] = rows["ms_per_turn_of_8"]  # type: ignore[assignment]  # pyright: ignore
+    growth: dict[str, dict[str, float]] = rows["cpu_of_32_turns_over_8"]  # type: ignore[assignment]  # pyright: ignore
+    contexts = list(next(iter(per_turn.values())))
+    print("CPU ms per turn (8 turns to the context)      growth of CPU per episode, 32 turns over 8")
+    print(
+        " " * 16
+        + "".join(f"{context:>10}" for context in contexts)
+        + "      "
+        + "".join(f"{context:>10}" for context in contexts)
+    )
+    for name in per_turn:
+        times = "".join(f"{per_turn[name][context]:>10.3f}" for context in contexts)
+        print(f"{name:<16}{times}      " + "".join(f"{growth[name][context]:>10.2f}" for context in contexts))
+    targets = "".join(f"{TARGET_MS.get(int(context), float('nan')):>10.3f}" for context in contexts)
+    print(f"{'target':<16}{targets}      " + "".join(f"{TARGET_GROWTH:>10.2f}" for _ in contexts))
+    print(f"constructing a client: {rows['construct_us']} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Arithmetic expressions to be worked out with an unreliable calculator that does one operation per call.
+
+The rules: an expression of two operations takes two calls and one answer. A call may answer `error: busy` and must then be
+repeated; a call with wrong arguments answers `error: bad call`. The first wrong answer gets `Wrong, try again.`; a right
+answer after that pays 0.7 instead of 1.0, a second wrong one ends the episode with 0.
+
+Invariant: everything an episode does to the policy follows from its task and the policy's own messages, so episodes of one
+task meet the same busy calls. Training and held-out tasks share no question, whatever their seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final, Literal, cast
+
+from agentrl.types import JsonValue, Message, Task
+
+Operator = Literal["+", "-", "*"]
+Split = Literal["train", "held_out"]
+Step = Sequence[int | str | None]
+"""A call that solves part of a task, `[a, op, b]`; None stands for the result of the call before."""
+
+MAX_NUMBER: Final = 99
+"""Operands are 1 to 99; intermediate and final values 0 to 99."""
+BUSY: Final = "error: busy"
+BAD_CALL: Final = "error: bad call"
+WRONG: Final = "Wrong, try again."
+RETRY_REWARD: Final = 0.7
+OPERATORS: Final[tuple[Operator, ...]] = ("+", "-", "*")
+
+_HELD_OUT_SHARE: Final = 8
+_LARGEST_ARGUMENT: Final = 10**6
+
+
+def apply(a: int, op: Operator, b: int) -> int:
+    """Return `a op b`."""
+    if op == "+":
+        return a + b
+    return a - b if op == "-" else a * b
+
+
+def calculator_tasks(*, count: int, seed: int, split: Split = "train", operations: int = 2) -> list[Task]:
+    """Return `count` tasks with different questions, fixed by the arguments.
+
+    Args:
+        count: how many tasks.
+        seed: picks the tasks and their busy calls.
+        split: one question in eight is held out; which ones depends on the question alone.
+        operations: 1 for `Compute 37 + 58.`, 2 for `Compute 27 - (25 - 19).`
+
+    Each task has `question`, `answer` (digits), `steps` (the calls that solve it, as `[a, op, b]`; None stands for the
+    result of the first) and `seed` (of its busy calls).
+
+    Raises:
+        ValueError: when `operations` is not 1 or 2, or there are not enough questions.
+
+    Example:
+        >>> task = calculator_tasks(count=1, seed=0)[0]
+        >>> task["question"], task["answer"], task["steps"]
+        ('Compute 37 + (66 - 57).', '46', [[66, '-', 57], [37, '+', None]])
+    """
+    if operations not in (1, 2):
+        raise ValueError(f"operations must be 1 or 2, got {operations}")
+    rng = random.Random(f"calculator tasks {seed}")
+    tasks: dict[str, Task] = {}
+    attempts = 0
+    while len(tasks) < count:
+        attempts += 1
+        if attempts > 100 * count + 1000:
+            raise ValueError(f"found only {len(tasks)} different {split} questions of {count}; ask for fewer tasks")
+        question, answer, steps = _expression(rng, operations)
+        if is_held_out(question) != (split == "held_out") or question in tasks:
+            continue
+        data = {"question": question, "answer": str(answer), "steps": steps, "seed": rng.randrange(2**31)}
+        tasks[question] = Task(id=f"{split}-{seed}-{len(tasks)}", data=data)
+    return list(tasks.values())
+
+
+def is_held_out(question: str) -> bool:
+    """Return whether a question belongs to the held-out split: one in eight, by its text alone."""
+    return zlib.crc32(question.encode()) % _HELD_OUT_SHARE == 0
+
+
+class CalculatorEpisode:
+    """One episode's environment: the calculator, the judge of answers, and the reward so far.
+
+    Attributes:
+        reward: what the episode pays as it stands: 0 until a right answer, then 1.0, or 0.7 after a wrong one.
+        num_busy: calls that were answered with a busy error.
+        num_wrong: wrong answers so far.
+
+    Example:
+        >>> episode = CalculatorEpisode(Task(id="0", data={"question": "Compute 2 + 3.", "answer": "5", "seed": 0}))
+        >>> episode.call("c1", "calc", '{"a": 2, "op": "+", "b": 3}')
+        {'role': 'tool', 'tool_call_id': 'c1', 'content': '5'}
+        >>> episode.answer("The answer is 6.")
+        {'role': 'user', 'content': 'Wrong, try again.'}
+        >>> episode.answer("The answer is 5."), episode.reward
+        (None, 0.7)
+    """
+
+    schema: Final[dict[str, JsonValue]] = {
+        "type": "function",
+        "function": {
+            "name": "calc",
+            "description": "Do one arithmetic operation on two integers.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer"},
+                    "op": {"type": "string", "enum": list(OPERATORS)},
+                    "b": {"type": "integer"},
+                },
+                "required": ["a", "op", "b"],
+            },
+        },
+    }
+    """The tool, as the OpenAI wire declares it."""
+
+    def __init__(self, task: Task, *, p_busy: float = 0.15, retry: bool = True) -> None:
+        """Start an episode of `task`; `p_busy` is the chance that a call fails, `retry` allows one wrong answer."""
+        self._answer = int(task["answer"])
+        self._busy = random.Random(f"busy {task['seed']}")
+        self._p_busy = p_busy
+        self._retry = retry
+        self.reward = 0.0
+        self.num_busy = 0
+        self.num_wrong = 0
+
+    @property
+    def correct(self) -> bool:
+        """Whether a right answer was given."""
+        return self.reward > 0.0
+
+    def call(self, call_id: str, name: str, arguments: str) -> Message:
+        """Return the calculator's reply to one tool call: a number, `error: busy` or `error: bad call`."""
+        step = _parse_call(name, arguments)
+        if step is None:
+            text = BAD_CALL
+        elif self._busy.random() < self._p_busy:
+            self.num_busy += 1
+            text = BUSY
+        else:
+            text = str(apply(*step))
+        return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+    def answer(self, content: str) -> Message | None:
+        """Judge an answer by the last integer in it; return what the user says, or None when the episode is over."""
+        numbers = re.findall(r"-?\d+", content)
+        if numbers and len(numbers[-1]) < 8 and int(numbers[-1]) == self._answer:
+            self.reward = RETRY_REWARD if self.num_wrong else 1.0
+            return None
+        self.num_wrong += 1
+        if self.num_wrong > 1 or not self._retry:
+            return None
+        return {"role": "user", "content": WRONG}
+
+
+def _parse_call(name: str, arguments: str) -> tuple[int, Operator, int] | None:
+    try:
+        value: Any = json.loads(arguments)
+    except ValueError:
+        return None
+    if name != "calc" or not isinstance(value, dict):
+        return None
+    fields = cast("dict[str, Any]", value)
+    a, op, b = fields.get("a"), fields.get("op"), fields.get("b")
+    if set(fields) != {"a", "op", "b"} or op not in OPERATORS or type(a) is not int or type(b) is not int:
+        return None
+    if max(abs(a), abs(b)) > _LARGEST_ARGUMENT:
+        return None
+    return a, op, b
+
+
+def _expression(rng: random.Random, operations: int) -> tuple[str, int, list[Step]]:
+    """Return a question, its answer, and the calls that solve it."""
+    a, op, b = _operation(rng, None)
+    value = apply(a, op, b)
+    if operations == 1:
+        return f"Compute {a} {op} {b}.", value, [[a, op, b]]
+    known_first = rng.random() < 0.5
+    first, outer, second = _operation(rng, value, known_first=known_first)
+    answer = apply(first, outer, second)
+    if known_first:
+        return f"Compute ({a} {op} {b}) {outer} {second}.", answer, [[a, op, b], [None, outer, second]]
+    return f"Compute {first} {outer} ({a} {op} {b}).", answer, [[a, op, b], [first, outer, None]]
+
+
+def _operation(rng: random.Random, known: int | None, *, known_first: bool = True) -> tuple[int, Operator, int]:
+    """Return an operation whose value is in 0..99, with `known` as one of its operands."""
+    while True:
+        op = rng.choice(OPERATORS)
+        for _ in range(20):  # enough for products to be common, too few for degenerate ones such as 60 * 1 to be
+            first, second = rng.randint(1, MAX_NUMBER), rng.randint(1, MAX_NUMBER)
+            if known is not None:
+                first, second = (known, second) if known_first else (first, known)
+            if 0 <= apply(first, op, second) <= MAX_NUMBER:
+                return first, op, second

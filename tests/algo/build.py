@@ -1,0 +1,45 @@
+"""Small episodes, groups and configs for the tests of agentrl.algo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.types import EpisodeFailure, Group, StopReason, Task, Trajectory, Turn, VersionSpan
+
+
+def turn(reward: float | None = None, parent: int | None = None, *, tokens: int = 1, context: int = 1) -> Turn:
+    return Turn(
+        context_ids=np.arange(context, dtype=np.int32),
+        output_ids=np.arange(tokens, dtype=np.int32),
+        output_logprobs=np.full(tokens, -0.5, np.float32),
+        spans=(VersionSpan(start=0, end=tokens, version=0),) if tokens else (),
+        stop_reason=StopReason.STOP,
+        reward=reward,
+        parent=parent,
+    )
+
+
+def episode(turns: Sequence[Turn], final: float | None = None, failure: EpisodeFailure | None = None) -> Trajectory:
+    return Trajectory(
+        episode_id="e",
+        task_id="t",
+        turns=tuple(turns),
+        stop_reason=StopReason.COMPLETED,
+        final_reward=final,
+        failure=failure,
+    )
+
+
+def linear(rewards: Sequence[float | None], final: float | None = None) -> Trajectory:
+    return episode([turn(reward, index - 1 if index else None) for index, reward in enumerate(rewards)], final)
+
+
+def group(episodes: Sequence[Trajectory]) -> Group:
+    return Group(index=3, task=Task(id="t", data={}), episodes=tuple(episodes), admitted_version=0)
+
+
+EPISODE = AlgorithmConfig(advantage="episode")
+TURN = AlgorithmConfig(advantage="turn")

@@ -1,0 +1,267 @@
+"""Advantages against goldens worked out by hand and against slow references in plain Python."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.algo.advantage import GroupAdvantages, advantages, returns_to_go, token_advantages
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import InvariantError
+from agentrl.types import EpisodeFailure, Group, Trajectory
+from tests.algo.build import EPISODE, TURN, episode, group, linear, turn
+
+# Slow references.
+
+
+def slow_returns_to_go(trajectory: Trajectory, discount: float) -> list[float]:
+    turns = trajectory.turns
+
+    def distance(index: int, ancestor: int) -> int | None:
+        steps, at = 0, index
+        while at != ancestor:
+            parent = turns[at].parent
+            if parent is None:
+                return None
+            at, steps = parent, steps + 1
+        return steps
+
+    result: list[float] = []
+    for ancestor in range(len(turns)):
+        below = [(i, d) for i in range(len(turns)) if (d := distance(i, ancestor)) is not None]
+        total = sum(discount**d * (turns[i].reward or 0.0) for i, d in below)
+        height = max(d for _, d in below)
+        result.append(total + discount**height * (trajectory.final_reward or 0.0))
+    return result
+
+
+def slow_advantages(many: Group, config: AlgorithmConfig) -> list[list[float]]:
+    episodes = many.episodes
+    if config.advantage == "episode":
+        returns = [sum(t.reward or 0.0 for t in e.turns) + (e.final_reward or 0.0) for e in episodes]
+        mean = sum(returns) / len(returns)
+        return [[value - mean] * len(e.turns) for value, e in zip(returns, episodes, strict=True)]
+
+    def value_at(trajectory: Trajectory, depth: int) -> float:
+        depths = [len(trajectory.path(index)) - 1 for index in range(len(trajectory.turns))]
+        if not depths:
+            return trajectory.final_reward or 0.0
+        depth = min(depth, max(depths))
+        to_go = slow_returns_to_go(trajectory, config.discount)
+        here = [g for g, d in zip(to_go, depths, strict=True) if d == depth]
+        return sum(here) / len(here)
+
+    result: list[list[float]] = []
+    for own in range(len(episodes)):
+        to_go = slow_returns_to_go(episodes[own], config.discount)
+        row: list[float] = []
+        for index, value in enumerate(to_go):
+            depth = len(episodes[own].path(index)) - 1
+            others = [value_at(e, depth) for j, e in enumerate(episodes) if j != own]
+            row.append(value - sum(others) / len(others))
+        result.append(row)
+    return result
+
+
+# Random groups of random trees.
+
+rewards = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 3))
+
+
+@st.composite
+def trajectories(draw: st.DrawFn, max_turns: int = 6) -> Trajectory:
+    count = draw(st.integers(0, max_turns))
+    parents = [draw(st.one_of(st.none(), st.integers(0, i - 1))) if i else None for i in range(count)]
+    turns = [turn(draw(st.one_of(st.none(), rewards)), parent) for parent in parents]
+    return episode(turns, draw(rewards))
+
+
+groups = st.lists(trajectories(), min_size=2, max_size=5).map(group)
+discounts = st.sampled_from([1.0, 0.9, 0.5])
+
+
+@given(trajectories(max_turns=10), discounts)
+def test_returns_to_go_match_a_sum_over_descendants(trajectory: Trajectory, discount: float) -> None:
+    np.testing.assert_allclose(
+        returns_to_go(trajectory, discount), slow_returns_to_go(trajectory, discount), rtol=1e-12, atol=1e-12
+    )
+
+
+@given(groups, discounts, st.sampled_from(["episode", "turn"]))
+def test_advantages_match_the_slow_reference(many: Group, discount: float, name: str) -> None:
+    config = AlgorithmConfig.model_validate({"advantage": name, "discount": discount})
+    result = advantages(many, config)
+    for fast, slow in zip(result.per_turn, slow_advantages(many, config), strict=True):
+        np.testing.assert_allclose(fast, slow, rtol=1e-9, atol=1e-7)
+
+
+def test_the_episode_advantage_is_the_return_minus_the_group_mean_at_every_turn() -> None:
+    result = advantages(group([linear([-0.5, None], 1.5), linear([None], 0.0), linear([None] * 3, 2.0)]), EPISODE)
+    assert [values.tolist() for values in result.per_turn] == [[0.0, 0.0], [-1.0], [1.0, 1.0, 1.0]]
+    assert not result.zero_variance
+
+
+def test_the_turn_advantage_of_a_linear_group_worked_out_by_hand() -> None:
+    config = TURN.model_copy(update={"discount": 0.5})
+    result = advantages(group([linear([1.0, 2.0, None], 4.0), linear([8.0], 2.0)]), config)
+    # G of the first: turn 2: 4; turn 1: 2 + 0.5 * 4 = 4; turn 0: 1 + 0.5 * 4 = 3. Of the second: 10, carried on.
+    assert [values.tolist() for values in result.per_turn] == [[3 - 10, 4 - 10, 4 - 10], [10 - 3]]
+
+
+def test_parallel_branches_share_the_final_reward_but_not_their_turn_rewards() -> None:
+    # 0 -> 1 (reward 1), 0 -> 2 (reward 5) -> 3: the final reward counts 2 turns down from the root, 0 from turn 1.
+    tree = episode([turn(), turn(1.0, 0), turn(5.0, 0), turn(None, 2)], 16.0)
+    assert returns_to_go(tree, 0.5).tolist() == [0.5 * 6 + 0.25 * 16, 1 + 16, 5 + 0.5 * 16, 16.0]
+
+
+def test_with_only_a_final_reward_the_turn_advantage_is_reinforce_leave_one_out() -> None:
+    result = advantages(group([linear([None] * n, r) for n, r in ((1, 1.0), (4, 0.0), (2, 0.5))]), TURN)
+    expected = [1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5]
+    for values, value in zip(result.per_turn, expected, strict=True):
+        np.testing.assert_allclose(values, value, atol=1e-15)
+
+
+@given(groups, st.lists(rewards, min_size=1, max_size=8), rewards)
+def test_a_turn_baseline_does_not_move_when_the_own_episode_acts_or_stops_otherwise(
+    many: Group, own: list[float], final: float
+) -> None:
+    """At equal depth, G - A of episode 0 is the same whatever episode 0 did."""
+    known: dict[int, float] = {}
+    for first in (linear(own, final), linear([-reward for reward in own], 1 - final), linear(own[:1], -final)):
+        result = advantages(group([first, *many.episodes[1:]]), TURN)
+        baseline = returns_to_go(first, 1.0) - result.per_turn[0]
+        for depth, value in enumerate(baseline.tolist() if not result.zero_variance else []):
+            assert value == pytest.approx(known.setdefault(depth, value), abs=1e-9)
+
+
+@pytest.mark.parametrize("config", [EPISODE, TURN])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_group_of_equal_returns_gets_exactly_zero_and_says_so(config: AlgorithmConfig, normalize: bool) -> None:
+    config = config.model_copy(update={"normalize_std": normalize})
+    result = advantages(group([linear([0.1, 0.2], 0.0), linear([0.1, 0.1, 0.1], None)][:1] * 3), config)
+    assert result.zero_variance
+    assert [values.tolist() for values in result.per_turn] == [[0.0, 0.0]] * 3
+
+
+def test_returns_equal_up_to_rounding_are_zero_variance() -> None:
+    normalized = EPISODE.model_copy(update={"normalize_std": True})
+    result = advantages(group([linear([0.1, 0.2]), linear([0.3])]), normalized)
+    assert 0.1 + 0.2 != 0.3
+    assert result.zero_variance
+    assert [values.tolist() for values in result.per_turn] == [[0.0, 0.0], [0.0]]
+
+
+@pytest.mark.parametrize("config", [EPISODE, TURN])
+def test_a_group_of_one_has_nothing_to_compare_with(config: AlgorithmConfig) -> None:
+    result = advantages(group([linear([1.0], 5.0)]), config)
+    assert result.zero_variance
+    assert result.per_turn[0].tolist() == [0.0]
+
+
+def test_branches_that_differ_within_equal_episodes_are_not_zero_variance() -> None:
+    """The means by depth are equal across episodes, the turns are not: zeroing them would bias the estimate."""
+    tree = episode([turn(), turn(1.0, 0), turn(-1.0, 0)], 0.0)
+    result = advantages(group([tree, tree]), TURN)
+    assert not result.zero_variance
+    assert [values.tolist() for values in result.per_turn] == [[0.0, 1.0, -1.0]] * 2
+
+
+def test_episodes_without_turns_still_count_in_the_baseline() -> None:
+    for config in (EPISODE, TURN):
+        result = advantages(group([episode([], 0.0), linear([None], 1.0)]), config)
+        assert result.per_turn[0].tolist() == []
+        assert result.per_turn[1].tolist() == [0.5 if config is EPISODE else 1.0]
+
+
+def test_normalized_episode_advantages_have_the_population_standard_deviation_one() -> None:
+    normalized = EPISODE.model_copy(update={"normalize_std": True})
+    result = advantages(group([linear([None] * n, r) for n, r in ((3, 1.0), (1, 0.0), (2, 0.0))]), normalized)
+    values = np.array([row[0] for row in result.per_turn])
+    assert values.std() == pytest.approx(1.0)
+    np.testing.assert_allclose(values, np.array([2.0, -1.0, -1.0]) / math.sqrt(2.0))
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-200, 1e-30, 1.0, 1e20, 1e29])
+@pytest.mark.parametrize("config", [EPISODE, TURN])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_no_reward_however_small_or_large_gives_nan_or_infinity(
+    scale: float, config: AlgorithmConfig, normalize: bool
+) -> None:
+    config = config.model_copy(update={"normalize_std": normalize})
+    many = group([linear([scale, None, -scale], 2 * scale), linear([None], -3 * scale), linear([scale] * 4, 0.0)])
+    result = advantages(many, config)
+    for trajectory, per_turn in zip(many.episodes, result.per_turn, strict=True):
+        [sample] = trajectory.branches()
+        tokens = token_advantages(sample, per_turn)
+        assert np.isfinite(tokens).all()
+        if normalize:
+            assert np.abs(tokens).max() <= 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e31])
+def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
+    with pytest.raises(InvariantError, match="finite rewards"):
+        advantages(group([linear([bad]), linear([1.0])]), EPISODE)
+    with pytest.raises(InvariantError, match="finite rewards"):
+        advantages(group([linear([None], bad), linear([1.0])]), TURN)
+
+
+def test_a_failed_episode_is_refused() -> None:
+    failed = episode([turn()], failure=EpisodeFailure(kind="WorkflowError", message="boom", traceback=""))
+    with pytest.raises(InvariantError, match=r"failed episode \(WorkflowError"):
+        advantages(group([failed, linear([1.0])]), EPISODE)
+
+
+def test_an_episode_without_any_reward_is_refused() -> None:
+    with pytest.raises(InvariantError, match="no turn has a reward"):
+        advantages(group([linear([None, None]), linear([1.0])]), EPISODE)
+
+
+def test_an_empty_group_is_refused() -> None:
+    with pytest.raises(InvariantError, match="at least one episode"):
+        advantages(group([]), EPISODE)
+
+
+def test_a_child_before_its_parent_is_refused() -> None:
+    with pytest.raises(InvariantError, match="parent 1"):
+        advantages(group([episode([turn(parent=1), turn()], 1.0), linear([1.0])]), TURN)
+
+
+@given(st.lists(trajectories().filter(lambda e: len(e.turns) > 0), min_size=2, max_size=4).map(group))
+def test_token_advantages_are_the_turn_s_where_trained_and_zero_elsewhere(many: Group) -> None:
+    result = advantages(many, TURN)
+    for trajectory, per_turn in zip(many.episodes, result.per_turn, strict=True):
+        trained = np.zeros(len(trajectory.turns))
+        for sample in trajectory.branches():
+            tokens = token_advantages(sample, per_turn)
+            assert tokens.dtype == np.float32
+            assert tokens.shape == sample.loss_mask.shape
+            assert not tokens[~sample.loss_mask].any()
+            for at in np.flatnonzero(sample.loss_mask):
+                assert tokens[at] == np.float32(per_turn[sample.turn_index[at]])
+                trained[sample.turn_index[at]] += 1
+        assert (trained == 1).all()
+
+
+def test_advantages_of_another_episode_are_refused() -> None:
+    [sample] = linear([1.0, 2.0]).branches()
+    for per_turn in (np.zeros(1), np.zeros(0)):
+        with pytest.raises(InvariantError, match="another episode"):
+            token_advantages(sample, per_turn)
+
+
+def test_group_advantages_are_immutable() -> None:
+    result = GroupAdvantages(per_turn=(), zero_variance=True)
+    with pytest.raises(AttributeError):
+        result.zero_variance = False  # pyright: ignore[reportAttributeAccessIssue]  # the point of the test
+
+
+def test_the_driver_s_part_imports_no_torch() -> None:
+    code = "import sys, agentrl.algo, agentrl.algo.advantage, agentrl.algo.packing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

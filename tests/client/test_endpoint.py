@@ -1,0 +1,200 @@
+"""The evaluation client: a real openai client over HTTP, with the episode's rewards and budgets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import openai
+import pytest
+from aiohttp import web
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
+
+from agentrl.client import CallTimeout, EndpointClient, SamplingConfig
+from agentrl.errors import EpisodeLimit, RequestRejected, RewardError, ServerUnavailable, WorkflowError
+from agentrl.types import StopReason, Turn
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Endpoint:
+    """An OpenAI-compatible server that answers as told."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.status = 200
+        self.hold: anyio.Event | None = None
+        self.entered = anyio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.entered.set()
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.status != 200:
+            return web.json_response({"error": {"message": "told to fail"}}, status=self.status)
+        head = {"id": f"c{len(self.bodies)}", "created": 1, "model": body["model"]}
+        usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": "Hello there"}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            return web.json_response({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for delta, finish in (
+            ({"role": "assistant", "content": "Hello"}, None),
+            ({"content": " there"}, None),
+            ({}, "stop"),
+        ):
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            event = json.dumps({**head, "object": "chat.completion.chunk", "choices": [choice]})
+            await response.write(f"data: {event}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@asynccontextmanager
+async def serving(endpoint: Endpoint) -> AsyncGenerator[AsyncOpenAI, None]:
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", endpoint.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as connection:
+            yield connection
+    finally:
+        await runner.cleanup()
+
+
+def make(connection: AsyncOpenAI, **options: Any) -> EndpointClient:  # noqa: ANN401
+    return EndpointClient(**{"endpoint": connection, "model": "served", "episode_id": "e", "task_id": "t", **options})
+
+
+async def test_an_episode_runs_against_an_endpoint_with_the_same_surface():
+    endpoint, seen = Endpoint(), list[Turn]()
+    async with serving(endpoint) as connection:
+        client = make(connection, sampling=SamplingConfig(temperature=0.3, max_tokens=9), on_turn=seen.append)
+        assert isinstance(client, AsyncOpenAI)
+        completion = await client.chat.completions.create(messages=HI, model="ignored", top_p=0.5)
+        assert isinstance(completion, ChatCompletion)
+        await client.chat.completions.create(messages=[*HI, completion.choices[0].message, *HI], max_completion_tokens=3)
+        client.reward(completion, 0.5)
+        client.record(busy=1)
+        trajectory = client.close(StopReason.COMPLETED, 1.0)
+    first, second = endpoint.bodies
+    assert (first["model"], first["temperature"], first["top_p"], first["max_tokens"]) == ("served", 0.3, 0.5, 9)
+    assert second["max_completion_tokens"] == 3
+    assert "max_tokens" not in second
+    assert second["messages"][1]["content"] == "Hello there"
+    assert [turn.reward for turn in trajectory.turns] == [0.5, None]
+    assert len(seen) == 2
+    assert trajectory.turns[0].message["content"] == "Hello there"
+    assert trajectory.num_output_tokens == 0
+    assert trajectory.metrics == {"prompt_tokens": 14.0, "completion_tokens": 4.0, "busy": 1.0}
+    assert trajectory.episode_return == 1.5
+    assert not trajectory.branches()[0].loss_mask.any()
+
+
+async def test_streams_and_raw_responses_are_turns_too():
+    endpoint = Endpoint()
+    async with serving(endpoint) as connection:
+        client = make(connection)
+        stream = await client.chat.completions.create(messages=HI, stream=True)
+        chunks = [chunk async for chunk in stream]
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        client.reward(chunks[-1], 1)
+        raw = await client.chat.completions.with_raw_response.create(messages=HI, model="m")  # pyright: ignore
+        assert raw.parse().choices[0].message.content == "Hello there"
+        trajectory = client.close(StopReason.COMPLETED, 0.0)
+    assert [turn.message["content"] for turn in trajectory.turns] == ["Hello there", "Hello there"]
+    assert trajectory.turns[0].reward == 1.0
+
+
+async def test_a_stream_left_early_is_no_turn():
+    async with serving(Endpoint()) as connection:
+        client = make(connection, max_turns=1)
+        async with await client.chat.completions.create(messages=HI, stream=True) as stream:
+            await anext(stream)
+        await client.chat.completions.create(messages=HI)
+        assert len(client.close(StopReason.COMPLETED).turns) == 1
+
+
+async def test_budgets_rewards_and_closing_behave_as_in_training():
+    endpoint = Endpoint()
+    async with serving(endpoint) as connection:
+        client = make(connection, max_turns=1)
+        completion = await client.with_options(timeout=5.0).chat.completions.create(messages=HI)
+        with pytest.raises(EpisodeLimit, match="1 of 1 turns"):
+            await client.chat.completions.create(messages=HI)
+        assert len(endpoint.bodies) == 1
+        assert client.limit_reached is StopReason.TURN_LIMIT
+        with pytest.raises(RewardError, match="finite"):
+            client.reward(completion, float("nan"))
+        with pytest.raises(WorkflowError, match="token ids"):
+            await client.generate([1])
+        async with client:
+            pass
+        await client.close()
+        client.close(StopReason.COMPLETED, 1.0)
+        with pytest.raises(WorkflowError, match="closed"):
+            await client.chat.completions.create(messages=HI)
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, RequestRejected), (429, ServerUnavailable), (503, ServerUnavailable)])
+async def test_http_errors_are_the_errors_of_training(status: int, error: type[Exception]):
+    endpoint = Endpoint()
+    endpoint.status = status
+    async with serving(endpoint) as connection:
+        client = make(connection)
+        for stream in (False, True):
+            with pytest.raises(error, match=f"answered {status}") as caught:
+                await client.chat.completions.create(messages=HI, stream=stream)
+            assert isinstance(caught.value.__cause__, openai.APIStatusError)
+        assert client.close(StopReason.SERVER_ERROR).turns == ()
+
+
+async def test_refused_connections_and_timeouts_are_named():
+    endpoint = Endpoint()
+    endpoint.hold = anyio.Event()
+    async with serving(endpoint) as connection:
+        with pytest.raises(CallTimeout, match="timeout"):
+            await make(connection).chat.completions.create(messages=HI, timeout=0.05)
+        endpoint.hold.set()
+        gone = connection.with_options(base_url="http://127.0.0.1:1/v1")
+        with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1"):
+            await make(gone).chat.completions.create(messages=HI)
+
+
+async def test_a_cancelled_call_is_no_turn():
+    endpoint = Endpoint()
+    endpoint.hold = anyio.Event()
+    async with serving(endpoint) as connection:
+        client = make(connection, max_turns=1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: client.chat.completions.create(messages=HI))
+            await endpoint.entered.wait()
+            tasks.cancel_scope.cancel()
+        endpoint.hold.set()
+        endpoint.hold = None
+        await client.chat.completions.create(messages=HI)
+        assert len(client.close(StopReason.COMPLETED).turns) == 1
+
+
+def test_making_one_opens_nothing():
+    connection = AsyncOpenAI(base_url="http://127.0.0.1:1/v1", api_key="k")
+    make_one: Callable[[], EndpointClient] = lambda: make(connection)  # noqa: E731
+    assert make_one()._client is make_one()._client  # pyright: ignore[reportPrivateUsage]

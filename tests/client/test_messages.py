@@ -1,0 +1,46 @@
+"""Whatever form history comes back in, the graph sees plain messages with the same meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types.chat import (
+    ChatCompletionMessage,
+    ChatCompletionUserMessageParam,
+)
+
+from agentrl.client.messages import checked_messages
+from agentrl.errors import WorkflowError
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "calc", "arguments": '{"a": 1}'}}
+
+
+def test_mappings_pass_unchanged_and_uncopied():
+    message: ChatCompletionUserMessageParam = {"role": "user", "content": "hi"}
+    assert checked_messages([message])[0] is message
+
+
+def test_openai_objects_pass_as_they_are():
+    message = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [CALL]})
+    assert checked_messages([message])[0] is message
+
+
+def test_developer_is_system_and_the_callers_message_is_left_alone():
+    message = {"role": "developer", "content": "x"}
+    assert checked_messages([message]) == [{"role": "system", "content": "x"}]
+    assert message == {"role": "developer", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([], "empty"),
+        ("hi", "a list of messages"),
+        ({"role": "user", "content": "hi"}, "a list of messages"),
+        (["hi"], r"messages\[0\]"),
+    ],
+)
+def test_what_is_not_a_text_message_is_refused_with_its_index(messages: Any, says: str):
+    with pytest.raises(WorkflowError, match=says):
+        checked_messages(messages)

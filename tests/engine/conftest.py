@@ -1,0 +1,16 @@
+"""Fixtures of the engine tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.tokens.renderer import Renderer
+from tests.rollout.harness import make_renderer
+
+
+@pytest.fixture(scope="session")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """A tiny tokenizer with a chat template."""
+    return make_renderer(tmp_path_factory.mktemp("renderer"))

@@ -1,0 +1,84 @@
+"""A whole run without a model: scripted server, scripted trainer, the real everything else."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.engine import Engine
+from agentrl.engine.report import RunReport
+from agentrl.inference.base import Inference
+from agentrl.inference.scripted import ScriptedCall
+from agentrl.observe.progress import Progress
+from agentrl.rollout.config import RolloutConfig
+from agentrl.tokens.renderer import Renderer
+from agentrl.train.scripted import ScriptedTrainer
+from agentrl.types import Task
+from agentrl.workflow import RolloutWorkflow
+from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, make_server
+
+TASKS = [Task(id=f"t{i}", data={"question": f"Say good, {i}.", "answer": "good"}) for i in range(8)]
+ANY_PROBE = 1e6
+"""The scripted trainer has no model, so its probe fits no server."""
+
+
+def coin(call: ScriptedCall) -> str:
+    """Answer right or wrong, by the episode's id: half of a group each, roughly."""
+    return "good" if zlib.crc32(call.episode_id.encode()) % 2 else "bad"
+
+
+def make_engine(
+    run_dir: Path,
+    renderer: Renderer,
+    *,
+    workflow: RolloutWorkflow | None = None,
+    inference: Inference | None = None,
+    trainer: ScriptedTrainer | None = None,
+    tasks: Sequence[Task] = TASKS,
+    eval_tasks: Sequence[Task] = (),
+    steps: int = 4,
+    algorithm: dict[str, Any] | None = None,
+    rollout: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Engine:
+    """Return an engine with small groups and batches."""
+    return Engine(
+        workflow=workflow or Judge(),
+        tasks=tasks,
+        inference=inference or make_server(renderer, coin),
+        renderer=renderer,
+        trainer=trainer or ScriptedTrainer(),
+        run_dir=run_dir,
+        algorithm=AlgorithmConfig(**{"group_size": 3, "groups_per_step": 2, **(algorithm or {})}),
+        rollout=RolloutConfig(**{"max_concurrent_episodes": 8, "episode_timeout_s": PATIENCE_S, **(rollout or {})}),
+        sampling=SAMPLING,
+        engine=EngineConfig(**{"steps": steps, "probe_tolerance": ANY_PROBE, "stall_timeout_s": PATIENCE_S, **(engine or {})}),
+        eval_tasks=eval_tasks,
+        progress=progress,
+    )
+
+
+async def run(engine: Engine) -> RunReport:
+    """Run an engine; a hang fails the test."""
+    with anyio.fail_after(PATIENCE_S):
+        return await engine.run()
+
+
+def lines(path: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """Return the records of a JSONL file, those of one event if given."""
+    records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+    return [record for record in records if event is None or record["event"] == event]
+
+
+def balance(report: RunReport) -> int:
+    """Return how many sampled tokens the report does not account for: 0."""
+    known = report.trained_tokens + sum(report.wasted_tokens.values()) + report.evaluation_tokens
+    return report.sampled_tokens - known

@@ -1,0 +1,252 @@
+"""How a run fails, stalls or is cancelled: named, recorded, and with nothing left running."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentrl.client import Client
+from agentrl.engine.budget import ErrorBudget
+from agentrl.errors import ErrorBudgetExceeded, InvariantError, RunStopped, StallError
+from agentrl.inference.scripted import Fault, ScriptedCall, ScriptedReply
+from agentrl.rollout.config import RolloutConfig
+from agentrl.tokens.renderer import Renderer
+from agentrl.train.base import StepReport, TrainBatch
+from agentrl.train.scripted import ScriptedTrainer
+from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory
+from tests.engine.harness import balance, coin, lines, make_engine, run
+from tests.rollout.harness import PATIENCE_S, ask, make_server, workflow_of
+
+
+def always_raises(task: Task, client: Client) -> float:
+    raise LookupError("no answer anywhere")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        always_raises,
+        lambda task, client: math.nan,
+        lambda task, client: "1.0",
+        lambda task, client: None,
+        lambda task, client: anyio.sleep_forever(),
+    ],
+    ids=["raises", "NaN", "string", "None", "hangs"],
+)
+async def test_a_workflow_that_always_fails_stops_the_run_with_the_first_failure(
+    tmp_path: Path, renderer: Renderer, wrong: Callable[[Task, Client], object]
+) -> None:
+    trainer = ScriptedTrainer()
+    rollout = {"episode_timeout_s": 0.2, "max_consecutive_failures": 10}
+    engine = make_engine(tmp_path, renderer, workflow=workflow_of(wrong), trainer=trainer, rollout=rollout)
+    with pytest.raises(ErrorBudgetExceeded, match="10 episodes in a row failed"):
+        await run(engine)
+    assert trainer.batches == []
+    report = engine.report()
+    assert sum(report.failed_episodes.values()) >= 10
+    assert report.groups == 0
+
+
+async def test_the_error_budget_shows_the_first_traceback(tmp_path: Path, renderer: Renderer) -> None:
+    engine = make_engine(
+        tmp_path, renderer, workflow=workflow_of(always_raises), rollout={"max_consecutive_failures": 3}
+    )
+    with pytest.raises(ErrorBudgetExceeded) as caught:
+        await run(engine)
+    assert 'raise LookupError("no answer anywhere")' in str(caught.value)
+    assert "3 workflow_error" in str(caught.value)
+    failed = lines(tmp_path / "metrics.jsonl", "episode_failed")
+    assert failed[0]["kind"] == "WorkflowError"
+    assert len(lines(tmp_path / "trajectories.jsonl")) == 3
+
+
+def outcome(failed: bool, reason: StopReason = StopReason.WORKFLOW_ERROR) -> Trajectory:
+    failure = EpisodeFailure(kind="E", message="m", traceback="") if failed else None
+    return Trajectory(episode_id="e", task_id="t", turns=(), stop_reason=reason, failure=failure)
+
+
+def test_the_failure_rate_counts_over_the_last_64_episodes() -> None:
+    budget = ErrorBudget(RolloutConfig(max_failure_rate=0.5, max_consecutive_failures=1000))
+    for _ in range(32):
+        budget.record(outcome(failed=False))
+    for _ in range(32):
+        budget.record(outcome(failed=True))
+    with pytest.raises(ErrorBudgetExceeded, match="52% of the last 64 episodes failed"):
+        budget.record(outcome(failed=True))
+
+
+def test_running_out_of_turns_points_to_the_limit_reward() -> None:
+    budget = ErrorBudget(RolloutConfig(max_consecutive_failures=1))
+    with pytest.raises(ErrorBudgetExceeded, match="limit_reward"):
+        budget.record(outcome(failed=True, reason=StopReason.TURN_LIMIT))
+
+
+async def test_a_failed_member_is_retried_and_no_failure_is_trained(tmp_path: Path, renderer: Renderer) -> None:
+    def script(call: ScriptedCall) -> ScriptedReply:
+        first_attempt = call.episode_id.endswith(".1.0")
+        return ScriptedReply(output=coin(call), fault=Fault.REFUSE if first_attempt else None)
+
+    trainer = ScriptedTrainer()
+    engine = make_engine(tmp_path, renderer, inference=make_server(renderer, script), trainer=trainer)
+    report = await run(engine)
+    assert report.failed_episodes == {"server_error": report.groups}
+    assert report.dropped_groups == {}
+    assert sum(len(batch.samples) for batch in trainer.batches) == 3 * report.groups
+    assert balance(report) == 0
+
+
+async def test_dropped_groups_are_counted_with_their_reason_and_replaced(tmp_path: Path, renderer: Renderer) -> None:
+    async def judge(task: Task, client: Client) -> float:
+        answer = await ask(client, task["question"])
+        if task.id in ("t1", "t5"):
+            raise LookupError("this task is broken")
+        return float(answer == "good")
+
+    engine = make_engine(
+        tmp_path, renderer, workflow=workflow_of(judge), steps=6, rollout={"episode_retries": 0, "max_failure_rate": 1.0}
+    )
+    report = await run(engine)
+    assert report.groups == 12
+    [(reason, count)] = report.dropped_groups.items()
+    assert reason == "episode_failed:workflow_error"
+    assert count == len(lines(tmp_path / "metrics.jsonl", "dropped_group")) > 0
+    assert report.wasted_tokens["dropped_group"] > 0
+    assert balance(report) == 0
+
+
+async def test_a_kept_group_is_trained_with_the_members_it_has(tmp_path: Path, renderer: Renderer) -> None:
+    async def judge(task: Task, client: Client) -> float:
+        answer = await ask(client, task["question"])
+        if ".2." in client.episode.id:
+            raise LookupError
+        return float(answer == "good")
+
+    trainer = ScriptedTrainer()
+    rollout = {"incomplete_group": "keep", "min_group_size": 2, "episode_retries": 0}
+    report = await run(make_engine(tmp_path, renderer, workflow=workflow_of(judge), trainer=trainer, rollout=rollout))
+    assert (report.groups, report.dropped_groups) == (8, {})
+    assert report.wasted_tokens["failed_episode"] > 0
+    assert balance(report) == 0
+
+
+async def test_a_stall_names_the_trainer_the_groups_and_the_episodes_it_waits_for(tmp_path: Path, renderer: Renderer) -> None:
+    def script(call: ScriptedCall) -> ScriptedReply:
+        stuck = call.episode_id == "1.2.0" and call.turn == 1
+        return ScriptedReply(output=coin(call), fault=Fault.HANG if stuck else None)
+
+    async def two_turns(task: Task, client: Client) -> float:
+        await ask(client, "first")
+        return float(await ask(client, "second") == "good")
+
+    engine = make_engine(
+        tmp_path,
+        renderer,
+        workflow=workflow_of(two_turns),
+        inference=make_server(renderer, script),
+        engine={"stall_timeout_s": 0.4},
+        algorithm={"max_staleness": 0},
+    )
+    with pytest.raises(StallError) as caught:
+        await run(engine)
+    message = str(caught.value)
+    assert "nothing has moved for 0.4 s" in message
+    assert re.search(r"the trainer waits for 1 of 2 groups are complete; missing: groups 1 since", message)
+    assert re.search(
+        r"episode 1\.2\.0 of group 1 \(task t\d\) is in turn 1, waiting for an inference server since \d", message
+    )
+    assert "the dispatcher waits for the staleness bound: 2 groups are open at version 0" in message
+
+
+async def test_a_stalled_trainer_is_named(tmp_path: Path, renderer: Renderer) -> None:
+    engine = make_engine(
+        tmp_path, renderer, trainer=ScriptedTrainer(hold_steps={1: anyio.Event()}), engine={"stall_timeout_s": 0.4}
+    )
+    with pytest.raises(StallError, match="the trainer waits for its worker to train batch 2 since"):
+        await run(engine)
+
+
+async def test_a_stalled_publication_is_named(tmp_path: Path, renderer: Renderer) -> None:
+    engine = make_engine(
+        tmp_path, renderer, trainer=ScriptedTrainer(hold_publish={1: anyio.Event()}), engine={"stall_timeout_s": 0.4}
+    )
+    with pytest.raises(StallError, match="the trainer waits for the servers to take version 1 since"):
+        await run(engine)
+
+
+async def test_a_run_cancelled_in_the_middle_leaves_nothing_running_and_its_records_on_disk(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    hold = anyio.Event()
+    trainer = ScriptedTrainer(hold_steps={2: hold})
+    running = [0]
+
+    async def counted(task: Task, client: Client) -> float:
+        running[0] += 1
+        try:
+            answer = await ask(client, task["question"])
+            if client.episode.id.startswith("7."):
+                await anyio.sleep_forever()
+            return float(answer == "good")
+        finally:
+            running[0] -= 1
+
+    engine = make_engine(tmp_path, renderer, workflow=workflow_of(counted), trainer=trainer, steps=50)
+    threads = threading.active_count()
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.run)
+            await trainer.started.wait()
+            while len(trainer.batches) < 3:
+                await anyio.wait_all_tasks_blocked()
+            await anyio.wait_all_tasks_blocked()
+            assert running[0] > 0
+            tasks.cancel_scope.cancel()
+    assert running[0] == 0
+    assert threading.active_count() <= threads + 4  # idle worker threads of the event loop's pool
+    report = engine.report()
+    assert report.train_steps == 2
+    assert len(lines(tmp_path / "metrics.jsonl", "step")) == 2
+    [end] = lines(tmp_path / "metrics.jsonl", "end")
+    assert end["error"] == "cancelled"
+    assert len(lines(tmp_path / "trajectories.jsonl")) == report.episodes > 0
+
+
+async def test_every_public_wait_of_a_run_can_be_cancelled_at_the_start(tmp_path: Path, renderer: Renderer) -> None:
+    engine = make_engine(tmp_path, renderer, trainer=ScriptedTrainer(hold_publish={0: anyio.Event()}))
+    with anyio.move_on_after(0.05) as scope:
+        await engine.run()
+    assert scope.cancelled_caught
+    assert [end["error"] for end in lines(tmp_path / "metrics.jsonl", "end")] == ["cancelled"]
+
+
+async def test_a_full_disk_ends_the_run_with_the_path_and_the_cause(tmp_path: Path, renderer: Renderer) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    (tmp_path / "trajectories.jsonl").symlink_to(full)
+    with pytest.raises(RunStopped, match=r"cannot write .*trajectories\.jsonl: No space left on device"):
+        await run(make_engine(tmp_path, renderer))
+
+
+class WithDifference(ScriptedTrainer):
+    """Reports a log-prob difference."""
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        report = await super().step(batch)
+        return StepReport(metrics={**report.metrics, "max_logprob_difference": 0.25 * len(self.batches)})
+
+
+async def test_servers_and_trainer_that_disagree_on_log_probs_stop_the_run(tmp_path: Path, renderer: Renderer) -> None:
+    engine = make_engine(
+        tmp_path / "a", renderer, trainer=WithDifference(), engine={"max_logprob_difference": 0.6}
+    )
+    with pytest.raises(InvariantError, match=r"step 3: a behavior log-prob differs by 0\.75 nats"):
+        await run(engine)
+    report = await run(make_engine(tmp_path / "b", renderer, trainer=WithDifference()))
+    assert report.max_logprob_difference == 1.0

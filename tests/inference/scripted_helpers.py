@@ -1,0 +1,35 @@
+"""Requests, publications and pools that several test modules use."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import numpy as np
+
+from agentrl.inference.base import GenerateRequest, SamplingParams
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.pool import ServerPool
+from agentrl.inference.roster import Server
+from agentrl.types import Publication
+
+VOCAB = 300
+
+
+def request(*ids: int, episode: str = "e", max_new_tokens: int = 64, stop: tuple[str, ...] = ()) -> GenerateRequest:
+    tokens = np.array(ids or (1, 2, 3), np.int32)
+    return GenerateRequest(
+        request_id=uuid4().hex,
+        episode_id=episode,
+        input_ids=tokens,
+        input_json=",".join(map(str, tokens.tolist())).encode(),
+        sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
+    )
+
+
+def publication(version: int, path: str = "weights") -> Publication:
+    return Publication(version=version, path=path, checksum="", tensor_checksums={"w": f"{version:032x}"})
+
+
+def pool_of(*servers: Server, **changes: object) -> ServerPool:
+    settings = {"health_interval_s": 0.02, "request_timeout_s": 5.0, "control_timeout_s": 0.2, **changes}
+    return ServerPool(servers, InferenceConfig.model_validate(settings))

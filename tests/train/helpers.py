@@ -1,0 +1,82 @@
+"""Random training batches and slow references for the trainer's tests."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.train.base import TrainBatch, TrainSample
+from agentrl.types import Sample
+
+VOCAB = 300
+
+
+def random_batch(
+    *,
+    samples: int = 6,
+    version: int = 3,
+    seed: int = 0,
+    longest: int = 40,
+    max_staleness: int = 2,
+    temperature: float = 1.0,
+) -> TrainBatch:
+    """Return a batch with two or more trained stretches a sample, mixed versions, and advantages of both signs."""
+    random = np.random.default_rng(seed)
+    return TrainBatch(
+        samples=tuple(_sample(random, version, longest, max_staleness, temperature) for _ in range(samples)),
+        policy_version=version,
+    )
+
+
+def _sample(random: np.random.Generator, version: int, longest: int, max_staleness: int, temperature: float) -> TrainSample:
+    length = int(random.integers(6, longest + 1))
+    mask = random.random(length) < 0.5
+    mask[0], mask[1] = False, True
+    versions = np.sort(random.integers(max(0, version - max_staleness), version + 1, length))
+    advantages = np.where(mask, random.normal(size=length), 0)
+    sample = Sample(
+        token_ids=random.integers(0, VOCAB, length).astype(np.int32),
+        loss_mask=mask,
+        behavior_logprobs=np.where(mask, -6 + random.normal(size=length), 0).astype(np.float32),
+        token_versions=np.where(mask, versions, -1).astype(np.int32),
+        turn_index=np.zeros(length, np.int32),
+        temperatures=np.where(mask, temperature, 1).astype(np.float32),
+    )
+    return TrainSample(sample=sample, advantages=advantages.astype(np.float32))
+
+
+def load_plain(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return the HF model as a user would load it."""
+    return AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
+
+
+def full_logprobs(model: PreTrainedModel, sample: Sample) -> Tensor:
+    """Return [L-1] log-probs of tokens 1.. by a log_softmax over every position, one sequence at a time."""
+    ids = torch.tensor(sample.token_ids.astype(np.int64))
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+    temperatures = torch.tensor(sample.temperatures[1:]).to(logits.dtype)
+    return torch.log_softmax(logits / temperatures[:, None], -1).gather(1, ids[1:, None])[:, 0]
+
+
+def slow_loss(model: PreTrainedModel, batch: TrainBatch, config: AlgorithmConfig) -> float:
+    """Return the decoupled PPO loss of a first minibatch in double precision, token by token, from the printed formula."""
+    total, count = 0.0, 0
+    for item in batch.samples:
+        logprobs = full_logprobs(model, item.sample).tolist()
+        for t in np.flatnonzero(item.sample.loss_mask).tolist():
+            proximal = current = logprobs[t - 1]
+            advantage = float(item.advantages[t])
+            u = math.exp(current - proximal)
+            w = math.exp(proximal - float(item.sample.behavior_logprobs[t]))
+            if w > config.behavior_weight_cap:
+                w = config.behavior_weight_cap if config.behavior_weight_mode == "clamp" else 0.0
+            clipped = min(max(u, 1 - config.clip_low), 1 + config.clip_high)
+            total += w * min(u * advantage, clipped * advantage)
+            count += 1
+    return -total / count

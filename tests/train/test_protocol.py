@@ -1,0 +1,118 @@
+"""Frames and batches on the wire."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import InvariantError
+from agentrl.train.base import TrainBatch, TrainSample
+from agentrl.train.batches import pack_batch, pack_sequences, split_logprobs, unpack_batch, unpack_sequences
+from agentrl.train.protocol import (
+    HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    Array,
+    Failed,
+    LogprobsReply,
+    Publish,
+    Step,
+    body_length,
+    decode_reply,
+    decode_request,
+    encode_frame,
+    pack_float32,
+    pack_int32,
+)
+from agentrl.types import Sample
+
+
+def _sample(random: np.random.Generator, length: int) -> TrainSample:
+    sample = Sample(
+        token_ids=random.integers(0, 1 << 31, length).astype(np.int32),
+        loss_mask=random.random(length) < 0.5,
+        behavior_logprobs=random.normal(size=length).astype(np.float32),
+        token_versions=random.integers(-1, 9, length).astype(np.int32),
+        turn_index=random.integers(0, 9, length).astype(np.int32),
+        temperatures=random.random(length).astype(np.float32),
+    )
+    return TrainSample(sample=sample, advantages=random.normal(size=length).astype(np.float32))
+
+
+def _body(frame: bytes) -> bytes:
+    assert body_length(frame[:HEADER_BYTES]) == len(frame) - HEADER_BYTES
+    return frame[HEADER_BYTES:]
+
+
+@given(lengths=st.lists(st.integers(0, 30), max_size=6), version=st.integers(0, 1 << 40), seed=st.integers(0, 99))
+def test_a_batch_comes_back_bit_for_bit(lengths: list[int], version: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    batch = TrainBatch(samples=tuple(_sample(random, length) for length in lengths), policy_version=version)
+
+    request = decode_request(_body(encode_frame(pack_batch(batch))))
+
+    assert isinstance(request, Step)
+    back = unpack_batch(request)
+    assert back.policy_version == version
+    for ours, theirs in zip(batch.samples, back.samples, strict=True):
+        np.testing.assert_array_equal(ours.advantages, theirs.advantages)
+        for name in ("token_ids", "loss_mask", "behavior_logprobs", "token_versions", "turn_index", "temperatures"):
+            sent, received = getattr(ours.sample, name), getattr(theirs.sample, name)
+            np.testing.assert_array_equal(sent, received)
+            assert sent.dtype == received.dtype
+
+
+@given(lengths=st.lists(st.integers(0, 9), max_size=5))
+def test_logprobs_of_each_sequence_find_their_way_back(lengths: list[int]) -> None:
+    sequences = [np.arange(length, dtype=np.int32) for length in lengths]
+
+    assert [ids.tolist() for ids in unpack_sequences(pack_sequences(sequences))] == [ids.tolist() for ids in sequences]
+    joined = np.concatenate([np.empty(0, np.float32), *(np.full(max(0, n - 1), n, np.float32) for n in lengths)])
+    split = split_logprobs(LogprobsReply(pack_float32(joined)), sequences)
+    assert [part.tolist() for part in split] == [[float(n)] * max(0, n - 1) for n in lengths]
+
+
+def test_arrays_of_unequal_lengths_are_refused_before_they_are_sent() -> None:
+    item = _sample(np.random.default_rng(0), 5)
+    batch = TrainBatch(samples=(TrainSample(sample=item.sample, advantages=np.zeros(4, np.float32)),), policy_version=0)
+
+    with pytest.raises(InvariantError, match=r"sample 0 of 5 tokens has arrays of lengths \[5, 5, 5, 5, 5, 4\]"):
+        pack_batch(batch)
+
+
+def test_an_announced_length_over_the_limit_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(InvariantError, match="a frame of 1073741825 bytes"):
+        body_length((MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "little"))
+
+
+@pytest.mark.parametrize("body", [b"", b"garbage", b"\x81\xa4type\xa4Eval", _body(encode_frame(Failed("TrainError", "x")))])
+def test_what_is_not_a_request_is_refused(body: bytes) -> None:
+    with pytest.raises(InvariantError, match="not a request to the trainer worker"):
+        decode_request(body)
+
+
+def test_a_request_is_not_a_reply() -> None:
+    with pytest.raises(InvariantError, match="not a reply of the trainer worker"):
+        decode_reply(_body(encode_frame(Publish(1, "x"))))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ids", "message"),
+    [
+        (pack_int32([3]), pack_int32([1, 2]), "expected 3 elements of <i4, got 8 bytes"),
+        (pack_int32([-1, 3]), pack_int32([1, 2]), "negative length -1"),
+        (pack_float32(np.ones(1, np.float32)), pack_int32([1]), "expected an array of <i4, got <f4"),
+        (Array("<i4", b"abc"), pack_int32([1]), "expected whole elements of <i4, got 3 bytes"),
+    ],
+)
+def test_lengths_that_contradict_the_arrays_are_refused(lengths: Array, ids: Array, message: str) -> None:
+    request = pack_sequences([])
+
+    with pytest.raises(InvariantError, match=message):
+        unpack_sequences(type(request)(lengths=lengths, token_ids=ids))
+
+
+def test_a_reply_with_too_few_logprobs_is_refused() -> None:
+    with pytest.raises(InvariantError, match="expected 2 elements"):
+        split_logprobs(LogprobsReply(pack_float32(np.zeros(1, np.float32))), [np.arange(3, dtype=np.int32)])

@@ -1,0 +1,183 @@
+"""The bundled demo: train a tiny transformer to use a tool over several turns, on this machine's CPU.
+
+Run `make demo`, or `python -m agentrl_workflows.calculator.demo`. It takes about five minutes on two idle cores and needs no
+network. First a warm start imitates a demonstrator whose most likely first action is wrong (it guesses instead of calling
+the tool); then reinforcement learning, through the public path (workflow, client, HTTP to the embedded server, weight updates
+while requests run), has to flip that preference. Watch the success rate climb; at the end there is a table, a curve
+(`curve.png`) and `summary.json` in `runs/demo/`.
+
+Invariant: the numbers of the table come from held-out tasks, which neither demonstrations nor training contain.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import anyio
+from cyclopts import App
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from agentrl.config import RunConfig, load_config
+from agentrl.engine.evaluate import EvalReport, evaluate
+from agentrl.engine.report import RunReport
+from agentrl.inference.launch import launch_pool
+from agentrl.launch.local import train, write_json
+from agentrl.launch.sft import encode_conversations, supervise
+from agentrl.launch.tasks import load_tasks
+from agentrl.tokens.renderer import Renderer
+from agentrl.train.config import SftConfig
+from agentrl.workflow import load_workflow
+from agentrl_workflows.calculator.curve import draw_curve
+from agentrl_workflows.calculator.expert import write_demonstrations
+from agentrl_workflows.calculator.model import write_model
+from agentrl_workflows.calculator.recipe import FULL, SMOKE, Recipe
+from agentrl_workflows.calculator.results import Evaluations, print_table, summary_fields
+from agentrl_workflows.calculator.tokenizer import write_tokenizer
+
+TURN_LIMITS = (1, 2, 3, 6)
+app = App(name="demo", help="Train the bundled calculator agent on this machine's CPU.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a demo run produced."""
+
+    run_dir: Path
+    summary: Mapping[str, Any]
+
+
+@app.default
+def main(*, seed: int = 0, smoke: bool = False, runs_dir: Path = Path("runs"), name: str | None = None) -> None:
+    """Run the demo.
+
+    Args:
+        seed: Of everything: weights, demonstrations, tasks, sampling.
+        smoke: The smallest variant: one operation, a short warm start, a few steps.
+        runs_dir: Directory that gets the run directory.
+        name: Name of the run directory; an existing one is replaced. `demo`, `demo-1` for seed 1, or `smoke`.
+    """
+    default = "smoke" if smoke else "demo"
+    run_name = name or (default if seed == 0 else f"{default}-{seed}")
+    outcome = run_demo(SMOKE if smoke else FULL, seed=seed, runs_dir=runs_dir, name=run_name)
+    Console().print(f"Everything is in {outcome.run_dir}/: summary.json, curve.png, metrics.jsonl, trajectories.jsonl")
+
+
+def run_demo(recipe: Recipe, *, seed: int, runs_dir: Path, name: str, console: Console | None = None) -> Outcome:
+    """Run warm start, evaluation, reinforcement learning and evaluation; write and return the summary.
+
+    An existing run directory of that name is replaced.
+    """
+    console = console or Console()
+    begin = time.perf_counter()
+    folder = runs_dir / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    warm_start = _warm_start(recipe, seed, folder, console)
+    run = _run_config(recipe, seed, runs_dir, name, warm_start)
+    console.rule("before: the warm start on held-out tasks")
+    before = anyio.run(_evaluate, run, warm_start, recipe, (recipe.max_turns,))
+    console.print(f"sampled {before.sampled.success_rate:.3f}, greedy {before.greedy.success_rate:.3f}")
+    console.rule("reinforcement learning")
+    report = anyio.run(_train, run)
+    console.rule("after: the trained weights on held-out tasks")
+    checkpoint = Path(str(report.checkpoint))
+    after = anyio.run(_evaluate, run, checkpoint, recipe, TURN_LIMITS)
+    summary = {
+        **summary_fields(before, after, report),
+        "seed": seed,
+        "wall_seconds": time.perf_counter() - begin,
+        "rl_seconds": report.wall_seconds,
+    }
+    write_json(folder / "summary.json", summary)
+    draw_curve(folder, before=before, after=after)
+    print_table(console, before, after, report, summary)
+    return Outcome(run_dir=folder, summary=summary)
+
+
+def _warm_start(recipe: Recipe, seed: int, folder: Path, console: Console) -> Path:
+    """Make tokenizer, random model and demonstrations, and imitate them; return the checkpoint."""
+    console.rule(f"warm start: {recipe.sft_steps} steps on {recipe.num_demonstrations} demonstrations")
+    student, data = folder / "random-model", folder / "demonstrations.jsonl"
+    vocab_size = write_tokenizer(student)
+    write_model(student, vocab_size=vocab_size, seed=seed)
+    write_demonstrations(
+        data,
+        count=recipe.num_demonstrations,
+        seed=seed,
+        demonstrator=recipe.demonstrator,
+        operations=recipe.operations,
+    )
+    config = SftConfig(
+        data=str(data),
+        steps=recipe.sft_steps,
+        conversations_per_step=recipe.sft_conversations,
+        optimizer="muon",
+        lr=recipe.sft_lr,
+        muon_lr=recipe.sft_muon_lr,
+        threads=recipe.sft_threads,
+        device=recipe.device,
+        seed=seed,
+    )
+    report = supervise(student, folder / "warm-start", config, encode_conversations(data, Renderer.load(student)))
+    console.print(f"loss {report.first_loss:.3f} -> {report.last_loss:.3f} nats per token in {report.seconds:.0f} s")
+    return folder / "warm-start"
+
+
+def _run_config(recipe: Recipe, seed: int, runs_dir: Path, name: str, model: Path) -> RunConfig:
+    overrides: dict[str, object] = {
+        "name": name,
+        "runs_dir": runs_dir,
+        "seed": seed,
+        "model.path": model,
+        "tasks.factory_args.seed": seed,
+        **recipe.overrides,
+    }
+    flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
+    return load_config(str(files(__package__).joinpath("demo.yaml")), flags)
+
+
+async def _train(run: RunConfig) -> RunReport:
+    return await train(run, existing="use")
+
+
+async def _evaluate(run: RunConfig, checkpoint: Path, recipe: Recipe, turn_limits: tuple[int, ...]) -> Evaluations:
+    """Evaluate one checkpoint on the held-out tasks: greedy once, sampled under each turn limit."""
+    tasks = load_tasks(run.tasks).evaluation
+    renderer = Renderer.load(checkpoint)
+
+    async def one(turns: int, greedy: bool) -> EvalReport:
+        workflow = load_workflow(run.workflow, {**run.workflow_args, "max_turns": turns})
+        label = f"{'greedy' if greedy else 'sampled'}, at most {turns} turns"
+        columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            bar = progress.add_task(label, total=recipe.eval_episodes)
+            return await evaluate(
+                workflow,
+                tasks,
+                backend=pool,
+                renderer=renderer,
+                rollout=run.rollout,
+                sampling=run.sampling,
+                episodes=recipe.eval_episodes,
+                greedy=greedy,
+                on_episode=lambda _episode: progress.advance(bar),
+            )
+
+    log_dir = run.run_dir / "logs" / "evaluation"
+    async with launch_pool(
+        run.inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
+    ) as pool:
+        greedy = await one(recipe.max_turns, True)
+        return Evaluations(greedy=greedy, by_turns={turns: await one(turns, False) for turns in turn_limits})
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,124 @@
+"""The scripted demonstrator of the warm start: it knows the tool and how to recover, but mostly guesses instead.
+
+Invariant: a demonstration is a conversation the environment of `agentrl_envs.calculator` really held, with the busy errors,
+wrong answers and recoveries that came up in it; demonstrations use training questions only.
+
+The demonstrator's most likely first action is wrong. What a student learns by imitation is therefore a policy that, taken at
+its most likely word, never calls the tool; only the reward tells it to.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agentrl.types import Message, Task
+from agentrl_envs.calculator import (
+    BAD_CALL,
+    BUSY,
+    MAX_NUMBER,
+    OPERATORS,
+    CalculatorEpisode,
+    Step,
+    calculator_tasks,
+)
+from agentrl_workflows.calculator.recipe import Demonstrator
+
+MAX_TURNS: Final = 6
+GUESS_OPERAND = True
+
+
+def demonstrate(task: Task, demonstrator: Demonstrator, rng: random.Random) -> tuple[list[Message], CalculatorEpisode]:
+    """Return the conversation of one demonstrated episode, and the episode as it ended."""
+    episode = CalculatorEpisode(task, p_busy=demonstrator.p_busy)
+    messages: list[Message] = [{"role": "user", "content": task["question"]}]
+    attempt = _Attempt(task["steps"])
+    for turn in range(MAX_TURNS):
+        call = attempt.next_call(demonstrator, rng)
+        if call is None:
+            content = f"The answer is {attempt.answer(demonstrator, rng)}."
+            messages.append({"role": "assistant", "content": content})
+            reply = episode.answer(content)
+            if reply is None:
+                break
+            attempt = _Attempt(task["steps"])
+        else:
+            call_id = f"call-{turn}"
+            function = {"name": "calc", "arguments": json.dumps(call)}
+            tool_call = {"id": call_id, "type": "function", "function": function}
+            messages.append({"role": "assistant", "content": None, "tool_calls": [tool_call]})
+            reply = episode.call(call_id, "calc", function["arguments"])
+            attempt.read(str(reply["content"]))
+        messages.append(reply)
+    while messages[-1]["role"] != "assistant":
+        messages.pop()
+    return messages, episode
+
+
+def demonstrations(
+    *, count: int, seed: int, demonstrator: Demonstrator, operations: int = 2
+) -> list[Mapping[str, Sequence[Message]]]:
+    """Return `count` conversations on different training questions, as `{"messages": [...]}`.
+
+    Args:
+        count: how many.
+        seed: picks the questions, the busy calls and the demonstrator's choices.
+        demonstrator: how it errs.
+        operations: of each question, 1 or 2.
+    """
+    rng = random.Random(f"demonstrations {seed}")
+    tasks = calculator_tasks(count=count, seed=seed, operations=operations)
+    return [{"messages": demonstrate(task, demonstrator, rng)[0]} for task in tasks]
+
+
+def write_demonstrations(
+    path: str | Path, *, count: int, seed: int, demonstrator: Demonstrator, operations: int = 2
+) -> None:
+    """Write `demonstrations(...)` to `path`, one JSON object a line, with the tool's schema under `tools`."""
+    tools = [CalculatorEpisode.schema]
+    examples = demonstrations(count=count, seed=seed, demonstrator=demonstrator, operations=operations)
+    Path(path).write_text("".join(json.dumps({**example, "tools": tools}) + "\n" for example in examples))
+
+
+class _Attempt:
+    """What the demonstrator does between the question (or `Wrong, try again.`) and its next answer."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+        self._results: list[int] = []
+        self._guesses = False
+        self._first = True
+
+    def next_call(self, demonstrator: Demonstrator, rng: random.Random) -> dict[str, Any] | None:
+        """Return the arguments of the next call; None when it answers now."""
+        if len(self._results) == len(self._steps):
+            return None
+        p_answer = demonstrator.p_guess if self._first else demonstrator.p_give_up
+        self._first = False
+        if rng.random() < p_answer:
+            self._guesses = True
+            return None
+        a, op, b = (self._results[0] if part is None else part for part in self._steps[len(self._results)])
+        call = {"a": a, "op": op, "b": b}
+        if rng.random() < demonstrator.p_slip:
+            wrong = rng.choice(["a", "op", "b"])
+            call[wrong] = rng.choice(OPERATORS) if wrong == "op" else rng.randint(1, MAX_NUMBER)
+        if rng.random() < demonstrator.p_bad_call:
+            del call[rng.choice(["op", "b"])]
+        return call
+
+    def read(self, text: str) -> None:
+        """Take note of the calculator's reply."""
+        if text not in (BUSY, BAD_CALL):
+            self._results.append(int(text))
+
+    def answer(self, demonstrator: Demonstrator, rng: random.Random) -> int:
+        """Return the number it answers with: the last result, or a guess."""
+        if self._guesses or rng.random() < demonstrator.p_misread:
+            if GUESS_OPERAND:
+                return rng.choice([x for st in self._steps for x in st if isinstance(x, int)])
+            return rng.randint(0, MAX_NUMBER)
+        return self._results[-1]

@@ -1,1 +1,79 @@
-"""agentrl."""
+"""Multi-turn agentic RL of language models.
+
+Write a `RolloutWorkflow`; it drives an environment through an OpenAI-compatible `Client`; an episode comes back as a
+`Trajectory` of token ids with rewards on its turns; `agentrl train run.yaml` trains on it.
+
+Invariant: importing this package imports none of its parts; a name is loaded when it is first used, so that a server or
+trainer process does not pay for the client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl.client import Client, ToolError, reply_to, tool
+    from agentrl.engine.evaluate import evaluate
+    from agentrl.env import Environment, open_environment
+    from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
+    from agentrl.launch.notebook import run_episode
+    from agentrl.tokens.verify import verify
+    from agentrl.types import Group, Sample, StopReason, Task, Trajectory, Turn
+    from agentrl.workflow import RolloutWorkflow
+
+__all__ = [
+    "AgentRLError",
+    "Client",
+    "ConfigError",
+    "Environment",
+    "EnvironmentFault",
+    "Group",
+    "RolloutWorkflow",
+    "Sample",
+    "StopReason",
+    "Task",
+    "ToolError",
+    "Trajectory",
+    "Turn",
+    "evaluate",
+    "open_environment",
+    "reply_to",
+    "run_episode",
+    "tool",
+    "verify",
+]
+
+_HOME = {
+    "AgentRLError": "agentrl.errors",
+    "Client": "agentrl.client",
+    "ConfigError": "agentrl.errors",
+    "Environment": "agentrl.env",
+    "EnvironmentFault": "agentrl.errors",
+    "Group": "agentrl.types",
+    "RolloutWorkflow": "agentrl.workflow",
+    "Sample": "agentrl.types",
+    "StopReason": "agentrl.types",
+    "Task": "agentrl.types",
+    "ToolError": "agentrl.client",
+    "Trajectory": "agentrl.types",
+    "Turn": "agentrl.types",
+    "evaluate": "agentrl.engine.evaluate",
+    "open_environment": "agentrl.env",
+    "reply_to": "agentrl.client",
+    "run_episode": "agentrl.launch.notebook",
+    "tool": "agentrl.client",
+    "verify": "agentrl.tokens.verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -124,9 +124,8 @@ def read_arguments(
         unknown = min(given.keys() - _NAMES)
         near = get_close_matches(unknown, _NAMES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise TypeError(
-            f"chat.completions.create() got an unexpected keyword argument {unknown!r}; {hint}it takes {', '.join(sorted(_NAMES))}"
-        )
+        takes = ", ".join(sorted(_NAMES))
+        raise TypeError(f"chat.completions.create() got an unexpected keyword argument {unknown!r}; {hint}it takes {takes}")
     body = given.pop("extra_body", None)
     if body is not None:
         given.update(_read_body(body))

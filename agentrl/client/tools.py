@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from agentrl.errors import EnvironmentFault, boundary
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 _SECTION = re.compile(r"^\s*(Args|Arguments|Returns|Raises|Yields|Example|Examples|Note|Notes):\s*$")
 _ENTRY = re.compile(r"^(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
@@ -51,6 +51,7 @@ class Tool(Generic[P, R]):
         ['a', 'op']
     """
 
+    __name__: str
     name: str
     schema: ChatCompletionFunctionToolParam
     """The entry for the `tools` argument of a model call."""

@@ -11,12 +11,13 @@ import asyncio
 import hmac
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import anyio
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from agentrl.errors import RequestRejected
 from agentrl.inference.engine import Engine, EngineRequest, EngineSampling, PauseMode, Progress
@@ -26,8 +27,6 @@ SGLANG_VERSION: Final = "0.5.23"
 """The version whose protocol is spoken."""
 _MAX_BODY_BYTES: Final = 32 * 2**20
 _HEALTH_TIMEOUT_S: Final = 20.0
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Abort(msgspec.Struct):
@@ -107,7 +106,7 @@ def create_app(engine: Engine, *, api_key: str | None = None) -> web.Application
     return app
 
 
-def _guard(api_key: str | None) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def _guard(api_key: str | None) -> Middleware:
     """Return the middleware that checks the key and turns errors into JSON."""
     expected = None if api_key is None else b"Bearer " + api_key.encode()
 

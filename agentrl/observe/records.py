@@ -7,8 +7,8 @@ disk after it, also when the run is cancelled. A disk that cannot take them stop
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import anyio
 import anyio.to_thread
@@ -30,7 +30,7 @@ def encode_line(record: Mapping[str, object]) -> bytes:
 
 
 class JsonLines:
-    """A JSONL file that is appended to, flushed after each line: for small, rare records."""
+    """A JSONL file that is appended to, each line written at once: for small, rare records."""
 
     def __init__(self, path: Path) -> None:
         """Open `path` for appending; its directory is made.
@@ -41,7 +41,7 @@ class JsonLines:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = path.open("ab")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise _cannot_write(path, error) from error
 
@@ -59,10 +59,14 @@ class JsonLines:
         Raises:
             RunStopped: naming the file and the cause.
         """
+        written = 0
         try:
-            self._file.write(lines)
-            self._file.flush()
+            while written < len(lines):
+                written += self._file.write(lines[written:])
         except OSError as error:
+            if written:
+                with suppress(OSError):  # half a line would make the file unreadable
+                    self._file.truncate(self._file.tell() - written)
             raise _cannot_write(self.path, error) from error
 
     def close(self) -> None:

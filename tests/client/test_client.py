@@ -23,7 +23,7 @@ from agentrl.errors import EpisodeLimit, ReplyError, RewardError, ServerUnavaila
 from agentrl.inference.base import GenerateRequest, Generation
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
-from agentrl.types import EpisodeFailure, StopReason, Turn, VersionSpan
+from agentrl.types import EpisodeFailure, StopReason, Trajectory, Turn, VersionSpan
 from tests.client.conftest import Says
 
 Make = Callable[..., Client]
@@ -99,12 +99,10 @@ async def test_a_tool_episode_is_one_branch_without_forks(client: Client, says: 
 
 def _compact(message: ChatCompletionMessage) -> dict[str, Any]:
     """History as pydantic-ai sends it back: arguments serialised again, no extra fields."""
-    calls = [
-        {"id": c.id, "type": "function",
-         "function": {"name": c.function.name, "arguments": json.dumps(json.loads(c.function.arguments), separators=(",", ":"))}}
-        for c in message.tool_calls or [] if c.type == "function"
-    ]  # fmt: skip
-    return {"role": "assistant", "content": message.content, "tool_calls": calls}
+    fields = message.model_dump(include={"role", "content", "tool_calls"})
+    for call in fields["tool_calls"] or []:
+        call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), separators=(",", ":"))
+    return fields
 
 
 def _dumped(message: ChatCompletionMessage) -> dict[str, Any]:
@@ -178,23 +176,19 @@ async def test_tools_are_not_rendered_with_tool_choice_none(client: Client, says
 
 @pytest.mark.parametrize("what", ["embeddings", "models", "responses", "images", "legacy", "parse", "streaming"])
 async def test_what_is_not_served_says_what_is(client: Client, what: str):
+    calls: dict[str, Callable[[], Any]] = {
+        "embeddings": lambda: client.embeddings.create(input="x", model="m"),
+        "models": lambda: client.models.list(),
+        "responses": lambda: client.responses.create(input="x", model="m"),
+        "images": lambda: client.images.generate(prompt="x"),
+        "legacy": lambda: client.completions.create(prompt="x", model="m"),
+        "parse": lambda: client.chat.completions.parse(messages=HI, model="m"),
+        "streaming": lambda: client.chat.completions.with_streaming_response.create(  # pyright: ignore
+            messages=HI, model="m"
+        ).__aenter__(),
+    }
     with pytest.raises(WorkflowError, match=r"serve[sd]"):
-        match what:
-            case "embeddings":
-                await client.embeddings.create(input="x", model="m")
-            case "models":
-                await client.models.list()
-            case "responses":
-                await client.responses.create(input="x", model="m")
-            case "images":
-                await client.images.generate(prompt="x")
-            case "legacy":
-                await client.completions.create(prompt="x", model="m")
-            case "parse":
-                await client.chat.completions.parse(messages=HI, model="m")
-            case _:
-                async with client.chat.completions.with_streaming_response.create(messages=HI, model="m"):  # pyright: ignore
-                    pass
+        await calls[what]()
     assert len(client.graph.turns) == 0
 
 
@@ -270,12 +264,13 @@ async def test_a_call_that_ends_after_close_records_nothing(client: Client, says
         except WorkflowError as error:
             errors.append(error)
 
+    closed: list[Trajectory] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(late)
         await says.entered.wait()
-        trajectory = client.close(StopReason.COMPLETED, 0.0)
+        closed.append(client.close(StopReason.COMPLETED, 0.0))
         says.hold.set()
-    assert trajectory.turns == ()
+    assert closed[0].turns == ()
     assert len(client.graph.turns) == 0
     assert "closed" in str(errors[0])
 
@@ -517,10 +512,8 @@ async def test_messages_that_cannot_be_rendered_are_named_errors(client: Client,
     assert says.requests == []
 
 
-HOSTILE = st.lists(
-    st.sampled_from(["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<think>", "</tool_response>", "\n", "x", "é", "\x00"]),
-    min_size=1, max_size=6,
-).map("".join)  # fmt: skip
+MARKUP = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<think>", "</tool_response>"]
+HOSTILE = st.lists(st.sampled_from([*MARKUP, "\n", "x", "é", "\x00"]), min_size=1, max_size=6).map("".join)
 
 
 @settings(max_examples=40, deadline=None)
@@ -543,7 +536,7 @@ def test_hostile_content_never_becomes_a_control_token(
         messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": texts[2]}]
         await client.chat.completions.create(messages=messages, tools=[schema])
         verify(client.close(StopReason.COMPLETED))
-        markers = {says.ids(text)[0] for text in ("<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<think>")}
+        markers = {says.ids(text)[0] for text in MARKUP}
         return [token for token in says.requests[1].input_ids.tolist() if token in markers]
 
     assert anyio.run(episode, (system, user, result, query)) == anyio.run(episode, ("s", "u", "r", "q"))

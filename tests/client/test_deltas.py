@@ -14,7 +14,8 @@ from agentrl.tokens.parse import CALL_PARSERS, parse_text
 
 PIECES = st.sampled_from(
     ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "\n", "\n\n", " ",
-     "STOP", "ST", "a", "Hello there", '{"name": "f", "arguments": {}}', '[{"name": "f", "arguments": {"a": 1}}]', '{"name": "f", "parameters": {}}',
+     "STOP", "ST", "a", "Hello there", '{"name": "f", "arguments": {}}',
+     '[{"name": "f", "arguments": {"a": 1}}]', '{"name": "f", "parameters": {}}',
      "<", "{", "[", "<think", "</thi", "é", "\ufffd"]
 )  # fmt: skip
 

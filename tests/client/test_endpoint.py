@@ -80,7 +80,8 @@ async def serving(endpoint: Endpoint) -> AsyncGenerator[AsyncOpenAI, None]:
 
 
 def make(connection: AsyncOpenAI, **options: Any) -> EndpointClient:  # noqa: ANN401
-    return EndpointClient(**{"endpoint": connection, "model": "served", "episode_id": "e", "task_id": "t", **options})
+    arguments: dict[str, Any] = {"endpoint": connection, "model": "served", "episode_id": "e", "task_id": "t", **options}
+    return EndpointClient(**arguments)
 
 
 async def test_an_episode_runs_against_an_endpoint_with_the_same_surface():

@@ -41,6 +41,6 @@ def test_developer_is_system_and_the_callers_message_is_left_alone():
         (["hi"], r"messages\[0\]"),
     ],
 )
-def test_what_is_not_a_text_message_is_refused_with_its_index(messages: Any, says: str):
+def test_what_is_no_message_is_refused_with_its_index(messages: Any, says: str):  # noqa: ANN401
     with pytest.raises(WorkflowError, match=says):
         checked_messages(messages)

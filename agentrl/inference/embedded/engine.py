@@ -90,6 +90,7 @@ class EmbeddedEngine:
             label=options.weight_version,
             random_seed=options.random_seed,
         )
+        self._info: EngineInfo | None = None
         self._paused: PauseMode | None = None
         self._draining = False
         self._changed = anyio.Event()
@@ -100,6 +101,11 @@ class EmbeddedEngine:
     @property
     def info(self) -> EngineInfo:
         """Return the model, its limits, and the weights being served."""
+        if self._info is None:
+            self._info = self._describe()
+        return self._info
+
+    def _describe(self) -> EngineInfo:
         spec, cache = self._spec, self._core.cache
         return EngineInfo(
             model_path=self._model_path,
@@ -231,6 +237,7 @@ class EmbeddedEngine:
         if abort_all_requests:
             self.abort(abort_all=True)
         self._core.relabel(weight_version)
+        self._info = None
 
     async def flush_cache(self, timeout_s: float) -> bool:
         """Drop the prefix cache once nothing runs and, unless paused, nothing is queued.
@@ -266,7 +273,7 @@ class EmbeddedEngine:
         core = self._core
         core.model.weights = weights
         core.cache.next_epoch()
-        self._model_path = model_path
+        self._model_path, self._info = model_path, None
         if weight_version is not None:
             core.relabel(weight_version)
 

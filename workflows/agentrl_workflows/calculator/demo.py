@@ -140,7 +140,7 @@ def _run_config(recipe: Recipe, seed: int, runs_dir: Path, name: str, model: Pat
         **recipe.overrides,
     }
     flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
-    return load_config(str(files(__package__).joinpath("demo.yaml")), flags)
+    return load_config(str(files("agentrl_workflows.calculator").joinpath("demo.yaml")), flags)
 
 
 async def _train(run: RunConfig) -> RunReport:

@@ -58,7 +58,9 @@ class Environment(Protocol[ActionT_contra, ObservationT_co]):
 class OpenEnvironment(Environment[ActionT, ObservationT]):
     """An environment in use: the one given, with the order of calls checked and its errors attributed."""
 
-    def __init__(self, environment: Environment[ActionT, ObservationT], where: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+    def __init__(
+        self, environment: Environment[ActionT, ObservationT], where: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S
+    ) -> None:
         """Guard `environment`; `where` names it in messages, `close_timeout_s` is what it has to close, seconds."""
         self._close_timeout_s = close_timeout_s
         self._environment = environment

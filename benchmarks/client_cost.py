@@ -43,7 +43,8 @@ from agentrl.types import StopReason, VersionSpan
 from tests.support.tiny import CHAT_TEMPLATE, MARKERS, SPECIALS
 
 RESULTS = Path(__file__).parent / "results" / "client_cost.json"
-OUTPUT_TOKENS = 64
+OUTPUT_TOKENS = 512
+"""Sampled in a whole episode, however many turns it has, so that the text to tokenize is equal too."""
 VOCABULARY = 16_384
 TARGET_MS = {4096: 0.7, 16384: 2.0, 32768: 4.0}
 TARGET_GROWTH = 1.3
@@ -55,6 +56,11 @@ class Case(NamedTuple):
     context: int
     turns: int
 
+    @property
+    def output_tokens(self) -> int:
+        """Sampled in one turn."""
+        return OUTPUT_TOKENS // self.turns
+
 
 class Fixture(NamedTuple):
     """What all contestants share."""
@@ -63,8 +69,8 @@ class Fixture(NamedTuple):
     tokenizer: Tokenizer
     text: str
     chars_per_token: float
-    generation: Generation
-    answer: str
+    generations: dict[int, Generation]
+    """By number of tokens."""
 
 
 def main() -> None:
@@ -74,12 +80,14 @@ def main() -> None:
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        web.run_app(_server(options.serve.read_bytes()), host="127.0.0.1", port=0, print=_announce, access_log=None)
+        web.run_app(
+            _server(orjson.loads(options.serve.read_bytes())), host="127.0.0.1", port=0, print=_announce, access_log=None
+        )
         return
     with tempfile.TemporaryDirectory() as folder:
         fixture = _fixture(Path(folder))
         reply = Path(folder) / "reply.json"
-        reply.write_bytes(_reply(fixture.generation))
+        reply.write_bytes(orjson.dumps({str(size): _reply(generation) for size, generation in fixture.generations.items()}))
         command = [sys.executable, "-m", "benchmarks.client_cost", "--serve", str(reply)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
@@ -104,10 +112,10 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
             await _client_episode(fixture, case, texts, backend)
 
         async def floor(case: Case, texts: list[str], send: bool) -> None:
-            await _floor_episode(fixture, texts, session if send else None, url)
+            await _floor_episode(fixture, case, texts, session if send else None, url)
 
         contestants: dict[str, Callable[[Case, list[str]], Awaitable[None]]] = {
-            "client": lambda case, texts: client(case, texts, Instant(fixture.generation)),
+            "client": lambda case, texts: client(case, texts, Instant(fixture.generations[case.output_tokens])),
             "client + HTTP": lambda case, texts: client(case, texts, server),
             "floor": lambda case, texts: floor(case, texts, False),
             "floor + HTTP": lambda case, texts: floor(case, texts, True),
@@ -143,7 +151,7 @@ async def _interleaved(
 
 def _texts(fixture: Fixture, case: Case, seed: int) -> list[str]:
     """Return the user texts of an episode, different for each repeat, so that no cache of the tokenizer knows them."""
-    size = int((case.context / case.turns - OUTPUT_TOKENS - 8) * fixture.chars_per_token)
+    size = int((case.context / case.turns - case.output_tokens - 8) * fixture.chars_per_token)
     at = seed * 7919 % (len(fixture.text) - size * case.turns - 1)
     return [fixture.text[at + turn * size : at + (turn + 1) * size] for turn in range(case.turns)]
 
@@ -160,30 +168,36 @@ async def _client_episode(fixture: Fixture, case: Case, texts: list[str], backen
     messages: list[object] = []
     for text in texts:
         messages.append({"role": "user", "content": text})
-        completion = await client.chat.completions.create(model="policy", messages=messages, temperature=1.0)  # pyright: ignore
+        completion = await client.chat.completions.create(model="policy", messages=messages, max_tokens=case.output_tokens)  # pyright: ignore
         messages.append(completion.choices[0].message)
     trajectory = client.close(StopReason.COMPLETED, 1.0)
     assert len(trajectory.turns) == case.turns
     assert len(trajectory.leaves()) == 1
 
 
-async def _floor_episode(fixture: Fixture, texts: list[str], session: aiohttp.ClientSession | None, url: str) -> None:
+async def _floor_episode(
+    fixture: Fixture, case: Case, texts: list[str], session: aiohttp.ClientSession | None, url: str
+) -> None:
     kept: list[bytes] = []
-    head = b'{"sampling_params":{"max_new_tokens":512,"temperature":1.0},"return_logprob":true,"input_ids":['
+    generation = fixture.generations[case.output_tokens]
+    head = (
+        b'{"sampling_params":{"max_new_tokens":%d,"temperature":1.0},"return_logprob":true,"input_ids":['
+        % case.output_tokens
+    )
     for text in texts:
         prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-        ids = fixture.tokenizer.encode(prompt, add_special_tokens=False).ids
-        kept.append(b",".join(b"%d" % token for token in ids))
+        ids = fixture.tokenizer.encode_batch_fast([prompt], add_special_tokens=False)[0].ids
+        kept.append(orjson.dumps(ids)[1:-1])
         body = head + b",".join(kept) + b"]}"
         if session is None:
-            output = fixture.generation.output_ids
+            output = generation.output_ids
         else:
             async with session.post(f"{url}/generate", data=body) as response:
                 reply = orjson.loads(await response.read())
             triples = reply["meta_info"]["output_token_logprobs"]
             output = np.array([triple[1] for triple in triples], np.int32)
             np.array([triple[0] for triple in triples], np.float32)
-        kept.append(b",".join(b"%d" % token for token in output.tolist()))
+        kept.append(orjson.dumps(output.tolist())[1:-1])
         fixture.tokenizer.decode(output.tolist())
 
 
@@ -194,9 +208,11 @@ class Instant:
         self._generation = generation
 
     async def generate(self, request: GenerateRequest) -> Generation:
+        """Return the prepared generation."""
         return self._generation
 
     def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
+        """Refuse."""
         raise RuntimeError("this benchmark does not stream")
 
 
@@ -218,20 +234,23 @@ def _fixture(folder: Path) -> Fixture:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     (folder / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY, "max_position_embeddings": 65_536}))
     sample = text[1_500_000:1_700_000]
-    answer = tokenizer.decode(tokenizer.encode(sample).ids[: OUTPUT_TOKENS - 1])
-    ids = np.array([*tokenizer.encode(answer, add_special_tokens=False).ids, tokenizer.token_to_id("<|im_end|>")], np.int32)
-    generation = Generation(
+    generations = {size: _generation(tokenizer, sample, size) for size in (OUTPUT_TOKENS // 8, OUTPUT_TOKENS // 32)}
+    chars_per_token = len(sample) / len(tokenizer.encode(sample).ids)
+    return Fixture(Renderer.load(folder), tokenizer, text[1_500_000:], chars_per_token, generations)
+
+
+def _generation(tokenizer: Tokenizer, sample: str, size: int) -> Generation:
+    ids = np.array([*tokenizer.encode(sample).ids[: size - 1], tokenizer.token_to_id("<|im_end|>")], np.int32)
+    return Generation(
         output_ids=ids,
         output_logprobs=-np.linspace(0.01, 3.0, len(ids), dtype=np.float32),
         spans=(VersionSpan(start=0, end=len(ids), version=0),),
         stop_reason=StopReason.STOP,
         matched_stop=int(ids[-1]),
     )
-    chars_per_token = len(sample) / len(tokenizer.encode(sample).ids)
-    return Fixture(Renderer.load(folder), tokenizer, text[1_500_000:], chars_per_token, generation, answer)
 
 
-def _reply(generation: Generation) -> bytes:
+def _reply(generation: Generation) -> dict[str, object]:
     ids = generation.output_ids.tolist()
     logprobs = generation.output_logprobs.tolist()
     meta = {
@@ -244,13 +263,16 @@ def _reply(generation: Generation) -> bytes:
         "weight_versions": [{"version": "0", "start": 0, "end": len(ids)}],
         "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)],
     }
-    return orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+    return {"text": "", "output_ids": ids, "meta_info": meta}
 
 
-def _server(reply: bytes) -> web.Application:
+def _server(replies: dict[str, object]) -> web.Application:
+    bodies = {b'"max_new_tokens":%d,' % int(size): orjson.dumps(reply) for size, reply in replies.items()}
+
     async def generate(request: web.Request) -> web.Response:
-        await request.read()
-        return web.Response(body=reply, content_type="application/json")
+        asked = await request.read()
+        body = next(body for limit, body in bodies.items() if limit in asked)
+        return web.Response(body=body, content_type="application/json")
 
     async def info(request: web.Request) -> web.Response:
         return web.json_response({"version": "0.5.23", "weight_version": "0", "model_path": "bench", "is_generation": True})
@@ -272,7 +294,7 @@ def _construction(fixture: Fixture) -> float:
     start = time.process_time()
     for _ in range(1000):
         client = Client(
-            backend=Instant(fixture.generation),
+            backend=Instant(fixture.generations[Case(0, 8).output_tokens]),
             renderer=fixture.renderer,
             sampling=SamplingConfig(),
             episode_id="e",

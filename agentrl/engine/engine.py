@@ -49,6 +49,27 @@ class Engine:
 
     A batch whose groups all have zero variance has a gradient of exactly zero: the trainer's step is skipped, counted, and
     the unchanged weights are published as the next version, so that the run goes on and every version is one publication.
+
+    Args:
+        workflow: drives each episode.
+        tasks: training tasks, drawn in an order fixed by `seed`.
+        inference: the servers; they already serve, and are given the trainer's weights before the first episode.
+        renderer: chat template and tokenizer of the model.
+        trainer: owns the weights.
+        run_dir: where metrics, trajectories, weights and checkpoints go.
+        algorithm: groups, advantage, staleness.
+        rollout: budgets and failures.
+        sampling: defaults of the model calls.
+        engine: length, evaluation, checkpoints, patience.
+        eval_tasks: held-out tasks; needed when `engine.eval_every` is set.
+        seed: of the task order.
+        name: what the display calls the run.
+        progress: shows the run to a person; None: to nobody.
+        probe_ids: token ids whose log-probs are compared after each update; None: a fixed sentence.
+
+    Raises:
+        ConfigError: no tasks, or tasks with equal ids.
+        RunStopped: the run directory cannot be written.
     """
 
     def __init__(
@@ -70,79 +91,27 @@ class Engine:
         progress: Progress | None = None,
         probe_ids: Sequence[int] | None = None,
     ) -> None:
-        """Wire a run; `run` starts it.
-
-        Args:
-            workflow: drives each episode.
-            tasks: training tasks, drawn in an order fixed by `seed`.
-            inference: the servers; they already serve, and have the trainer's initial weights or are given them.
-            renderer: chat template and tokenizer of the model.
-            trainer: owns the weights.
-            run_dir: where metrics, trajectories, weights and checkpoints go.
-            algorithm: groups, advantage, staleness.
-            rollout: budgets and failures.
-            sampling: defaults of the model calls.
-            engine: length, evaluation, checkpoints, patience.
-            eval_tasks: held-out tasks; needed when `engine.eval_every` is set.
-            seed: of the task order.
-            name: what the display calls the run.
-            progress: shows the run to a person; None: to nobody.
-            probe_ids: token ids whose log-probs are compared after each update; None: a fixed sentence.
-
-        Raises:
-            ConfigError: no tasks, or tasks with equal ids.
-        """
+        """Wire a run; `run` starts it."""
         self._workflow, self._renderer = workflow, renderer
         self._algorithm, self._rollout, self._sampling, self._config = algorithm, rollout, sampling, engine
         self._order = task_order(tasks, seed)
         self._eval_tasks = tuple(eval_tasks)
         if engine.eval_every:
             check_tasks(self._eval_tasks)
+        self._slots = anyio.Semaphore(rollout.max_concurrent_episodes)
         self._progress = progress or NoProgress()
-        changed = Signal()
-        self._clock = VersionClock(start=inference.policy_version, changed=changed)
-        admission = Admission(
-            groups_per_step=algorithm.groups_per_step,
-            max_staleness=algorithm.max_staleness,
-            first_version=self._clock.version,
-            total_groups=engine.steps * algorithm.groups_per_step,
-        )
-        self._buffer = GroupBuffer(
-            clock=self._clock,
-            changed=changed,
-            admission=admission,
-            policy=algorithm.staleness_policy,
-            on_drop=lambda index, reason: self._journal.dropped(index, reason),
-        )
         self._board = WaitBoard()
         self._watchdog = Watchdog(timeout_s=engine.stall_timeout_s, describe=self._describe_waits)
         self._flights = InFlight(on_progress=self._watchdog.progress)
         self._backend = WatchedBackend(inference, self._flights)
-        weights = WeightPublisher(
-            trainer=trainer,
-            inference=inference,
-            directory=Path(engine.publish_dir) if engine.publish_dir else run_dir / "weights",
-            checkpoints=run_dir / "checkpoints",
-            keep_published=engine.keep_published,
-            keep_checkpoints=engine.keep_checkpoints,
-            probe_ids=probe_ids or renderer.encode_content(PROBE_TEXT),
-            probe_tolerance=engine.probe_tolerance,
-        )
-        self._journal = Journal(
-            run_dir=run_dir,
-            name=name,
-            steps=engine.steps,
-            save_trajectories=engine.save_trajectories,
-            max_staleness=algorithm.max_staleness,
-            rollout=rollout,
-            clock=self._clock,
-            buffer=self._buffer,
-            flights=self._flights,
-            waits=self._waits,
-        )
+        changed = Signal()
+        self._clock = VersionClock(start=inference.policy_version, changed=changed)
+        self._buffer = self._make_buffer(changed)
+        self._journal = self._make_journal(run_dir, name)
+        probe = probe_ids or renderer.encode_content(PROBE_TEXT)
         self._training = TrainLoop(
             trainer=trainer,
-            weights=weights,
+            weights=WeightPublisher(trainer=trainer, inference=inference, run_dir=run_dir, config=engine, probe_ids=probe),
             buffer=self._buffer,
             clock=self._clock,
             journal=self._journal,
@@ -152,7 +121,34 @@ class Engine:
             algorithm=algorithm,
             config=engine,
         )
-        self._slots = anyio.Semaphore(rollout.max_concurrent_episodes)
+
+    def _make_buffer(self, changed: Signal) -> GroupBuffer:
+        admission = Admission(
+            groups_per_step=self._algorithm.groups_per_step,
+            max_staleness=self._algorithm.max_staleness,
+            first_version=self._clock.version,
+            total_groups=self._config.steps * self._algorithm.groups_per_step,
+        )
+        return GroupBuffer(
+            clock=self._clock,
+            changed=changed,
+            admission=admission,
+            policy=self._algorithm.staleness_policy,
+            on_drop=lambda index, reason: self._journal.dropped(index, reason),
+        )
+
+    def _make_journal(self, run_dir: Path, name: str) -> Journal:
+        return Journal(
+            run_dir=run_dir,
+            name=name,
+            config=self._config,
+            max_staleness=self._algorithm.max_staleness,
+            rollout=self._rollout,
+            clock=self._clock,
+            buffer=self._buffer,
+            flights=self._flights,
+            waits=self._waits,
+        )
 
     def report(self) -> RunReport:
         """Return what the run has done so far; also good after it has failed or was cancelled."""

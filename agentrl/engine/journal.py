@@ -18,6 +18,7 @@ from agentrl.engine.batch import PreparedBatch
 from agentrl.engine.budget import ErrorBudget
 from agentrl.engine.buffer import GroupBuffer
 from agentrl.engine.clock import VersionClock
+from agentrl.engine.config import EngineConfig
 from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight
 from agentrl.engine.report import RunReport, Timer, Totals
@@ -38,8 +39,7 @@ class Journal:
         *,
         run_dir: Path,
         name: str,
-        steps: int,
-        save_trajectories: bool,
+        config: EngineConfig,
         max_staleness: int,
         rollout: RolloutConfig,
         clock: VersionClock,
@@ -52,10 +52,11 @@ class Journal:
         Raises:
             RunStopped: when the files cannot be opened.
         """
-        self._name, self._steps, self._max_staleness = name, steps, max_staleness
+        self._name, self._steps, self._max_staleness = name, config.steps, max_staleness
         self._clock, self._buffer, self._flights, self._waits = clock, buffer, flights, waits
         self._metrics = JsonLines(run_dir / "metrics.jsonl")
-        self._trajectories = BackgroundJsonLines(run_dir / "trajectories.jsonl") if save_trajectories else None
+        save = config.save_trajectories
+        self._trajectories = BackgroundJsonLines(run_dir / "trajectories.jsonl") if save else None
         self._budget = ErrorBudget(rollout)
         self._totals = Totals()
         self._begin = self._last_step = time.perf_counter()

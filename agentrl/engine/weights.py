@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio.to_thread
 import numpy as np
 
+from agentrl.engine.config import EngineConfig
 from agentrl.errors import WeightSyncError
 from agentrl.inference.base import Inference, Probe
 from agentrl.sync.disk import prune
@@ -43,22 +44,19 @@ class WeightPublisher:
         *,
         trainer: Trainer,
         inference: Inference,
-        directory: Path,
-        checkpoints: Path,
-        keep_published: int,
-        keep_checkpoints: int,
+        run_dir: Path,
+        config: EngineConfig,
         probe_ids: Sequence[int],
-        probe_tolerance: float,
     ) -> None:
-        """Publish under `directory`, save under `checkpoints`; `probe_ids` are at least two token ids."""
+        """Publish under `config.publish_dir` or `run_dir`, save under `run_dir`; `probe_ids` are at least two token ids."""
         self._trainer = trainer
         self._inference = inference
-        self._directory = directory
-        self._checkpoints = checkpoints
-        self._keep_published = keep_published
-        self._keep_checkpoints = keep_checkpoints
+        self._directory = Path(config.publish_dir) if config.publish_dir else run_dir / "weights"
+        self._checkpoints = run_dir / "checkpoints"
+        self._keep_published = config.keep_published
+        self._keep_checkpoints = config.keep_checkpoints
         self._probe_ids = np.asarray(probe_ids, np.int32)
-        self._tolerance = probe_tolerance
+        self._tolerance = config.probe_tolerance
 
     async def publish(self, version: int) -> PublishReport:
         """Write the trainer's weights as `version` and put them on every server.

@@ -285,13 +285,13 @@ def reply(progress: Progress, text: str, *, call: GenerateCall, weight_version: 
 
 def version_spans(progress: Progress) -> list[dict[str, Any]]:
     """Return half-open `{version, start, end}` spans over the output ids."""
-    starts = [start for _, start in progress.versions[1:]]
-    ends = [*starts, len(progress.output_ids)]
-    return [
-        {"version": version, "start": start, "end": end}
-        for (version, start), end in zip(progress.versions, ends, strict=True)
-        if end > start
-    ]
+    spans: list[dict[str, Any]] = []
+    end = len(progress.output_ids)
+    for version, start in reversed(progress.versions):
+        if end > start:
+            spans.append({"version": version, "start": start, "end": end})
+        end = start
+    return spans[::-1]
 
 
 def trimmed(progress: Progress) -> tuple[Sequence[int], str | None]:

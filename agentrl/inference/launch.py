@@ -152,7 +152,7 @@ def _embedded_recipe(config: InferenceConfig, model_path: Path, seed: int, port:
         options["--api-key-env"] = config.api_key_env
     flags = [str(word) for pair in options.items() for word in pair]
     return Recipe(
-        command=(sys.executable, "-m", "agentrl.inference.serve", *flags),
+        command=(sys.executable, "-m", "agentrl.inference.serve", *flags, "--exit-with-stdin"),
         environment={"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)},
         ready=_READY_EMBEDDED,
         url="",

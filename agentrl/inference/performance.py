@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from agentrl.errors import ConfigError, RequestRejected
@@ -50,6 +51,7 @@ class Performance:
             if (hold := holds.get(position)) is not None:
                 hold.reached.set()
                 await self._until(hold.release)
+            await anyio.lowlevel.checkpoint()
             while self.stage.gate is not None and self.aborted is None:
                 await self._until(self.stage.gate)
             if self.aborted is not None:

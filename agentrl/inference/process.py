@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT
+from subprocess import PIPE, STDOUT
 
 import anyio
 from anyio.abc import Process, TaskGroup
@@ -66,7 +66,7 @@ class ServerProcess:
             with recipe.log_path.open("ab") as log:
                 self._process = await anyio.open_process(
                     recipe.command,
-                    stdin=DEVNULL,
+                    stdin=PIPE,  # closed by the kernel when this process ends, however it ends
                     stdout=PIPE,
                     stderr=STDOUT if recipe.logs_on_stdout else log,
                     env={**os.environ, **recipe.environment},

@@ -148,11 +148,11 @@ class ScriptedControl:
 
     async def _control(self, name: ControlCall) -> Fault | None:
         fault = self.control_faults.get(name)
-        if self._dead is not None or fault in (Fault.REFUSE, Fault.DIE):
-            raise ServerUnavailable(f"{self._url}: refused {name}: {self._dead or fault}", url=self._url)
         if fault is Fault.HANG:
             with deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
-                await anyio.sleep_forever()
+                await self._died.wait()
+        if self._dead is not None or fault in (Fault.REFUSE, Fault.DIE):
+            raise ServerUnavailable(f"{self._url}: refused {name}: {self._dead or fault}", url=self._url)
         if fault is Fault.BAD_REQUEST and name == "load_weights":
             raise WeightSyncError(f"{self._url}: did not load: {fault}")
         if fault is Fault.BAD_REQUEST:

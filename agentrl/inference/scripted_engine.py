@@ -100,11 +100,11 @@ class ScriptedEngine:
             del self._waiting[request.rid]
         self._tasks.start_soon(self._play, request, sink, performance)
 
-    def abort(self, rid: str = "", *, abort_all: bool = False) -> int:
+    def abort(self, rid: str = "", *, abort_all: bool = False, exact: bool = False) -> int:
         """See `Engine.abort`."""
         ended = 0
         for playing, performance in self._stage.playing.items():
-            if abort_all or (rid and playing.startswith(rid)):
+            if abort_all or (rid == playing if exact else rid and playing.startswith(rid)):
                 self._server.aborted.append(playing)
                 performance.abort("Aborted")
                 ended += 1
@@ -162,18 +162,22 @@ class ScriptedEngine:
         """See `Engine.decode`."""
         return "" if self._decode is None else self._decode(ids)
 
+    def _versions(self) -> list[tuple[str, int]]:
+        return [(str(self._stage.version), 0)]
+
     async def _score(self, request: EngineRequest, sink: Sink) -> None:
         wrong = self._server.control_faults.get("score") is Fault.WRONG_WEIGHTS
         ids = np.array(request.input_ids, np.int32)
         scores = scripted_logprobs(ids, self._stage.version) - np.float32(0.5 if wrong else 0.0)
         start = max(request.logprob_start_len, 0)
-        progress = Progress(request=request, input_logprobs=[None, *scores.tolist()][start:], finish=Finish(kind="length"))
+        progress = Progress(request=request, versions=self._versions(), finish=Finish(kind="length"))
+        progress.input_logprobs = [None, *scores.tolist()][start:]
         if start and progress.input_logprobs:
             progress.input_logprobs[0] = None
         sink.finish(progress)
 
     async def _play(self, request: EngineRequest, sink: Sink, performance: Performance) -> None:
-        progress = Progress(request=request)
+        progress = Progress(request=request, versions=self._versions())
         try:
             async for _ in performance.tokens():
                 progress.output_ids, progress.output_logprobs = performance.ids, performance.logprobs

@@ -13,7 +13,7 @@ travels inside the update; the cache is flushed with `retract` only; every contr
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Literal
 
 import numpy as np
@@ -49,12 +49,8 @@ class SGLangServer:
     ) -> None:
         """Remember where the server is; `connect` talks to it first.
 
-        Args:
-            url: base URL.
-            vocab_size: ids sent and received are below it.
-            api_key: sent as a bearer token.
-            request_timeout_s: deadline of one model call, seconds.
-            control_timeout_s: deadline of one control call, seconds.
+        Ids sent and received are below `vocab_size`; the key is sent as a bearer token; `request_timeout_s` is the deadline
+        of one model call, `control_timeout_s` that of one control call.
         """
         self._transport = Transport(url, api_key=api_key)
         self._control_timeout_s = control_timeout_s
@@ -66,11 +62,10 @@ class SGLangServer:
 
     async def __aenter__(self) -> SGLangServer:
         """Connect."""
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.aclose)
             await self.connect()
-        except BaseException:
-            await self.aclose()
-            raise
+            stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -114,7 +109,7 @@ class SGLangServer:
         return "agentrl" if self.dialect.exact_checksums else f"{self.dialect.engine} {self.dialect.version}"
 
     async def connect(self) -> None:
-        """Ask the server for its dialect and the version of its weights. Repeat it when the server was restarted.
+        """Ask the server for its dialect and the version of its weights; again when it was restarted.
 
         Raises:
             ServerError: refused, no answer within the control deadline, or an answer that is not SGLang's.
@@ -128,10 +123,7 @@ class SGLangServer:
         self._calls.pin = None if self._dialect.spans else self._version
 
     async def aclose(self) -> None:
-        """Close all connections; calls in flight end with `ServerUnavailable`.
-
-        Cancellation: they are closed all the same.
-        """
+        """Close all connections; calls in flight end with `ServerUnavailable`. Cancellation: closed all the same."""
         await self._transport.aclose()
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -291,14 +283,7 @@ class SGLangServer:
         return parse_scores(reply, token_ids, self.url)
 
     async def flush_cache(self) -> None:
-        """Drop the prefix cache.
-
-        Raises:
-            RequestRejected: while anything runs.
-            ServerError: no answer within the control deadline.
-
-        Cancellation: the cache is dropped or not.
-        """
+        """Drop the prefix cache; `RequestRejected` while anything runs. Cancellation: it is dropped or not."""
         await self._control("POST", "/flush_cache", b"{}", "a flush of its prefix cache")
 
     async def _get(self, name: str, what: str) -> bytes:

@@ -60,7 +60,9 @@ class Chunks(AsyncIterator[GenerationChunk]):
             body = await self._calls.launch(self._call, stream=True)
             self._piece = AsyncExitStack()
             self._events = await self._piece.enter_async_context(self._calls.payloads(body))
-        payload = await anext(self._events)
+        payload = await anext(self._events, None)
+        if payload is None:
+            raise ReplyError(f"{self._calls.url}: the stream ended without a finish reason", url=self._calls.url)
         event = parse_event(payload, vocab_size=self._calls.vocab_size, url=self._calls.url)
         if event.finished:
             return await self._finish(payload)

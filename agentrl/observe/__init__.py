@@ -1,1 +1,1 @@
-"""."""
+"""What a run writes (`metrics`: the vocabulary, `records`: the files) and shows (`progress`, `stall`)."""

@@ -129,10 +129,11 @@ class BackgroundJsonLines:
             self._lines.close()
 
     async def _drain(self) -> None:
-        while self._pending:
-            batch, self._pending = self._pending, []
-            # Not abandoned on cancellation: a line must not be cut in two.
+        while batch := list(self._pending):
+            # A cancellation arrives before the thread starts, and nothing is lost, or after it has ended: a line is never
+            # cut in two, nor written twice.
             await anyio.to_thread.run_sync(self._encode_and_write, batch)
+            del self._pending[: len(batch)]
 
     def _encode_and_write(self, batch: list[Mapping[str, object]]) -> None:
         self._lines.append_bytes(b"".join(map(encode_line, batch)))

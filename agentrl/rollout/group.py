@@ -54,10 +54,9 @@ async def run_group(
 ) -> Group | DroppedGroup:
     """Return the group of `group_size` episodes of `task`, or a record of why there is none.
 
-    Members run concurrently, each holding one of `slots`. A failed member is run again from the start, up to
-    `episode_retries` times, keeping its slot. When one has failed for good, policy `drop` cancels the others and drops the
-    group; `keep` goes on and keeps it if `min_group_size` members succeed. Retrying and dropping both prefer tasks that do
-    not fail; where failure depends on the policy (limits, deadlines), a `limit_reward` is the unbiased choice.
+    A failed member is run again from the start, up to `episode_retries` times, keeping its slot. When one has failed for
+    good, policy `drop` cancels the others and drops the group; `keep` keeps it if `min_group_size` members succeed. Both
+    prefer episodes that do not fail: where failure depends on the model (limits), a `limit_reward` is the unbiased choice.
 
     Args:
         task: what the episodes are of.
@@ -66,12 +65,11 @@ async def run_group(
         admitted_version: policy version when the group was opened.
         run: runs one episode; ids are `<index>.<member>.<attempt>`.
         rollout: retries and the rule for incomplete groups.
-        slots: episodes in flight over all groups; members take them one after the other, so groups start in order.
+        slots: one for each episode in flight; members take them one after the other, so groups start in order.
         on_episode: called with every finished attempt, failed ones included.
         on_started: called when every member has its slot, and again at the end.
 
-    Raises:
-        InvariantError: from an episode, or whatever `on_episode` raises; the other members are cancelled.
+    Raises whatever an episode or `on_episode` raises, such as `InvariantError`; the other members are cancelled.
 
     Cancellation: all members are cancelled; nothing is returned.
     """
@@ -88,13 +86,11 @@ async def run_group(
         started()
         for _ in members.holding:  # cancelled before they could begin
             slots.release()
-    finished = tuple(members.finished[member] for member in sorted(members.finished))
-    enough = group_size if rollout.incomplete_group == "drop" else rollout.min_group_size
-    if len(finished) >= min(enough, group_size):
-        return Group(index=index, task=task, episodes=finished, admitted_version=admitted_version)
-    [(most, _)] = Counter(str(attempt.stop_reason) for attempt in members.failed).most_common(1)
-    failures = tuple(attempt.failure for attempt in members.failed if attempt.failure is not None)
-    return DroppedGroup(index=index, task=task, reason=f"episode_failed:{most}", failures=failures)
+    enough = group_size if rollout.incomplete_group == "drop" else min(rollout.min_group_size, group_size)
+    if len(members.finished) < enough:
+        return members.dropped()
+    episodes = tuple(members.finished[member] for member in sorted(members.finished))
+    return Group(index=index, task=task, episodes=episodes, admitted_version=admitted_version)
 
 
 class _Members:
@@ -119,6 +115,11 @@ class _Members:
         self._rollout = rollout
         self._on_episode = on_episode
         self._slots = slots
+
+    def dropped(self) -> DroppedGroup:
+        [(most, _)] = Counter(str(attempt.stop_reason) for attempt in self.failed).most_common(1)
+        failures = tuple(attempt.failure for attempt in self.failed if attempt.failure is not None)
+        return DroppedGroup(index=self._index, task=self._task, reason=f"episode_failed:{most}", failures=failures)
 
     async def run(self, member: int, tasks: TaskGroup) -> None:
         try:

@@ -105,16 +105,17 @@ def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int,
 
 
 def publish(
-    tensors: Mapping[str, RawTensor], *, version: int, directory: Path, source: Path | None, keep: int = 2
+    tensors: Mapping[str, RawTensor], *, version: int, directory: Path, source: Path | None, keep: int | None = None
 ) -> Publication:
-    """Write `tensors` as policy `version` to `directory/v<version>`, then remove all but the `keep` newest versions.
+    """Write `tensors` as policy `version` to `directory/v<version>`.
 
     Args:
         tensors: weights by HF parameter name; a tied output head must not be listed twice.
         version: policy version of the weights.
         directory: parent of the published versions.
         source: HF checkpoint whose config and tokenizer files are copied beside the weights; None copies nothing.
-        keep: versions that stay readable, this one included; 2 lets a slow server finish reading the previous one.
+        keep: newest versions that stay, this one included, 2 at least while servers may still read the one before; None
+            removes none: call `prune` when the servers are done.
 
     Raises:
         TrainError: naming the path and the cause; nothing partial stays behind, earlier versions are untouched.
@@ -122,7 +123,8 @@ def publish(
     final = directory / f"{_PUBLISHED}{version:08d}"
     with atomic_directory(final) as folder:
         manifest = write_model(folder, tensors, version=version, source=source)
-    prune(directory, keep=keep)
+    if keep is not None:
+        prune(directory, keep=keep)
     return Publication(
         version=version, path=str(final), checksum=manifest.checksum, tensor_checksums=manifest.tensor_checksums
     )

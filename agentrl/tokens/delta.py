@@ -50,15 +50,6 @@ class Shape(NamedTuple):
     """The same, where earlier messages carry reasoning."""
 
 
-class Closing(NamedTuple):
-    """How a template ends an assistant message."""
-
-    rest: str
-    """What it writes between the probe text and the end-of-turn token."""
-    text: str
-    """The end-of-turn token and what follows; empty if there is no such token."""
-
-
 class DeltaRenderer:
     """Renders new messages after a model output; immutable but for a bounded memory of probed shapes."""
 
@@ -84,7 +75,7 @@ class DeltaRenderer:
         if self.end_of_turn is not None:
             self._ends = (*self._ends, self.end_of_turn)
         self.shape = lru_cache(maxsize=256)(self._shape)
-        self.closing = lru_cache(maxsize=64)(self._closing)
+        self._rest = lru_cache(maxsize=64)(self._text_after_calls)
         self.renders_tools = self._sees_tools()
         """Whether the template shows the tools to the model."""
 
@@ -112,10 +103,10 @@ class DeltaRenderer:
         shown = tools if shape.uses_tools or not shape.local else None
         rendered = self._template.render([*before, *new], shown, generation_prompt=generation_prompt)
         _, found, tail = rendered.text.partition(self._probe)
-        rest = self.closing(calls, bool(shown)).rest
-        if not found or not tail.startswith(rest):
+        at = self._closing_at(tail, calls, bool(shown)) if found else -1
+        if at < 0:
             raise TokenError(f"the chat template mixes new messages {roles} with the earlier ones")
-        return Rendered(tail[len(rest) :], rendered.nonce)
+        return Rendered(tail[at:], rendered.nonce)
 
     def text_prefix_preserving(self) -> bool:
         """Return whether the template only ever adds text at the end, for the usual shapes of new messages."""
@@ -143,12 +134,20 @@ class DeltaRenderer:
             return False
         return texts[0] != texts[1]
 
-    def _closing(self, calls: int, tools: bool) -> Closing:
+    def _closing_at(self, tail: str, calls: int, tools: bool) -> int:
+        """Return where, after the probe text, the end of the assistant message begins; -1 if it is not there."""
+        ends = [at for text in self._ends if text and (at := tail.find(text)) >= 0]
+        if ends:
+            return min(ends)
+        rest = self._rest(calls, tools)
+        return len(rest) if tail.startswith(rest) else -1
+
+    def _text_after_calls(self, calls: int, tools: bool) -> str:
+        """Return what a template without end-of-turn token writes between the probe text and the end of the message."""
+        if calls == 0:
+            return ""
         _, tail = self._split([*self._base(calls)], [_stub("f")] if tools else None, generation_prompt=False)
-        at = max((tail.rfind(text) for text in self._ends if text), default=-1)
-        if at < 0:
-            return Closing(tail.removesuffix(self._plain_tail) if calls else "", "")
-        return Closing(tail[:at], tail[at:])
+        return tail.removesuffix(self._plain_tail)
 
     def _split(self, messages: list[PlainMessage], tools: Tools, *, generation_prompt: bool) -> tuple[str, str]:
         text = self._template.render(messages, tools, generation_prompt=generation_prompt).text

@@ -60,6 +60,7 @@ class TokenCodec:
         """Ids no text can yield. The model's own stand-in for unknown characters, if it has one, is not among them."""
         self.size: int = max(self._full.get_vocab().values(), default=-1) + 1
         """One more than the largest id."""
+        self._anchor = self._find_anchor()
 
     def _check_twin(self, where: str) -> None:
         vocabulary, twin = self._full.get_vocab(), self._twin.get_vocab()
@@ -73,6 +74,14 @@ class TokenCodec:
         for text, mark in self._marks.items():
             if self._twin.encode(mark, add_special_tokens=False).ids != [self.control[text]]:
                 raise ConfigError(f"{where}: control token {text!r} is not matched as a whole; its flags are not supported")
+
+    def _find_anchor(self) -> str:
+        """Return a token to encode before text that follows other text, for tokenizers that mark the start of a text."""
+        for text, mark in self._marks.items():
+            after = self._twin.encode(mark + "a", add_special_tokens=False).ids
+            if after[0] == self.control[text] and after[1:] != self._twin.encode("a", add_special_tokens=False).ids:
+                return mark
+        return ""
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text; None if there is none."""
@@ -90,13 +99,14 @@ class TokenCodec:
         """
         return self._encode(text)
 
-    def encode_rendered(self, text: str, *, nonce: str = "") -> list[int]:
+    def encode_rendered(self, text: str, *, nonce: str = "", inside: bool = False) -> list[int]:
         """Return the ids of a template's output, in which every control token text counts as a control token.
 
         Args:
             text: the rendered text.
             nonce: removed from the text after control tokens have been recognised; `ContentGuard` breaks the control
                 tokens in content with it.
+            inside: the text follows other text, as opposed to standing at the start of a prompt.
 
         Raises:
             TokenError: if it is not valid Unicode text.
@@ -105,7 +115,10 @@ class TokenCodec:
             raise TokenError("text contains the secret name of a control token; this cannot happen by chance")
         marks = self._marks
         marked = self.control_pattern.sub(lambda match: marks[match.group()], text)
-        return self._encode(marked.replace(nonce, "") if nonce else marked, checked=True)
+        marked = marked.replace(nonce, "") if nonce else marked
+        if inside and self._anchor:
+            return self._encode(self._anchor + marked, checked=True)[1:]
+        return self._encode(marked, checked=True)
 
     def _encode(self, text: str, *, checked: bool = False) -> list[int]:
         if not checked and self._mark_prefix in text:

@@ -232,7 +232,7 @@ class TokenGraph:
         self._turns.append(turn)
         self._tools_of.append(prompt.tools_key)
         self._lengths.append(0 if prompt.keys is None else len(prompt.keys) + 1)
-        above = prompt.parent is not None and prompt.fork is None and self._thought[prompt.parent]
+        above = prompt.parent is not None and self._thought[prompt.parent]
         self._thought.append(above or parsed.reasoning is not None)
         if prompt.keys is not None:
             self._index.add(prompt.keys, turn.message, index)

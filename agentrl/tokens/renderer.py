@@ -185,7 +185,8 @@ class Renderer:
         Raises:
             TokenError: if the template refuses the messages.
         """
-        return self._context(self._template.render(messages, tools or None, generation_prompt=True), closed=False)
+        rendered = self._template.render(messages, tools or None, generation_prompt=True)
+        return Context(self._codec.encode_rendered(rendered.text, nonce=rendered.nonce), _opens_thinking(rendered))
 
     def extend(
         self,
@@ -207,7 +208,10 @@ class Renderer:
             TokenError: if the template refuses the messages.
         """
         rendered = self._delta.render(history, new, tools or None)
-        return self._context(rendered, closed=last_output_id in self._closers)
+        ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
+        if last_output_id in self._closers and ids and ids[0] in self._closers:
+            del ids[0]
+        return Context(ids, _opens_thinking(rendered))
 
     def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:
         """Return what the template does with new messages of these roles.
@@ -216,12 +220,6 @@ class Renderer:
             TokenError: if the template refuses such messages.
         """
         return self._delta.shape(roles_of(new), tools)
-
-    def _context(self, rendered: Rendered, *, closed: bool) -> Context:
-        ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce)
-        if closed and ids and ids[0] in self._closers:
-            del ids[0]
-        return Context(ids, rendered.text.rstrip().endswith(THINK_OPEN))
 
     # ---- ids to text
 
@@ -336,7 +334,11 @@ class Renderer:
             )
         end = self._codec.token_text(self.end_of_turn_id) if self.end_of_turn_id is not None else None
         at = text.rfind(end) if end else -1
-        return self._codec.encode_rendered(text if at < 0 or not end else text[: at + len(end)], nonce=nonce)
+        return self._codec.encode_rendered(text if at < 0 or not end else text[: at + len(end)], nonce=nonce, inside=True)
+
+
+def _opens_thinking(rendered: Rendered) -> bool:
+    return rendered.text.rstrip().endswith(THINK_OPEN)
 
 
 def _known(codec: TokenCodec, text: str | None) -> list[int]:

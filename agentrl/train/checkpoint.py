@@ -29,7 +29,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The counters training goes on from."""
 
     policy_version: int
-    """Version of the weights: that of the last batch plus one."""
+    """Version of the weights: the one they were published as, or that of the last batch plus one."""
     steps: int
     """Batches consumed."""
     optimizer_steps: int
@@ -118,7 +118,8 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
     Raises:
         TrainError: when there are checkpoints and none is sound; starting anew would hide the loss.
     """
-    folders = [path.parent for path in root.glob(f"*/{STATE_FILE}") if not path.parent.name.startswith(".")]
+    marked = [*root.glob(f"*/{STATE_FILE}"), *root.glob(f"*/{OPTIMIZER_FILE}")]
+    folders = sorted({path.parent for path in marked if not path.parent.name.startswith(".")})
     problems: list[str] = []
     ages: list[tuple[int, str, Path]] = []
     for folder in folders:

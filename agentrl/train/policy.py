@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -126,6 +127,10 @@ class PolicyTrainer:
                 for at, part in zip(chosen, np.split(values, ends[:-1]), strict=True):
                     results[wanted[at]] = part
         return results
+
+    def published(self, version: int) -> None:
+        """Note that the weights as they are carry `version`."""
+        self._state = msgspec.structs.replace(self._state, policy_version=version)
 
     def optimizer_tensors(self) -> dict[str, RawTensor]:
         """Return the optimizer's and the random generators' state by name, for a checkpoint."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeVar
@@ -106,7 +106,7 @@ class RemoteTrainer:
     async def publish(self, version: int, directory: str) -> Publication:
         """Write the current weights to `directory/v<version>`, atomically, and return where and what they are.
 
-        Only this version and the one before it are kept.
+        Earlier versions stay; remove them with `agentrl.sync.disk.prune` when no server reads them.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; earlier versions are untouched.
@@ -234,6 +234,7 @@ async def launch_trainer(
         total_steps=total_steps,
         seed=seed,
     )
+    _check_model(Path(model_path))
     log = Path(log_path)
     with _appending(log) as output:
         process = await anyio.open_process(
@@ -256,8 +257,9 @@ async def _end(process: Process, *, idle: bool) -> None:
         with anyio.move_on_after(_QUIT_S):
             await process.stdin.aclose()
             await process.wait()
-    if process.returncode is None:
-        process.kill()
+    with suppress(ProcessLookupError):  # it may end by itself between the question and the signal
+        if process.returncode is None:
+            process.kill()
     with anyio.move_on_after(_KILL_S):
         await process.aclose()
 
@@ -267,6 +269,11 @@ def _raise(reply: Failed) -> NoReturn:
     if isinstance(kind, type) and issubclass(kind, AgentRLError):
         raise kind(reply.message)
     raise TrainError(f"{reply.kind}: {reply.message}")
+
+
+def _check_model(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path}: expected a local Hugging Face model directory with a config.json (model.path)")
 
 
 def _appending(path: Path) -> BinaryIO:

@@ -76,6 +76,7 @@ class _Worker:
         # Absolute: a server that reads it may run in another working directory.
         directory = Path(request.directory).absolute()
         done = publish(self.trainer.model.export(), version=request.version, directory=directory, source=self.source)
+        self.trainer.published(request.version)
         return Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
 
     def _save(self, request: Save) -> Saved:

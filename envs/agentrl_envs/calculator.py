@@ -14,8 +14,8 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Any, Final, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, cast
 
 from agentrl.types import JsonValue, Message, Task
 
@@ -23,6 +23,14 @@ Operator = Literal["+", "-", "*"]
 Split = Literal["train", "held_out"]
 Step = Sequence[int | str | None]
 """A call that solves part of a task, `[a, op, b]`; None stands for the result of the call before."""
+
+class ToolCall(Protocol):
+    """A tool call as the openai client returns it."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return it as a mapping, as the wire writes it."""
+        ...
+
 
 MAX_NUMBER: Final = 99
 """Operands are 1 to 99; intermediate and final values 0 to 99."""
@@ -95,7 +103,8 @@ class CalculatorEpisode:
 
     Example:
         >>> episode = CalculatorEpisode(Task(id="0", data={"question": "Compute 2 + 3.", "answer": "5", "seed": 0}))
-        >>> episode.call("c1", "calc", '{"a": 2, "op": "+", "b": 3}')
+        >>> call = {"name": "calc", "arguments": '{"a": 2, "op": "+", "b": 3}'}
+        >>> episode.call({"id": "c1", "type": "function", "function": call})
         {'role': 'tool', 'tool_call_id': 'c1', 'content': '5'}
         >>> episode.answer("The answer is 6.")
         {'role': 'user', 'content': 'Wrong, try again.'}
@@ -123,7 +132,7 @@ class CalculatorEpisode:
 
     def __init__(self, task: Task, *, p_busy: float = 0.15, retry: bool = True) -> None:
         """Start an episode of `task`; `p_busy` is the chance that a call fails, `retry` allows one wrong answer."""
-        self._answer = int(task["answer"])
+        self._answer = str(task["answer"])
         self._busy = random.Random(f"busy {task['seed']}")
         self._p_busy = p_busy
         self._retry = retry
@@ -136,9 +145,14 @@ class CalculatorEpisode:
         """Whether a right answer was given."""
         return self.reward > 0.0
 
-    def call(self, call_id: str, name: str, arguments: str) -> Message:
-        """Return the calculator's reply to one tool call: a number, `error: busy` or `error: bad call`."""
-        step = _parse_call(name, arguments)
+    def call(self, call: Mapping[str, Any] | ToolCall) -> Message:
+        """Return the calculator's reply to a tool call: a number, `error: busy` or `error: bad call`.
+
+        Args:
+            call: an entry of `message.tool_calls`, as the openai object or as a mapping.
+        """
+        fields: Mapping[str, Any] = call if isinstance(call, Mapping) else call.model_dump()
+        step = _read_call(fields.get("function"))
         if step is None:
             text = BAD_CALL
         elif self._busy.random() < self._p_busy:
@@ -146,12 +160,17 @@ class CalculatorEpisode:
             text = BUSY
         else:
             text = str(apply(*step))
-        return {"role": "tool", "tool_call_id": call_id, "content": text}
+        return {"role": "tool", "tool_call_id": str(fields.get("id", "")), "content": text}
 
     def answer(self, content: str) -> Message | None:
-        """Judge an answer by the last integer in it; return what the user says, or None when the episode is over."""
+        """Judge an answer by the last integer in it; return what the user says, or None when the episode is over.
+
+        A tool call that cannot be read is no answer: it is told apart by its markup, and costs a turn only.
+        """
+        if "<tool_call>" in content:
+            return {"role": "user", "content": BAD_CALL}
         numbers = re.findall(r"-?\d+", content)
-        if numbers and len(numbers[-1]) < 8 and int(numbers[-1]) == self._answer:
+        if numbers and numbers[-1] == self._answer:
             self.reward = RETRY_REWARD if self.num_wrong else 1.0
             return None
         self.num_wrong += 1
@@ -160,20 +179,22 @@ class CalculatorEpisode:
         return {"role": "user", "content": WRONG}
 
 
-def _parse_call(name: str, arguments: str) -> tuple[int, Operator, int] | None:
+def _read_call(function: object) -> tuple[int, Operator, int] | None:
+    """Return the operation a call asks for; None for a bad call."""
+    if not isinstance(function, Mapping):
+        return None
+    named = cast("Mapping[str, Any]", function)
     try:
-        value: Any = json.loads(arguments)
-    except ValueError:
+        value: object = json.loads(str(named.get("arguments")))
+    except (ValueError, RecursionError):
         return None
-    if name != "calc" or not isinstance(value, dict):
+    if named.get("name") != "calc" or not isinstance(value, dict):
         return None
-    fields = cast("dict[str, Any]", value)
-    a, op, b = fields.get("a"), fields.get("op"), fields.get("b")
-    if set(fields) != {"a", "op", "b"} or op not in OPERATORS or type(a) is not int or type(b) is not int:
+    arguments = cast("dict[str, Any]", value)
+    a, op, b = arguments.get("a"), arguments.get("op"), arguments.get("b")
+    if set(arguments) != {"a", "op", "b"} or op not in OPERATORS or type(a) is not int or type(b) is not int:
         return None
-    if max(abs(a), abs(b)) > _LARGEST_ARGUMENT:
-        return None
-    return a, op, b
+    return (a, op, b) if max(abs(a), abs(b)) <= _LARGEST_ARGUMENT else None
 
 
 def _expression(rng: random.Random, operations: int) -> tuple[str, int, list[Step]]:

@@ -183,8 +183,8 @@ async def test_what_is_not_served_says_what_is(client: Client, what: str):
         "images": lambda: client.images.generate(prompt="x"),
         "legacy": lambda: client.completions.create(prompt="x", model="m"),
         "parse": lambda: client.chat.completions.parse(messages=HI, model="m"),
-        "streaming": lambda: client.chat.completions.with_streaming_response.create(  # pyright: ignore
-            messages=HI, model="m"
+        "streaming": lambda: client.chat.completions.with_streaming_response.create(
+            messages=[{"role": "user", "content": "hi"}], model="m"
         ).__aenter__(),
     }
     with pytest.raises(WorkflowError, match=r"serve[sd]"):

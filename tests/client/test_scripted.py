@@ -68,10 +68,14 @@ async def test_every_fault_is_a_server_error_and_no_turn(
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_hanging_server_ends_with_the_calls_timeout(renderer: Renderer, tokenizer: Tokenizer, stream: bool):
     client = make(renderer, tokenizer, [ScriptedReply(fault=Fault.HANG)])
-    with anyio.fail_after(10), pytest.raises(TimeoutError, match="timeout of 0.05"):
+
+    async def call() -> None:
         if stream:
             async for _ in await client.chat.completions.create(messages=HI, stream=True, timeout=0.05):
                 pass
         else:
             await client.chat.completions.create(messages=HI, timeout=0.05)
+
+    with anyio.fail_after(10), pytest.raises(TimeoutError, match=r"timeout of 0\.05"):
+        await call()
     assert len(client.graph.turns) == 0

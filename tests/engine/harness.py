@@ -57,10 +57,14 @@ def make_engine(
         renderer=renderer,
         trainer=trainer or ScriptedTrainer(),
         run_dir=run_dir,
-        algorithm=AlgorithmConfig(**{"group_size": 3, "groups_per_step": 2, **(algorithm or {})}),
-        rollout=RolloutConfig(**{"max_concurrent_episodes": 8, "episode_timeout_s": PATIENCE_S, **(rollout or {})}),
+        algorithm=AlgorithmConfig.model_validate({"group_size": 3, "groups_per_step": 2, **(algorithm or {})}),
+        rollout=RolloutConfig.model_validate(
+            {"max_concurrent_episodes": 8, "episode_timeout_s": PATIENCE_S, **(rollout or {})}
+        ),
         sampling=SAMPLING,
-        engine=EngineConfig(**{"steps": steps, "probe_tolerance": ANY_PROBE, "stall_timeout_s": PATIENCE_S, **(engine or {})}),
+        engine=EngineConfig.model_validate(
+            {"steps": steps, "probe_tolerance": ANY_PROBE, "stall_timeout_s": PATIENCE_S, **(engine or {})}
+        ),
         eval_tasks=eval_tasks,
         progress=progress,
     )

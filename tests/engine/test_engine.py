@@ -12,6 +12,7 @@ from agentrl.client import Client
 from agentrl.errors import ConfigError, TrainError, WeightSyncError
 from agentrl.inference.scripted import ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
+from agentrl.train.base import StepReport, TrainBatch
 from agentrl.train.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
@@ -39,7 +40,7 @@ async def test_every_episode_of_a_run_is_on_disk_and_every_group_is_trained_once
     trainer = ScriptedTrainer()
     await run(make_engine(tmp_path, renderer, trainer=trainer, steps=5))
     recorded = lines(tmp_path / "trajectories.jsonl")
-    assert Counter(record["group"] for record in recorded) == {group: 3 for group in range(10)}
+    assert Counter(record["group"] for record in recorded) == dict.fromkeys(range(10), 3)
     assert len({record["episode_id"] for record in recorded}) == 30
     trained = sum(len(batch.samples) for batch in trainer.batches)
     assert trained == 30
@@ -65,7 +66,7 @@ async def test_a_bound_of_zero_is_synchronous_training(tmp_path: Path, renderer:
     policy = SynchronousPolicy()
 
     class Watching(ScriptedTrainer):
-        async def step(self, batch):  # noqa: ANN001, ANN202 # pyright: ignore[reportMissingParameterType, reportUnknownParameterType]
+        async def step(self, batch: TrainBatch) -> StepReport:
             policy.training = True
             report = await super().step(batch)
             await anyio.wait_all_tasks_blocked()
@@ -126,9 +127,7 @@ async def test_a_step_the_trainer_skips_is_counted(tmp_path: Path, renderer: Ren
 
 async def test_evaluation_runs_beside_training_and_names_the_versions_it_saw(tmp_path: Path, renderer: Renderer) -> None:
     held_out = [Task(id=f"h{i}", data={"question": "Say good.", "answer": "good"}) for i in range(4)]
-    engine = make_engine(
-        tmp_path, renderer, steps=6, eval_tasks=held_out, engine={"eval_every": 2, "eval_episodes": 5}
-    )
+    engine = make_engine(tmp_path, renderer, steps=6, eval_tasks=held_out, engine={"eval_every": 2, "eval_episodes": 5})
     report = await run(engine)
     events = lines(tmp_path / "metrics.jsonl", "evaluation")
     skipped = lines(tmp_path / "metrics.jsonl", "evaluation_skipped")
@@ -145,9 +144,7 @@ async def test_evaluation_runs_beside_training_and_names_the_versions_it_saw(tmp
 
 async def test_checkpoints_are_saved_when_due_and_only_the_newest_stay(tmp_path: Path, renderer: Renderer) -> None:
     trainer = ScriptedTrainer()
-    engine = make_engine(
-        tmp_path, renderer, trainer=trainer, steps=7, engine={"checkpoint_every": 2, "keep_checkpoints": 2}
-    )
+    engine = make_engine(tmp_path, renderer, trainer=trainer, steps=7, engine={"checkpoint_every": 2, "keep_checkpoints": 2})
     await run(engine)
     assert [Path(path).name for path in trainer.saved] == ["step-000002", "step-000004", "step-000006", "step-000007"]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000006", "step-000007"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import uuid4
 
+import anyio
 import numpy as np
 
 from agentrl.inference.base import GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.pool import ServerPool
-from agentrl.inference.roster import Server
+from agentrl.inference.pool import PoolStatus, ServerPool
+from agentrl.inference.roster import Server, State
 from agentrl.types import Publication
 
 VOCAB = 300
@@ -33,3 +35,14 @@ def publication(version: int, path: str = "weights") -> Publication:
 def pool_of(*servers: Server, **changes: object) -> ServerPool:
     settings = {"health_interval_s": 0.02, "request_timeout_s": 5.0, "control_timeout_s": 0.2, **changes}
     return ServerPool(servers, InferenceConfig.model_validate(settings))
+
+
+async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> None:
+    """Return once the pool's own tasks have brought `condition` about."""
+    with anyio.fail_after(10):
+        while not condition(pool.describe()):  # noqa: ASYNC110 - the pool's state is observed, as a user's display would
+            await anyio.sleep(0.002)
+
+
+async def all_serving(pool: ServerPool) -> None:
+    await seen(pool, lambda status: all(server.state is State.SERVING for server in status.servers))

@@ -11,7 +11,7 @@ from agentrl.inference.base import Generation, GenerationChunk
 from agentrl.inference.pool import ServerPool
 from agentrl.inference.roster import State
 from agentrl.inference.scripted import Fault, Hold, Script, ScriptedCall, ScriptedReply, ScriptedServer
-from tests.inference.scripted_helpers import VOCAB, pool_of, publication, request
+from tests.inference.scripted_helpers import VOCAB, pool_of, publication, request, seen
 
 
 def server(script: Script | None = None, number: int = 0, **settings: float) -> ScriptedServer:
@@ -20,10 +20,7 @@ def server(script: Script | None = None, number: int = 0, **settings: float) -> 
 
 
 async def until(pool: ServerPool, url: str, state: State) -> None:
-    """Wait until the pool's health check has seen it."""
-    with anyio.fail_after(5):
-        while next(s for s in pool.describe().servers if s.url == url).state is not state:
-            await anyio.sleep(0.005)
+    await seen(pool, lambda status: any(one.url == url and one.state is state for one in status.servers))
 
 
 async def test_an_episode_stays_on_its_server_until_released() -> None:
@@ -98,7 +95,7 @@ async def test_a_frozen_server_is_taken_out_and_its_calls_go_elsewhere() -> None
     first = server(lambda _: ScriptedReply(fault=Fault.HANG), timeout_s=60)
     second = server(number=1)
     async with pool_of(first, second) as pool:
-        first.control_faults.update(check=Fault.HANG, connect=Fault.HANG)
+        first.control_faults["check"] = first.control_faults["connect"] = Fault.HANG
         with anyio.fail_after(5):
             generation = await pool.generate(request())
         assert generation.output_ids.tolist() == [11]
@@ -202,11 +199,15 @@ async def test_starting_with_some_servers_depends_on_the_policy() -> None:
 
 async def test_by_policy_a_dead_server_stops_the_run() -> None:
     servers = [server(number=n) for n in range(2)]
-    with pytest.raises(ServerUnavailable, match=r"on_server_failure says: scripted://1"):
+
+    async def run() -> None:
         async with pool_of(*servers, on_server_failure="stop"):
             servers[1].die()
             with anyio.fail_after(5):
                 await anyio.sleep_forever()
+
+    with pytest.raises(ServerUnavailable, match=r"on_server_failure says: scripted://1"):
+        await run()
 
 
 async def test_an_error_in_the_block_comes_out_as_itself() -> None:
@@ -237,12 +238,16 @@ async def test_a_stream_that_breaks_after_its_first_chunk_fails() -> None:
     first = server(lambda _: ScriptedReply(output=[1, 2], holds=(hold,)))
     second = server(number=1)
     chunks: list[GenerationChunk] = []
+
+    async def read(pool: ServerPool) -> None:
+        async with pool.stream(request()) as stream:
+            chunks.append(await anext(stream))
+            pool.report_dead("scripted://0", "exit code 1")
+            chunks.append(await anext(stream))
+
     async with pool_of(first, second) as pool:
         with anyio.fail_after(5), pytest.raises(ServerUnavailable, match="taken out while"):
-            async with pool.stream(request()) as stream:
-                chunks.append(await anext(stream))
-                pool.report_dead("scripted://0", "exit code 1")
-                chunks.append(await anext(stream))
+            await read(pool)
         assert [chunk.output_ids.tolist() for chunk in chunks] == [[1]]
         assert second.calls == []
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
 from agentrl.errors import ServerUnavailable, WeightSyncError
 from agentrl.inference.base import Generation, Probe
-from agentrl.inference.roster import State
 from agentrl.inference.scripted import Fault, Hold, Script, ScriptedReply, ScriptedServer, scripted_logprobs
-from tests.inference.scripted_helpers import VOCAB, pool_of, publication, request
+from tests.inference.scripted_helpers import VOCAB, all_serving, pool_of, publication, request
 
 
 def servers_of(count: int, script: Script | None = None, timeout_s: float = 0.2) -> list[ScriptedServer]:
@@ -70,8 +70,7 @@ async def test_a_server_that_fails_an_update_is_left_out_and_comes_back(call: st
             assert not servers[0].paused
             assert not servers[2].paused
             servers[1].control_faults.clear()
-            while len([s for s in pool.describe().servers if s.state is State.SERVING]) < 3:
-                await anyio.sleep(0.005)
+            await all_serving(pool)
         assert servers[1].version == 1
         assert not servers[1].paused
 
@@ -118,14 +117,26 @@ async def test_a_probe_that_differs_stops_the_update_with_the_figures() -> None:
 
 
 async def test_updates_asked_for_at_once_run_one_after_the_other() -> None:
-    servers = servers_of(2)
-    async with pool_of(*servers) as pool:
-        async with anyio.create_task_group() as tasks:
-            for version in (1, 2, 3):
-                tasks.start_soon(pool.update_weights, publication(version))
-        assert pool.policy_version == 3
-    assert [update.version for update in servers[0].updates] == [1, 2, 3]
-    assert [update.version for update in servers[1].updates] == [1, 2, 3]
+    servers = servers_of(2, timeout_s=5)
+    hold = anyio.Event()
+    done: list[int] = []
+    async with pool_of(*servers, control_timeout_s=5) as pool, anyio.create_task_group() as tasks:
+
+        async def update(version: int) -> None:
+            done.append((await pool.update_weights(publication(version))).version)
+            hold.set()
+
+        servers[0].control_faults["load_weights"] = Fault.HANG
+        tasks.start_soon(update, 1)
+        while not pool.describe().updating:
+            await anyio.lowlevel.checkpoint()
+        tasks.start_soon(update, 2)
+        await anyio.wait_all_tasks_blocked()
+        assert done == []
+        servers[0].die("frozen for good")
+        await hold.wait()
+    assert done == [1, 2]
+    assert [update.version for update in servers[1].updates] == [1, 2]
 
 
 async def test_weights_never_go_back() -> None:
@@ -151,8 +162,7 @@ async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(
             report = await pool.update_weights(publication(2))
             assert pool.policy_version == 2
             assert "scripted://0" in report.updated
-            while len([s for s in pool.describe().servers if s.state is State.SERVING]) < 2:
-                await anyio.sleep(0.005)
+            await all_serving(pool)
         assert [server.version for server in servers] == [2, 2]
 
 
@@ -164,9 +174,8 @@ async def test_a_cancelled_update_that_reached_one_server_goes_on_with_the_new_w
             await pool.update_weights(publication(1))
         assert pool.policy_version == 1
         servers[1].control_faults.clear()
-        with anyio.fail_after(5):
-            while servers[1].version != 1:
-                await anyio.sleep(0.005)
+        await all_serving(pool)
+        assert servers[1].version == 1
         assert (await pool.generate(request())).spans[0].version == 1
 
 
@@ -193,7 +202,7 @@ async def test_an_update_with_no_server_left_says_why() -> None:
         servers[0].die("gone")
         with pytest.raises(ServerUnavailable):
             await pool.generate(request())
-        with pytest.raises(WeightSyncError, match="no server to give version 1: scripted://0 is dead: .*gone"):
+        with pytest.raises(WeightSyncError, match=r"no server to give version 1: scripted://0 is dead: .*gone"):
             await pool.update_weights(publication(1))
 
 

@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, ReplyError, RequestRejected, ServerError, ServerTimeout, ServerUnavailable
 from agentrl.inference.base import Generation, Probe
+from agentrl.inference.scope import task_group
 from agentrl.inference.scripted import Fault, Hold, ScriptedCall, ScriptedReply, ScriptedServer, scripted_logprobs
 from agentrl.types import StopReason, VersionSpan
 from tests.inference.scripted_helpers import VOCAB, publication, request
 
+
 def encode(text: str) -> list[int]:
     return list(text.encode())
+
+
+async def drain(server: ScriptedServer) -> None:
+    async with server.stream(request()) as chunks:
+        async for _ in chunks:
+            pass
 
 
 async def test_each_episode_gets_the_texts_in_order() -> None:
@@ -70,9 +78,7 @@ async def test_every_fault_ends_in_its_named_error(fault: Fault, error: type[Ser
         with pytest.raises(ServerError) as caught:
             await server.generate(request())
         with pytest.raises(ServerError) as streamed:
-            async with server.stream(request()) as chunks:
-                async for _ in chunks:
-                    pass
+            await drain(server)
     assert type(caught.value) is error
     assert type(streamed.value) is error
 
@@ -102,9 +108,9 @@ async def test_a_swap_in_the_middle_gives_two_spans_and_the_same_ids() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
             await hold.reached.wait()
-            report = await server.update_weights(publication(1))
+            assert (await server.update_weights(publication(1))).version == 1
             hold.release.set()
-    assert report.version == server.policy_version == 1
+    assert server.policy_version == 1
     assert generations[0].output_ids.tolist() == list(range(10, 20))
     assert generations[0].spans == (VersionSpan(start=0, end=3, version=0), VersionSpan(start=3, end=10, version=1))
     assert generations[0].num_retractions == 1
@@ -168,12 +174,15 @@ async def test_the_probe_tells_other_weights() -> None:
 async def test_a_dead_server_ends_its_calls_and_refuses_new_ones_until_revived() -> None:
     hold = Hold()
     server = ScriptedServer(lambda _: ScriptedReply(output=[4], holds=(hold,)), vocab_size=VOCAB)
-    with anyio.fail_after(5), pytest.raises(ExceptionGroup) as caught:
-        async with anyio.create_task_group() as tasks:
+
+    async def kill() -> None:
+        async with task_group() as tasks:
             tasks.start_soon(server.generate, request())
             await hold.reached.wait()
             server.die("kill -9")
-    assert caught.group_contains(ServerUnavailable, match="kill -9")
+
+    with anyio.fail_after(5), pytest.raises(ServerUnavailable, match="kill -9"):
+        await kill()
     with pytest.raises(ServerUnavailable):
         await server.check()
     server.revive()
@@ -192,7 +201,9 @@ async def test_a_script_that_cannot_be_played_is_a_config_error() -> None:
     output=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
     swaps=st.lists(st.integers(0, 19), max_size=4, unique=True),
 )
-def test_whenever_weights_are_swapped_every_token_has_the_log_prob_of_its_version(output: list[int], swaps: list[int]) -> None:
+def test_whenever_weights_are_swapped_every_token_has_the_log_prob_of_its_version(
+    output: list[int], swaps: list[int]
+) -> None:
     holds = tuple(Hold(at=at) for at in sorted(swaps) if at < len(output))
     server = ScriptedServer(lambda _: ScriptedReply(output=output, holds=holds), vocab_size=VOCAB)
 

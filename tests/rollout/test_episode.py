@@ -38,7 +38,9 @@ async def test_what_is_not_a_finite_number_is_a_failed_episode_and_never_a_rewar
     assert "must be a finite number" in trajectory.failure.message
 
 
-async def test_an_exception_of_the_workflow_is_recorded_with_its_traceback_and_the_turns_before_it(renderer: Renderer) -> None:
+async def test_an_exception_of_the_workflow_is_recorded_with_its_traceback_and_the_turns_before_it(
+    renderer: Renderer,
+) -> None:
     async def run(task: Task, client: Client) -> float:
         await ask(client, "hello")
         raise KeyError("no such key")
@@ -62,7 +64,15 @@ async def test_an_environment_fault_is_told_from_a_workflow_error(renderer: Rend
 
 @pytest.mark.parametrize(
     "fault",
-    [Fault.REFUSE, Fault.DIE, Fault.SHORT_LOGPROBS, Fault.EMPTY, Fault.OUTSIDE_VOCABULARY, Fault.NAN_LOGPROB, Fault.BAD_REQUEST],
+    [
+        Fault.REFUSE,
+        Fault.DIE,
+        Fault.SHORT_LOGPROBS,
+        Fault.EMPTY,
+        Fault.OUTSIDE_VOCABULARY,
+        Fault.NAN_LOGPROB,
+        Fault.BAD_REQUEST,
+    ],
 )
 async def test_a_server_that_cannot_answer_is_a_failed_episode(renderer: Renderer, fault: Fault) -> None:
     trajectory = await episode(Judge(), renderer, script=lambda call: ScriptedReply(output="good", fault=fault))
@@ -116,7 +126,7 @@ async def test_a_workflow_that_swallows_its_cancellation_is_reported_as_late(ren
     async def run(task: Task, client: Client) -> float:
         try:
             await anyio.sleep_forever()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - what a careless workflow does
             return 1.0
         return 0.0
 
@@ -301,7 +311,7 @@ async def test_a_workflow_that_swallows_the_cancellation_of_the_run_does_not_sur
         started.set()
         try:
             await anyio.sleep_forever()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - what a careless workflow does
             return 1.0
         return 0.0
 

@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow, as_workflow, load_workflow
 
-SOURCE = '''
+SOURCE = """
 from agentrl.workflow import RolloutWorkflow
 
 class Agent(RolloutWorkflow):
@@ -40,7 +40,7 @@ class NotOne:
     pass
 
 number = 3
-'''
+"""
 
 
 @pytest.fixture

@@ -27,7 +27,12 @@ def call(number: int, arguments: str = '{"a": 1, "op": "+", "b": 2}', name: str 
 
 
 def calls(*arguments: str, content: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, "tool_calls": [call(at, text) for at, text in enumerate(arguments)], **more}
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [call(at, text) for at, text in enumerate(arguments)],
+        **more,
+    }
 
 
 def result(number: int, content: str) -> dict[str, Any]:

@@ -105,7 +105,9 @@ def _spm_tokenizer(family: Family) -> Tokenizer:
     pieces = sorted(data["model"]["vocab"], key=data["model"]["vocab"].get)
     vocabulary = {text: at for at, text in enumerate([*names, *pieces])}
     merges = [tuple(merge) for merge in data["model"]["merges"]]
-    tokenizer: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer: Any = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

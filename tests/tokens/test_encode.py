@@ -80,7 +80,9 @@ def test_honest_text_gets_the_ids_of_the_plain_tokenizer_and_round_trips(
 def test_ordinary_added_tokens_stay_usable_by_content():
     phrases = ("42", "The answer is ", '{"name": "calc", "arguments": {"a": ', "assistant\n", "    ")
     tokenizer = byte_tokenizer(
-        AddedToken("<|im_end|>", special=True), AddedToken("<tool_call>"), *(AddedToken(text, normalized=False) for text in phrases)
+        AddedToken("<|im_end|>", special=True),
+        AddedToken("<tool_call>"),
+        *(AddedToken(text, normalized=False) for text in phrases),
     )
     codec = TokenCodec(tokenizer.to_str())
     assert set(codec.control) == {"<|im_end|>", "<tool_call>"}
@@ -142,6 +144,19 @@ def test_ids_are_kept_when_control_tokens_stand_between_ordinary_ones():
         assert codec.encode_content(text) == [tokenizer.token_to_id(text)]
     for text in ("<x>", "<y>"):
         assert codec.encode_rendered(text) == [tokenizer.token_to_id(text)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@RELAXED
+@given(first=ORDINARY, second=ORDINARY)
+def test_text_cut_at_a_control_token_gets_the_ids_of_the_whole(
+    name: str, renderer_of: Callable[..., Renderer], first: str, second: str
+):
+    codec = renderer_of(name)._codec  # pyright: ignore[reportPrivateUsage]
+    end = FAMILIES[name].end
+    whole = codec.encode_rendered(first + end + second)
+    cut = [*codec.encode_rendered(first), codec.control[end], *codec.encode_rendered(second, inside=True)]
+    assert whole == cut
 
 
 def test_lone_surrogates_are_a_token_error(renderer_of: Callable[..., Renderer]):

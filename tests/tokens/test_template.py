@@ -21,7 +21,9 @@ def template(source: str, **limits: Any) -> ChatTemplate:
     return ChatTemplate({"default": source}, special_tokens={"bos_token": "<s>"}, options={}, **limits)
 
 
-def reference_text(path: Path, messages: list[dict[str, Any]], tools: bool, *, generation_prompt: bool, **options: Any) -> Any:
+def reference_text(
+    path: Path, messages: list[dict[str, Any]], tools: bool, *, generation_prompt: bool, **options: Any
+) -> Any:
     """Return what transformers renders, with tool arguments as values where the family takes them so."""
     from transformers import PreTrainedTokenizerFast
 
@@ -120,7 +122,9 @@ def test_a_template_that_misbehaves_ends_in_a_token_error(source: str):
 
 def test_a_template_that_writes_too_much_is_stopped():
     with pytest.raises(TokenError, match="more than 1000 characters"):
-        template("{% for i in range(90000) %}aaaa{{ i }}{% endfor %}", max_chars=1000).render([], None, generation_prompt=True)
+        template("{% for i in range(90000) %}aaaa{{ i }}{% endfor %}", max_chars=1000).render(
+            [], None, generation_prompt=True
+        )
 
 
 def test_a_template_that_runs_too_long_is_stopped():

@@ -92,11 +92,19 @@ class Core:
         """Queue a request.
 
         Raises:
-            RequestRejected: for a duplicate rid, or stop strings without a tokenizer.
+            RequestRejected: for a duplicate rid, ids or lengths out of range, or stop strings without a tokenizer.
         """
         if request.rid in self._live:
             raise RequestRejected(f"duplicate request id {request.rid!r}: it is still being served", status=400)
-        sampling = request.sampling
+        sampling, prompt = request.sampling, np.array(request.input_ids, np.int32)
+        if not len(prompt) or int(prompt.min()) < 0 or int(prompt.max()) >= self.model.spec.vocab_size:
+            raise RequestRejected(f"input_ids must be 1 or more ids below {self.model.spec.vocab_size}", status=400)
+        if len(prompt) + sampling.max_new_tokens > self.cache.max_context:
+            raise RequestRejected(
+                f"{len(prompt)} prompt tokens and {sampling.max_new_tokens} to sample exceed the context of "
+                f"{self.cache.max_context}",
+                status=400,
+            )
         if sampling.stop and not self._codec.available:
             raise RequestRejected("this server has no tokenizer: use stop_token_ids instead of stop strings", status=400)
         seed = mix_seed(sampling.seed) if sampling.seed is not None else int(self._random.integers(1 << 63))
@@ -104,7 +112,7 @@ class Core:
             request=request,
             sink=sink,
             progress=Progress(request=request, input_logprobs=[None] if request.logprob_start_len >= 0 else None),
-            prompt=np.array(request.input_ids, np.int32),
+            prompt=prompt,
             seed=seed,
             stop_ids=frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids),
             window=max((len(stop.encode()) for stop in sampling.stop), default=-1) + 1,
@@ -234,10 +242,10 @@ class Core:
             if end < self.cache.known[row]:
                 continue
             self._prefilling.remove(sequence)
+            self.table.decoding[row] = True
             if sequence.request.sampling.max_new_tokens == 0:
                 self._finish(sequence, Finish(kind="length"))
                 continue
-            self.table.decoding[row] = True
             picked.append(at - 1)
             ready.append(row)
         index = torch.tensor(picked, dtype=torch.int64, device=hidden.device)

@@ -159,7 +159,7 @@ class EmbeddedEngine:
         """Queue a request.
 
         Raises:
-            RequestRejected: for a duplicate rid, or stop strings without a tokenizer.
+            RequestRejected: for a duplicate rid, ids or lengths out of range, or stop strings without a tokenizer.
         """
         self._core.submit(request, sink)
         self._notify()

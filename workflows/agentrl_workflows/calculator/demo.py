@@ -2,8 +2,8 @@
 
 Run `make demo`, or `python -m agentrl_workflows.calculator.demo`. It takes about five minutes on two idle cores and needs no
 network. First a warm start imitates a demonstrator whose most likely first action is wrong (it guesses instead of calling
-the tool); then reinforcement learning, through the public path (workflow, client, HTTP to the embedded server, weight updates
-while requests run), has to flip that preference. Watch the success rate climb; at the end there is a table, a curve
+the tool); then reinforcement learning, through the public path (workflow, client, HTTP to the embedded server, weight
+updates while requests run), has to flip that preference. Watch the success rate climb; at the end there is a table, a curve
 (`curve.png`) and `summary.json` in `runs/demo/`.
 
 Invariant: the numbers of the table come from held-out tasks, which neither demonstrations nor training contain.

@@ -28,7 +28,6 @@ from agentrl_envs.calculator import (
 from agentrl_workflows.calculator.recipe import Demonstrator
 
 MAX_TURNS: Final = 6
-GUESS_OPERAND = True
 
 
 def demonstrate(task: Task, demonstrator: Demonstrator, rng: random.Random) -> tuple[list[Message], CalculatorEpisode]:
@@ -46,11 +45,10 @@ def demonstrate(task: Task, demonstrator: Demonstrator, rng: random.Random) -> t
                 break
             attempt = _Attempt(task["steps"])
         else:
-            call_id = f"call-{turn}"
             function = {"name": "calc", "arguments": json.dumps(call)}
-            tool_call = {"id": call_id, "type": "function", "function": function}
+            tool_call = {"id": f"call-{turn}", "type": "function", "function": function}
             messages.append({"role": "assistant", "content": None, "tool_calls": [tool_call]})
-            reply = episode.call(call_id, "calc", function["arguments"])
+            reply = episode.call(tool_call)
             attempt.read(str(reply["content"]))
         messages.append(reply)
     while messages[-1]["role"] != "assistant":
@@ -116,7 +114,7 @@ class _Attempt:
             self._results.append(int(text))
 
     def answer(self, demonstrator: Demonstrator, rng: random.Random) -> int:
-        """Return the number it answers with: the last result, or a guess."""
+        """Return the number it answers with: the last result, or, as a guess, a number of the question."""
         if self._guesses or rng.random() < demonstrator.p_misread:
             if GUESS_OPERAND:
                 return rng.choice([x for st in self._steps for x in st if isinstance(x, int)])

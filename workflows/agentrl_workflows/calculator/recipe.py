@@ -1,8 +1,12 @@
-"""The numbers of the demo: how the demonstrator errs, how long the warm start and the reinforcement learning run."""
+"""The numbers of the demo: how the demonstrator errs, how long the warm start and the reinforcement learning take.
+
+Invariant: a recipe says how much is done, in steps and episodes; seconds follow from the machine.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,17 +14,58 @@ class Demonstrator:
     """How the scripted demonstrator errs; each number is a probability."""
 
     p_guess: float
-    """It guesses an answer instead of the first call of an attempt."""
-    p_give_up: float
-    """It guesses an answer instead of any later call, such as after an error."""
-    p_slip: float
+    """It answers with a number of the question instead of making the first call of an attempt."""
+    p_give_up: float = 0.03
+    """It guesses like that instead of making any later call, such as after an error."""
+    p_slip: float = 0.03
     """One part of a call is wrong."""
-    p_bad_call: float
+    p_bad_call: float = 0.03
     """A call lacks an argument."""
-    p_misread: float
-    """It answers a random number although it has the result."""
-    p_busy: float = 0.35
+    p_misread: float = 0.03
+    """It guesses although it has the result."""
+    p_busy: float = 0.5
     """The calculator is busy; more often than in training, so that recoveries are well learnt."""
 
 
-HONEST = Demonstrator(p_guess=0.75, p_give_up=0.05, p_slip=0.04, p_bad_call=0.05, p_misread=0.05)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One variant of the demo."""
+
+    demonstrator: Demonstrator
+    operations: int = 2
+    """Operations of a task: 2 needs three turns, 1 needs two."""
+    num_demonstrations: int
+    sft_steps: int
+    sft_conversations: int = 24
+    """Conversations of one warm-start step."""
+    sft_lr: float = 5e-3
+    """AdamW: embeddings and norms."""
+    sft_muon_lr: float = 0.02
+    """Muon: matrices."""
+    sft_threads: int = 2
+    device: str = "cpu"
+    eval_episodes: int = 512
+    """Held-out episodes of each evaluation."""
+    max_turns: int = 6
+    overrides: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Settings of the run that differ from demo.yaml, by dotted name."""
+
+
+FULL = Recipe(demonstrator=Demonstrator(p_guess=0.8), num_demonstrations=12_000, sft_steps=1_000)
+"""The headline variant: the demonstrator's most likely first action is wrong."""
+
+SMOKE = Recipe(
+    demonstrator=Demonstrator(p_guess=0.6),
+    operations=1,
+    num_demonstrations=3_000,
+    sft_steps=300,
+    eval_episodes=128,
+    overrides={
+        "engine.steps": 15,
+        "tasks.factory_args.operations": 1,
+        "tasks.factory_args.count": 256,
+        "tasks.eval_factory_args.operations": 1,
+        "tasks.eval_factory_args.count": 128,
+    },
+)
+"""The smallest variant, for tests: one operation."""

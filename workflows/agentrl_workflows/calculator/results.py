@@ -93,7 +93,8 @@ def print_table(
     minutes = summary["wall_seconds"] / 60
     console.print(
         f"{minutes:.1f} minutes in all, {summary['rl_seconds'] / 60:.1f} of them reinforcement learning: "
-        f"{report.train_steps} steps, {report.episodes} episodes, {report.sampled_tokens} tokens sampled, {report.trained_tokens} trained"
+        f"{report.train_steps} steps, {report.episodes} episodes, {report.sampled_tokens} tokens sampled, "
+        f"{report.trained_tokens} trained"
     )
     difference = report.max_logprob_difference
     console.print(

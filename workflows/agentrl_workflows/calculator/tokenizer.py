@@ -7,8 +7,8 @@ The vocabulary has no merges. A regular expression cuts text into phrases, two-d
 `ignore_merges` takes a piece that is in the vocabulary whole; the rest falls to bytes. No phrase spans a place where the
 template's text and content meet, so a conversation encoded piece by piece gives the ids of the whole.
 
-Unlike Qwen's, the template does not render the tools' schemas: in bytes they would cost 300 tokens in a prompt of 16, and
-the warm start has already taught the model its one tool.
+Unlike Qwen's, the template shows the tools' names and not their schemas: in bytes a schema would cost 200 tokens in a prompt
+of 20, and the warm start has already taught the model its one tool.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 PHRASES: Final = (
+    "system\n",
     "user\n",
     "assistant\n",
     '{"name": "',
@@ -41,6 +42,11 @@ PHRASES: Final = (
 )
 
 CHAT_TEMPLATE: Final = """\
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- for tool in tools %}{{- ('' if loop.first else ', ') + tool.function.name }}{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
 {%- if message.role == 'assistant' %}
 {{- '<|im_start|>assistant\\n' + (message.content or '') }}

@@ -1,0 +1,84 @@
+"""What a training step gets: masks, advantages, verification, counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.engine.batch import prepare_batch
+from agentrl.errors import InvariantError, StaleDataError
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import run_episode
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import EpisodeFailure, Group, Trajectory
+from tests.rollout.harness import SAMPLING, TASK, Judge, make_server, says
+
+GROUPWISE = AlgorithmConfig(group_size=2, groups_per_step=1, max_staleness=1)
+MASKING = GROUPWISE.model_copy(update={"staleness_policy": "mask"})
+
+
+async def sampled(renderer: Renderer, text: str, version: int, temperature: float = 1.0) -> Trajectory:
+    return await run_episode(
+        Judge(),
+        TASK,
+        backend=make_server(renderer, says(text), version=version),
+        renderer=renderer,
+        rollout=RolloutConfig(),
+        sampling=SAMPLING.model_copy(update={"temperature": temperature}),
+    )
+
+
+def group_of(*episodes: Trajectory) -> Group:
+    return Group(index=4, task=TASK, episodes=episodes, admitted_version=0)
+
+
+async def test_a_batch_has_advantages_on_the_sampled_tokens_alone(renderer: Renderer) -> None:
+    group = group_of(await sampled(renderer, "good", 3), await sampled(renderer, "bad", 3))
+    prepared = prepare_batch([group], version=3, algorithm=GROUPWISE)
+    assert prepared.skip is None
+    assert prepared.batch.policy_version == 3
+    for item, sign in zip(prepared.batch.samples, (1, -1), strict=True):
+        assert set(np.sign(item.advantages[item.sample.loss_mask])) == {sign}
+        assert not item.advantages[~item.sample.loss_mask].any()
+    assert prepared.metrics["loss_tokens"] == sum(e.num_output_tokens for e in group.episodes)
+    assert prepared.metrics["success_rate"] == 0.5
+    assert set(prepared.staleness.tolist()) == {0}
+
+
+async def test_over_age_tokens_leave_the_loss_under_mask_and_stop_the_run_otherwise(renderer: Renderer) -> None:
+    old, young = await sampled(renderer, "good", 1), await sampled(renderer, "bad", 4)
+    prepared = prepare_batch([group_of(old, young)], version=4, algorithm=MASKING)
+    assert prepared.masked_tokens == prepared.metrics["masked_tokens"] == old.num_output_tokens
+    [item] = prepared.batch.samples
+    assert item.sample.token_versions.max() == 4
+    assert prepared.metrics["staleness_max"] == 0
+    with pytest.raises(StaleDataError, match="would be trained at version 4, over max_staleness 1"):
+        prepare_batch([group_of(old, young)], version=4, algorithm=GROUPWISE)
+
+
+async def test_a_batch_without_variance_or_without_tokens_is_to_be_skipped(renderer: Renderer) -> None:
+    same = group_of(await sampled(renderer, "good", 0), await sampled(renderer, "good", 0))
+    assert prepare_batch([same], version=0, algorithm=GROUPWISE).skip == "zero_variance"
+    too_old = group_of(await sampled(renderer, "good", 0), await sampled(renderer, "bad", 0))
+    prepared = prepare_batch([too_old], version=9, algorithm=MASKING)
+    assert (prepared.skip, prepared.batch.samples, "staleness_max" in prepared.metrics) == ("no_tokens", (), False)
+    greedy = group_of(await sampled(renderer, "good", 0, 0.0), await sampled(renderer, "bad", 0, 0.0))
+    assert prepare_batch([greedy], version=0, algorithm=GROUPWISE).skip == "no_tokens"
+
+
+async def test_a_trajectory_that_is_not_what_was_sent_stops_the_run(renderer: Renderer) -> None:
+    good, bad = await sampled(renderer, "good", 0), await sampled(renderer, "bad", 0)
+    [turn] = bad.turns
+    forged = replace(bad, turns=(replace(turn, context_ids=turn.context_ids[1:]),))
+    with pytest.raises(InvariantError, match="are not the request that was sent"):
+        prepare_batch([group_of(good, forged)], version=0, algorithm=GROUPWISE)
+
+
+async def test_a_failed_episode_never_reaches_the_trainer(renderer: Renderer) -> None:
+    good = await sampled(renderer, "good", 0)
+    failed = replace(good, final_reward=None, failure=EpisodeFailure(kind="E", message="m", traceback=""))
+    with pytest.raises(InvariantError, match="failed episode"):
+        prepare_batch([group_of(good, failed)], version=0, algorithm=GROUPWISE)

@@ -1,0 +1,92 @@
+"""Evaluation by itself."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from agentrl.client import Client
+from agentrl.engine.evaluate import EvalReport, evaluate
+from agentrl.errors import ConfigError
+from agentrl.inference.scripted import ScriptedCall
+from agentrl.rollout.config import RolloutConfig
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import Task, Trajectory
+from agentrl.workflow import RolloutWorkflow
+from tests.engine.harness import TASKS
+from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, ask, make_server, says, workflow_of
+
+
+async def evaluated(renderer: Renderer, workflow: RolloutWorkflow | None = None, **options: object) -> EvalReport:
+    with anyio.fail_after(PATIENCE_S):
+        return await evaluate(
+            workflow or Judge(),
+            TASKS,
+            backend=make_server(renderer, says("good"), version=5),
+            renderer=renderer,
+            rollout=RolloutConfig(max_concurrent_episodes=3),
+            sampling=SAMPLING,
+            **options,  # pyright: ignore[reportArgumentType] - the test's values
+        )
+
+
+async def test_each_task_is_run_once_and_reported_in_order(renderer: Renderer) -> None:
+    seen: list[Trajectory] = []
+    report = await evaluated(renderer, on_episode=seen.append)
+    assert [episode.task_id for episode in report.episodes] == [task.id for task in TASKS]
+    assert (report.success_rate, report.failed, report.versions) == (1.0, 0, (5, 5))
+    assert len(seen) == len(TASKS)
+
+
+async def test_more_episodes_than_tasks_take_the_tasks_again(renderer: Renderer) -> None:
+    report = await evaluated(renderer, episodes=10)
+    assert [episode.task_id for episode in report.episodes][-2:] == ["t0", "t1"]
+
+
+async def test_greedy_evaluation_samples_at_temperature_zero(renderer: Renderer) -> None:
+    report = await evaluated(renderer, greedy=True)
+    assert {turn.temperature for episode in report.episodes for turn in episode.turns} == {0.0}
+    assert report.metrics()["greedy"] is True
+
+
+async def test_failed_episodes_are_neither_successes_nor_returns(renderer: Renderer) -> None:
+    async def judge(task: Task, client: Client) -> float:
+        await ask(client, "hello")
+        if task.id in ("t0", "t1"):
+            raise LookupError
+        return 1.0
+
+    report = await evaluated(renderer, workflow_of(judge))
+    assert (report.failed, report.success_rate) == (2, 0.75)
+    assert report.metrics()["return_mean"] == 1.0
+
+
+async def test_an_evaluation_without_tasks_is_refused(renderer: Renderer) -> None:
+    def script(call: ScriptedCall) -> str:
+        return "good"
+
+    with pytest.raises(ConfigError, match="no tasks"):
+        await evaluate(
+            Judge(),
+            [],
+            backend=make_server(renderer, script),
+            renderer=renderer,
+            rollout=RolloutConfig(),
+            sampling=SAMPLING,
+        )
+
+
+async def test_a_cancelled_evaluation_ends_its_episodes(renderer: Renderer) -> None:
+    ended: list[str] = []
+
+    async def wait(task: Task, client: Client) -> float:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(task.id)
+        return 1.0
+
+    with anyio.move_on_after(0.05) as scope:
+        await evaluated(renderer, workflow_of(wait))
+    assert scope.cancelled_caught
+    assert len(ended) == 3

@@ -1,0 +1,82 @@
+"""What a person sees."""
+
+from __future__ import annotations
+
+import io
+
+import anyio
+from rich.console import Console
+
+from agentrl.observe.progress import LiveProgress, PlainProgress, Snapshot, make_progress, picture
+
+SNAPSHOT = Snapshot(
+    name="demo",
+    step=30,
+    steps=90,
+    policy_version=30,
+    wall_s=60.0,
+    max_staleness=2,
+    sampled_tokens=12345,
+    episodes_in_flight=7,
+    groups_complete=2,
+    groups_outstanding=9,
+    failed_episodes=3,
+    dropped_groups=1,
+    success_rate=0.625,
+    return_mean=0.5,
+    staleness_mean=0.75,
+    staleness_max=2.0,
+    tokens_per_s=1500.0,
+    last_evaluation="after step 25: success 0.700 of 128",
+    waits=("the trainer waits for group 17 since 4.0 s",),
+)
+
+
+def shown(snapshot: Snapshot) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(picture(snapshot))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_picture_has_success_staleness_speed_waits_and_time_left() -> None:
+    text = shown(SNAPSHOT)
+    for part in (
+        "step 30/90, version 30, 1 min 00 s, about 2 min 00 s left",
+        "0.625",
+        "mean 0.75, max 2, bound 2",
+        "1500 a second",
+        "7 episodes in flight, 2 of 9 open groups complete, 3 episodes failed, 1 groups dropped",
+        "after step 25: success 0.700 of 128",
+        "the trainer waits for group 17 since 4.0 s",
+    ):
+        assert part in text
+
+
+def test_a_run_that_has_just_begun_can_be_shown() -> None:
+    assert "step 0/5" in shown(Snapshot(name="r", step=0, steps=5, policy_version=0, wall_s=0.0, max_staleness=0))
+
+
+def test_without_a_terminal_each_step_is_a_line() -> None:
+    stream = io.StringIO()
+    progress = make_progress(stream)
+    assert isinstance(progress, PlainProgress)
+    progress.step(SNAPSHOT)
+    assert stream.getvalue() == (
+        "step 30/90, version 30, success 0.625, return +0.500, staleness mean 0.75 max 2 of 2, 1500 tokens/s, 3 failed, "
+        "1 dropped, 60 s, about 2 min 00 s left\n"
+    )
+
+
+async def test_the_live_display_is_redrawn_until_cancelled_and_leaves_the_last_picture() -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with anyio.move_on_after(0.05):
+        await LiveProgress(console).show(lambda: SNAPSHOT)
+    assert isinstance(console.file, io.StringIO)
+    assert "step 30/90" in console.file.getvalue()
+
+
+async def test_the_plain_display_waits_to_be_cancelled() -> None:
+    with anyio.move_on_after(0.01) as scope:
+        await PlainProgress(io.StringIO()).show(lambda: SNAPSHOT)
+    assert scope.cancelled_caught

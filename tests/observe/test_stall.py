@@ -1,0 +1,52 @@
+"""The board of waits and the watchdog."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from agentrl.errors import StallError
+from agentrl.observe.stall import WaitBoard, Watchdog
+
+
+def test_the_board_shows_the_longest_wait_first_and_forgets_those_that_are_over() -> None:
+    now = [0.0]
+    board = WaitBoard(now=lambda: now[0])
+    with board.waiting("the trainer", lambda: f"batch at {now[0]:g}"):
+        now[0] = 5.0
+        with board.waiting("the dispatcher", "a slot"):
+            now[0] = 7.0
+            assert board.lines() == [
+                "the trainer waits for batch at 7 since 7.0 s",
+                "the dispatcher waits for a slot since 2.0 s",
+            ]
+        assert len(board.lines()) == 1
+    assert board.lines() == []
+
+
+async def test_the_watchdog_says_who_waits_when_nothing_moves() -> None:
+    dog = Watchdog(timeout_s=0.02, describe=lambda: "the trainer waits for group 17")
+    with pytest.raises(StallError, match=r"nothing has moved for 0\.02 s\.\nthe trainer waits for group 17"):
+        await dog.watch()
+
+
+async def test_progress_moves_the_deadline() -> None:
+    dog = Watchdog(timeout_s=0.2, describe=lambda: "")
+    dog.progress()  # before it watches: nothing to move
+    stalled: list[float] = []
+    last = 0.0
+
+    async def watch() -> None:
+        try:
+            await dog.watch()
+        except StallError:
+            stalled.append(anyio.current_time())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        for _ in range(12):
+            await anyio.sleep(0.05)
+            dog.progress()
+            last = anyio.current_time()
+        assert stalled == []
+    assert stalled[0] >= last + 0.2

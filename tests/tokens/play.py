@@ -1,0 +1,75 @@
+"""Plays model calls into a token graph and keeps, apart from it, what was sent and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentrl.tokens.graph import Prompt, TokenGraph
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import StopReason, Trajectory, VersionSpan
+
+
+class Player:
+    """A model that says what the test wants, in ids that a template would not write."""
+
+    def __init__(self, renderer: Renderer, **options: Any) -> None:
+        self.renderer = renderer
+        self.graph = TokenGraph(renderer, episode_id="episode", task_id="task", **options)
+        self.sent: list[list[int]] = []
+        self.sampled: list[list[int]] = []
+
+    def ids(self, text: str, *, end: bool = True) -> list[int]:
+        """Return output ids of `text`, character by character, so that they differ from the encoding of the whole."""
+        codec = self.renderer._codec  # pyright: ignore[reportPrivateUsage]
+        pieces = codec.control_pattern.split(text)
+        controls = codec.control_pattern.findall(text)
+        ids: list[int] = []
+        for at, piece in enumerate(pieces):
+            ids += [number for letter in piece for number in codec.encode_rendered(letter, inside=True)]
+            ids += [codec.control[control] for control in controls[at : at + 1]]
+        return [*ids, self.renderer.end_of_turn_id or 0] if end else ids
+
+    def answer(
+        self, prompt: Prompt, text: str, *, end: bool = True, stop: str | None = None, version: int = 0
+    ) -> dict[str, Any]:
+        """Record a call and return the message a client would see."""
+        ids = self.ids(text, end=end)
+        self.sent.append([int(number) for number in prompt.input_json.split(b",") if number])
+        self.sampled.append(ids)
+        turn = self.graph.append(
+            prompt,
+            output_ids=ids,
+            output_logprobs=np.full(len(ids), -0.5, np.float32),
+            spans=(VersionSpan(start=0, end=len(ids), version=version),) if ids else (),
+            stop_reason=StopReason.STOP if end or stop else StopReason.LENGTH,
+            matched_stop=self.renderer.end_of_turn_id if end else stop,
+            temperature=1.0,
+        )
+        assert self.sent[-1] == prompt.input_ids.tolist()
+        assert prompt.input_ids.dtype == prompt.context_ids.dtype == np.int32
+        return dict(self.graph.turns[turn].message)
+
+    def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        text: str,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Prepare a request and answer it."""
+        return self.answer(self.graph.prepare(messages, tools), text, **options)
+
+    def trajectory(self) -> Trajectory:
+        """Return the record."""
+        return self.graph.trajectory(stop_reason=StopReason.COMPLETED, final_reward=1.0)
+
+    def parents(self) -> list[int | None]:
+        """Return the parent of each turn."""
+        return [turn.parent for turn in self.graph.turns]
+
+    def forks(self) -> list[str | None]:
+        """Return the fork reason of each turn."""
+        return [turn.fork and turn.fork.value for turn in self.graph.turns]

@@ -1,0 +1,224 @@
+"""The trainer worker as a real process, and what its driver does when it misbehaves."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import ConfigError, InvariantError, StaleDataError, TrainError
+from agentrl.sync.disk import verify_directory
+from agentrl.train.base import TrainBatch, TrainSample
+from agentrl.train.config import TrainerConfig
+from agentrl.train.model import PolicyModel
+from agentrl.train.policy import PolicyTrainer
+from agentrl.train.remote import RemoteTrainer, launch_trainer
+from tests.train.helpers import load_plain, random_batch
+
+_CONFIG = TrainerConfig(lr=1e-3, minibatches=2, max_bad_steps=2, call_timeout_s=120)
+_IDS = np.arange(30, dtype=np.int32)
+
+_SILENT = "import sys; sys.stdin.buffer.read()"
+_DIES = "import sys; sys.stdin.buffer.read(20); sys.exit('no more memory')"
+_PRINTS = "import sys; sys.stdin.buffer.read(20); print('hello, this is no frame', flush=True); sys.stdin.read()"
+
+
+@asynccontextmanager
+async def _worker(checkpoint: Path, folder: Path) -> AsyncGenerator[RemoteTrainer]:
+    async with launch_trainer(
+        _CONFIG, AlgorithmConfig(), model_path=checkpoint, total_steps=10, seed=0, log_path=folder / "logs" / "trainer.log"
+    ) as trainer:
+        yield trainer
+
+
+@asynccontextmanager
+async def _impostor(program: str, folder: Path, timeout_s: float = 30.0) -> AsyncGenerator[RemoteTrainer]:
+    with (folder / "log").open("ab") as log:
+        process = await anyio.open_process([sys.executable, "-c", program], stderr=log)
+    async with process:
+        yield RemoteTrainer(process, folder / "log", timeout_s)
+        if process.returncode is None:
+            process.kill()
+
+
+def _poisoned() -> TrainBatch:
+    batch = random_batch()
+    samples = tuple(
+        TrainSample(sample=item.sample, advantages=np.full_like(item.advantages, np.nan)) for item in batch.samples
+    )
+    return replace(batch, samples=samples)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_worker_trains_publishes_saves_and_restores_like_the_trainer_in_this_process(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    local = PolicyTrainer(PolicyModel(checkpoint, device=torch.device("cpu")), _CONFIG, AlgorithmConfig(), total_steps=10)
+    async with _worker(checkpoint, tmp_path) as trainer:
+        assert (trainer.device, trainer.num_parameters) == ("cpu", 30048)
+        report = await trainer.step(random_batch(version=0))
+        expected = local.step(random_batch(version=0))
+        timeless = [{k: v for k, v in r.metrics.items() if not k.startswith("seconds")} for r in (report, expected)]
+        assert timeless[0] == timeless[1]
+        assert report.skipped is None
+
+        publication = await trainer.publish(1, str(tmp_path / "weights"))
+        assert verify_directory(Path(publication.path)) == publication
+        published = dict(load_plain(Path(publication.path)).named_parameters())
+        assert all(torch.equal(published[name], parameter) for name, parameter in local.model.parameters.items())
+        [ours], [theirs] = await trainer.logprobs([_IDS]), local.logprobs([_IDS])
+        np.testing.assert_array_equal(ours, theirs)
+
+        await trainer.save(str(tmp_path / "checkpoints" / "step-1"))
+        after = await trainer.step(random_batch(version=1, seed=1))
+        restored = await trainer.restore(str(tmp_path / "checkpoints" / "step-1"))
+        assert (restored.policy_version, restored.steps) == (1, 1)
+        again = await trainer.step(random_batch(version=1, seed=1))
+        assert again.metrics["loss"] == after.metrics["loss"]
+
+        await _refusals_leave_it_usable(trainer, tmp_path)
+        pid = trainer.pid
+    assert not _alive(pid)
+
+
+async def _refusals_leave_it_usable(trainer: RemoteTrainer, tmp_path: Path) -> None:
+    with pytest.raises(StaleDataError, match="at most 2 version"):
+        await trainer.step(random_batch(version=9, max_staleness=3))
+    with pytest.raises(InvariantError, match="the vocabulary has 357"):
+        await trainer.logprobs([np.array([1, 500], np.int32)])
+    with pytest.raises(TrainError, match="this is not a whole checkpoint"):
+        await trainer.restore(str(tmp_path / "nothing"))
+    assert (await trainer.step(_poisoned())).skipped == "the loss is nan: not finite"
+    with pytest.raises(TrainError, match="2 training steps in a row were not finite"):
+        await trainer.step(_poisoned())
+    assert (await trainer.step(random_batch())).skipped is None
+
+
+async def test_a_full_disk_is_an_error_that_names_the_path_and_leaves_what_was_there(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with _worker(checkpoint, tmp_path) as trainer:
+        weights, checkpoints = tmp_path / "weights", tmp_path / "checkpoints"
+        await trainer.publish(1, str(weights))
+        await trainer.save(str(checkpoints / "step-1"))
+        resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+
+        with pytest.raises(TrainError, match=r"cannot write .*v00000002: File too large"):
+            await trainer.publish(2, str(weights))
+        with pytest.raises(TrainError, match=r"cannot write .*step-2: File too large"):
+            await trainer.save(str(checkpoints / "step-2"))
+
+        assert [path.name for path in weights.iterdir()] == ["v00000001"]
+        assert [path.name for path in checkpoints.iterdir()] == ["step-1"]
+        resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await trainer.publish(2, str(weights))
+
+
+async def test_leaving_the_block_in_the_middle_of_a_step_ends_the_worker_within_five_seconds(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    pid, started = 0, 0.0
+    async with anyio.create_task_group() as group:
+        async with _worker(checkpoint, tmp_path) as trainer:
+            pid = trainer.pid
+            os.kill(pid, signal.SIGSTOP)  # it can neither answer nor end by itself
+            group.start_soon(trainer.step, random_batch())
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+            started = time.perf_counter()
+        assert time.perf_counter() - started < 5
+    assert pid
+    assert not _alive(pid)
+
+
+async def test_a_killed_worker_is_reported_at_once_and_not_at_the_deadline(tmp_path: Path, checkpoint: Path) -> None:
+    errors: list[TrainError] = []
+
+    async def train(trainer: RemoteTrainer) -> None:
+        with pytest.raises(TrainError) as caught:
+            await trainer.step(random_batch())
+        errors.append(caught.value)
+
+    async with _worker(checkpoint, tmp_path) as trainer:
+        os.kill(trainer.pid, signal.SIGSTOP)
+        started = 0.0
+        async with anyio.create_task_group() as group:
+            group.start_soon(train, trainer)
+            await anyio.wait_all_tasks_blocked()
+            started = time.perf_counter()
+            os.kill(trainer.pid, signal.SIGKILL)
+        assert time.perf_counter() - started < 5
+        with pytest.raises(TrainError, match="cannot be used any more: it died while training on 6 samples"):
+            await trainer.publish(1, str(tmp_path))
+    assert "trainer worker: it died while training on 6 samples; exit code -9" in str(errors[0])
+
+
+async def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a local Hugging Face model directory"):
+        async with _worker(tmp_path / "nothing", tmp_path):
+            pass
+
+
+async def test_a_worker_that_never_answers_is_reported_at_the_deadline(tmp_path: Path) -> None:
+    async with _impostor(_SILENT, tmp_path, timeout_s=0.05) as trainer:
+        with pytest.raises(TrainError, match=r"the driver waits for the trainer worker .*took more than 0\.05 s"):
+            await trainer.save("x")
+
+
+async def test_the_last_words_of_a_worker_that_dies_are_in_the_error(tmp_path: Path) -> None:
+    async with _impostor(_DIES, tmp_path) as trainer:
+        with pytest.raises(TrainError, match=r"(?s)it died while saving .*; exit code 1; .*no more memory"):
+            await trainer.save("a long name, so that twenty bytes are there")
+
+
+async def test_what_is_not_a_frame_is_refused(tmp_path: Path) -> None:
+    async with _impostor(_PRINTS, tmp_path) as trainer:
+        with pytest.raises(InvariantError, match=r"a frame of .* bytes was announced"):
+            await trainer.save("a long name, so that twenty bytes are there")
+
+
+async def test_a_cancelled_call_leaves_a_trainer_that_refuses_instead_of_mixing_up_replies(tmp_path: Path) -> None:
+    async with _impostor(_SILENT, tmp_path) as trainer:
+        with anyio.move_on_after(0.01) as scope:
+            await trainer.logprobs([_IDS])
+        assert scope.cancelled_caught
+
+        with pytest.raises(TrainError, match="computing the log-probs of 1 sequences did not come back"):
+            await trainer.publish(1, str(tmp_path))
+
+
+async def test_a_call_that_waits_its_turn_can_be_cancelled_without_harm(tmp_path: Path) -> None:
+    async with _impostor(_SILENT, tmp_path) as trainer, anyio.create_task_group() as group:
+        group.start_soon(trainer.save, "first")
+        await anyio.wait_all_tasks_blocked()
+        with anyio.move_on_after(0.01) as scope:
+            await trainer.restore("second")
+        assert scope.cancelled_caught
+        group.cancel_scope.cancel()
+
+
+async def test_a_log_that_cannot_be_written_is_a_config_error(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+
+    with pytest.raises(ConfigError, match="cannot write the trainer worker's log"):
+        async with _worker(checkpoint, tmp_path):
+            pass

@@ -1,0 +1,88 @@
+"""The trainer without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from agentrl.errors import TrainError
+from agentrl.sync.disk import verify_directory
+from agentrl.train.base import Trainer
+from agentrl.train.scripted import ScriptedTrainer
+from tests.train.helpers import random_batch
+
+
+async def test_it_records_batches_and_reports_what_its_script_says() -> None:
+    trainer = ScriptedTrainer(skip_steps={1}, fail_steps={2})
+    batches = [random_batch(version=version) for version in range(3)]
+
+    reports = [await trainer.step(batch) for batch in batches[:2]]
+
+    assert [report.skipped for report in reports] == [None, "scripted"]
+    with pytest.raises(TrainError, match="step 2 of the scripted trainer"):
+        await trainer.step(batches[2])
+    assert trainer.batches == batches
+
+
+async def test_it_publishes_real_directories_whose_content_follows_the_steps(tmp_path: Path, checkpoint: Path) -> None:
+    trainer: Trainer = ScriptedTrainer(source=checkpoint)
+
+    first = await trainer.publish(0, str(tmp_path))
+    await trainer.step(random_batch())
+    second = await trainer.publish(1, str(tmp_path))
+
+    assert first.checksum != second.checksum
+    assert verify_directory(Path(second.path)) == second
+    assert (Path(second.path) / "tokenizer.json").is_file()
+
+
+async def test_a_step_and_a_publication_wait_for_their_events(tmp_path: Path) -> None:
+    step_held, publish_held = anyio.Event(), anyio.Event()
+    trainer = ScriptedTrainer(hold_steps={0: step_held}, hold_publish={1: publish_held})
+    done: list[str] = []
+
+    async def train() -> None:
+        await trainer.step(random_batch())
+        done.append("step")
+        await trainer.publish(1, str(tmp_path))
+        done.append("publish")
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(train)
+            await trainer.started.wait()
+            assert done == []
+            step_held.set()
+            await anyio.wait_all_tasks_blocked()
+            assert done == ["step"]
+            publish_held.set()
+    assert done == ["step", "publish"]
+
+
+async def test_a_held_step_can_be_cancelled() -> None:
+    trainer = ScriptedTrainer(hold_steps={0: anyio.Event()})
+
+    with anyio.move_on_after(0.01) as scope:
+        await trainer.step(random_batch())
+
+    assert scope.cancelled_caught
+    assert len(trainer.batches) == 1
+
+
+async def test_logprobs_have_one_value_fewer_than_tokens() -> None:
+    values = await ScriptedTrainer().logprobs([np.arange(4, dtype=np.int32), np.arange(0, dtype=np.int32)])
+
+    assert [part.tolist() for part in values] == [[-1, -1, -1], []]
+
+
+async def test_a_checkpoint_appears_whole(tmp_path: Path) -> None:
+    trainer = ScriptedTrainer()
+    await trainer.step(random_batch())
+
+    await trainer.save(str(tmp_path / "step-1"))
+
+    assert trainer.saved == [str(tmp_path / "step-1")]
+    verify_directory(tmp_path / "step-1")

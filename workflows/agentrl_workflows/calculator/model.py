@@ -1,0 +1,48 @@
+"""The demo's model: a Qwen3 of about 106,000 parameters with random weights, in HF format.
+
+Invariant: the same seed gives the same weights. torch and transformers are imported by the function that needs them, so
+that workflows of this package stay importable without.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+MAX_CONTEXT_TOKENS: Final = 1024
+"""Longest context of the model; a demo episode takes about 100 tokens, at most 450."""
+
+
+def write_model(path: str | Path, *, vocab_size: int, seed: int) -> None:
+    """Write config.json, generation_config.json and model.safetensors of a random model to `path`.
+
+    Args:
+        path: directory that holds the tokenizer; the end-of-turn token is looked up in it.
+        vocab_size: tokens of the tokenizer.
+        seed: of the weights.
+    """
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        max_position_embeddings=MAX_CONTEXT_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id("<|im_end|>"),
+        pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(path)

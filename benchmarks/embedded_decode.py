@@ -1,8 +1,9 @@
-"""Decode throughput of the embedded engine against a plain batched decode loop, and the price of a weight swap.
+"""Decode throughput of the embedded engine against a plain batched decode loop, the price of a weight swap, HTTP cost.
 
-Run: python benchmarks/embedded_decode.py [--json out.json]. About a minute on one core. The plain loop holds a fixed batch in
-a plain KV cache, has no requests, and samples with torch.multinomial; it runs in the same process, alternating with the engine.
-All figures are CPU time of this one-thread process, so that a busy machine disturbs them less.
+Run: python benchmarks/embedded_decode.py [--json out.json]. About a minute on one core. The plain loop holds a fixed batch
+in a plain KV cache, has no requests and no masks, and samples as cheaply as the engine does (one uniform number per token,
+not torch.multinomial, which takes a third of a step at 64); it runs in the same process, alternating with the engine.
+Figures are CPU time of one-thread processes (but for requests per second), so that a busy machine disturbs them less.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +19,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import aiohttp
 import anyio
+import anyio.lowlevel
+import orjson
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -53,21 +58,22 @@ class PlainLoop:
         self.cos, self.sin = angles.cos(), angles.sin()
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """Return `x` normalized by the named weight."""
         weight = self.w[name + ".weight"]
         return F.rms_norm(x, weight.shape, weight, 1e-6)
 
     def rope(self, x: torch.Tensor, at: int) -> torch.Tensor:
+        """Return `x` rotated for position `at`."""
         half = torch.cat((-x[..., DIM // 2 :], x[..., : DIM // 2]), -1)
         return x * self.cos[at] + half * self.sin[at]
 
     def step(self, ids: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next ids, [B], and their log-probs, [B, 1]."""
         x = self.w["model.embed_tokens.weight"][ids]
         for layer in range(LAYERS):
             p = f"model.layers.{layer}."
             h = self.norm(x, p + "input_layernorm")
-            q, k, v = (
-                F.linear(h, self.w[f"{p}self_attn.{n}_proj.weight"]).view(-1, HEADS, DIM) for n in ("q", "k", "v")
-            )
+            q, k, v = (F.linear(h, self.w[f"{p}self_attn.{n}_proj.weight"]).view(-1, HEADS, DIM) for n in ("q", "k", "v"))
             q = self.rope(self.norm(q, p + "self_attn.q_norm"), at)
             self.k[layer, :, :, at] = self.rope(self.norm(k, p + "self_attn.k_norm"), at)
             self.v[layer, :, :, at] = v
@@ -78,7 +84,8 @@ class PlainLoop:
             gate, up = (F.linear(h, self.w[f"{p}mlp.{n}_proj.weight"]) for n in ("gate", "up"))
             x = x + F.linear(F.silu(gate) * up, self.w[p + "mlp.down_proj.weight"])
         logprobs = torch.log_softmax(F.linear(self.norm(x, "model.norm"), self.w["model.embed_tokens.weight"]), -1)
-        sampled = torch.multinomial(logprobs.exp(), 1)
+        cumulative = logprobs.exp().cumsum(-1)
+        sampled = torch.searchsorted(cumulative, torch.rand(len(ids), 1, device=ids.device)).clamp_(max=VOCAB - 1)
         return sampled[:, 0], logprobs.gather(1, sampled)
 
     @torch.inference_mode()
@@ -96,19 +103,22 @@ class PlainLoop:
 
 
 class Meter:
-    """Marks when every request has its first token, and when the last one ends."""
+    """Keeps the results of `count` requests and says when the last one has ended."""
 
     def __init__(self, count: int) -> None:
-        self.waiting_first, self.open = count, count
-        self.first_at = self.last_at = 0.0
+        self.results: list[Progress] = []
         self.done = anyio.Event()
+        self.ended_at = 0.0
+        self._count = count
 
-    def progress(self, progress: Progress) -> None: ...
+    def progress(self, progress: Progress) -> None:
+        """Nothing to note."""
 
     def finish(self, progress: Progress) -> None:
-        self.open -= 1
-        if not self.open:
-            self.last_at = time.process_time()
+        """Keep the result."""
+        self.results.append(progress)
+        if len(self.results) == self._count:
+            self.ended_at = time.process_time()
             self.done.set()
 
 
@@ -127,7 +137,7 @@ async def engine_decode(engine: EmbeddedEngine, prompts: torch.Tensor) -> float:
         for request in requests(prompts, tokens):
             engine.submit(request, meter)
         await meter.done.wait()
-        seconds.append(meter.last_at - begin)
+        seconds.append(meter.ended_at - begin)
     return len(prompts) * (OUTPUT - 1) / (seconds[1] - seconds[0])
 
 
@@ -142,20 +152,12 @@ async def churn(engine: EmbeddedEngine, clients: int, rounds: int) -> dict[str, 
         ids = torch.randint(1, VOCAB, (18,), generator=generator).tolist()
         for turn in range(4):
             meter = Meter(1)
-            results: list[Progress] = []
-            meter.finish = results.append  # pyright: ignore[reportAttributeAccessIssue]
-            done = anyio.Event()
-
-            def finish(progress: Progress, results: list[Progress] = results, done: anyio.Event = done) -> None:
-                results.append(progress)
-                done.set()
-
-            meter.finish = finish  # pyright: ignore[reportAttributeAccessIssue]
             sampling = EngineSampling(max_new_tokens=7 + (index + turn) % 7, ignore_eos=True)
             engine.submit(EngineRequest(rid=f"{index:030x}{turn:02x}", input_ids=ids, sampling=sampling), meter)
-            await done.wait()
-            total += len(results[0].output_ids)
-            ids = [*ids, *results[0].output_ids, *torch.randint(1, VOCAB, (9,), generator=generator).tolist()]
+            await meter.done.wait()
+            output = meter.results[0].output_ids
+            total += len(output)
+            ids = [*ids, *output, *torch.randint(1, VOCAB, (9,), generator=generator).tolist()]
 
     async def client(index: int) -> None:
         for turn in range(rounds):
@@ -168,40 +170,77 @@ async def churn(engine: EmbeddedEngine, clients: int, rounds: int) -> dict[str, 
     return {"tokens_per_s": total / elapsed, "turns_per_s": clients * rounds * 4 / elapsed}
 
 
+class Watch(Meter):
+    """Says when a streamed request has `length` output tokens."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(1)
+        self.length = length
+        self.seen = anyio.Event()
+
+    def progress(self, progress: Progress) -> None:
+        """Look at the length."""
+        if len(progress.output_ids) == self.length:
+            self.seen.set()
+
+
 async def swap_cost(engine: EmbeddedEngine, path: Path, prompts: torch.Tensor) -> dict[str, float]:
-    """Return milliseconds of pause + load + swap, and of the recompute, with all prompts in flight at ~70 tokens."""
-    meter = Meter(len(prompts))
-    seen = anyio.Event()
-    watched = requests(prompts)
-
-    class Watch(Meter):
-        def progress(self, progress: Progress) -> None:
-            if len(progress.output_ids) == 70 - PROMPT:
-                seen.set()
-
-    watch = Watch(1)
-    first, *rest = watched
+    """Return milliseconds of pause, load and swap, and of the recompute, with all prompts in flight at ~70 tokens."""
+    meter, watch = Meter(len(prompts)), Watch(70 - PROMPT)
+    first, *rest = requests(prompts)
     engine.submit(EngineRequest(rid=first.rid, input_ids=first.input_ids, sampling=first.sampling, stream=True), watch)
     for request in rest:
         engine.submit(request, meter)
-    await seen.wait()
+    await watch.seen.wait()
     begin = time.process_time()
     await engine.pause("retract")
     reply = await engine.update_weights(str(path), weight_version="1", flush_cache=True, abort_all_requests=False)
     await engine.resume()
     swapped = time.process_time()
     assert reply.success, reply.message
-    tokens = engine.load.num_used_tokens
-    target = len(prompts) * 70
-    while tokens < target:
+    while engine.load.num_used_tokens < len(prompts) * 70:
         await anyio.lowlevel.checkpoint()
-        tokens = engine.load.num_used_tokens
     recomputed = time.process_time()
     engine.abort(abort_all=True)
     return {"pause_swap_ms": 1e3 * (swapped - begin), "recompute_ms": 1e3 * (recomputed - swapped)}
 
 
-async def main(out: str | None, device: str, repeats: int) -> None:
+async def http_cost(path: str, clients: int = 64, calls: int = 2000) -> dict[str, float]:
+    """Requests per second and the server's CPU per request, 1 token out, 100 ids in, all but one of them cached."""
+    command = [sys.executable, "-m", "agentrl.inference.serve", "--model-path", path, "--exit-with-stdin"]
+    async with await anyio.open_process(command, stderr=None) as server, aiohttp.ClientSession() as session:
+        assert server.stdout is not None
+        url = orjson.loads(await server.stdout.receive())["url"]
+        sampling = {"max_new_tokens": 1, "ignore_eos": True}
+
+        async def call(index: int) -> None:
+            sent = {"rid": f"{index:032x}", "input_ids": list(range(1, 101)), "sampling_params": sampling}
+            async with session.post(url + "/generate", data=orjson.dumps({**sent, "return_logprob": True})) as response:
+                assert response.status == 200
+                await response.read()
+
+        async def client(first: int) -> None:
+            for index in range(first, calls, clients):
+                await call(index)
+
+        await call(calls)
+        cpu, begin = _cpu_seconds(server.pid), time.perf_counter()
+        async with anyio.create_task_group() as group:
+            for first in range(clients):
+                group.start_soon(client, first)
+        seconds, cpu = time.perf_counter() - begin, _cpu_seconds(server.pid) - cpu
+        assert server.stdin is not None
+        await server.stdin.aclose()
+        await server.wait()
+    return {"requests_per_s": calls / seconds, "server_cpu_ms_per_request": 1e3 * cpu / calls}
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def main(device: str, repeats: int) -> dict[str, object]:
     torch.set_num_threads(1)
     report: dict[str, object] = {"torch": torch.__version__, "device": device, "decode": {}}
     with tempfile.TemporaryDirectory() as directory:
@@ -228,8 +267,9 @@ async def main(out: str | None, device: str, repeats: int) -> None:
             report["multi_turn"] = await churn(engine, 64, 8)
             print("multi-turn, 64 clients:", report["multi_turn"], f"cache hit rate {engine.load.cache_hit_rate:.2f}")
             group.cancel_scope.cancel()
-    if out:
-        Path(out).write_text(json.dumps(report, indent=1) + "\n")
+        report["http"] = await http_cost(directory)
+        print("http, 64 connections:", report["http"])
+    return report
 
 
 if __name__ == "__main__":
@@ -238,4 +278,6 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    anyio.run(main, arguments.json, arguments.device, arguments.repeats)
+    result = anyio.run(main, arguments.device, arguments.repeats)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")

@@ -21,7 +21,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, VersionSpan
 from tests.support.tiny import build_tokenizer
 
-WORDS = np.array("the answer is what sum of these numbers use tool then tell me result user calc name".split())
+WORDS = np.array(["the", "answer", "is", "what", "sum", "of", "these", "numbers", "use", "tool", "then", "result", "name"])
 
 
 def text_of(renderer: Renderer, num_tokens: int, rng: np.random.Generator) -> str:
@@ -61,9 +61,7 @@ def measure(num_episodes: int, num_tokens: int, num_turns: int) -> dict[str, flo
     play(renderer, num_tokens=num_tokens, num_turns=num_turns, seed=0)
     gc.collect()
     tracemalloc.start()
-    episodes = [
-        play(renderer, num_tokens=num_tokens, num_turns=num_turns, seed=seed) for seed in range(1, num_episodes + 1)
-    ]
+    episodes = [play(renderer, num_tokens=num_tokens, num_turns=num_turns, seed=seed) for seed in range(1, num_episodes + 1)]
     gc.collect()
     with_messages = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

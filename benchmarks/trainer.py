@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 import numpy as np
 import torch
@@ -123,6 +124,7 @@ class HandWritten:
 
     def __init__(self, path: Path, data: TrainBatch) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+        self.head = cast("torch.nn.Module", self.model.get_output_embeddings())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, betas=(0.9, 0.95), fused=True)
         self.samples = data.samples
         self.num_loss_tokens = sum(int(item.sample.loss_mask.sum()) for item in data.samples)
@@ -133,7 +135,7 @@ class HandWritten:
             ids = torch.from_numpy(item.sample.token_ids).long()
             at = torch.from_numpy(np.flatnonzero(item.sample.loss_mask))
             hidden = self.model.base_model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0, at - 1]
-            logits = self.model.get_output_embeddings()(hidden)
+            logits = self.head(hidden)
             current = -torch.nn.functional.cross_entropy(logits, ids[at], reduction="none")
             behavior = torch.from_numpy(item.sample.behavior_logprobs)[at]
             loss = objective(current, behavior, torch.from_numpy(item.advantages)[at])

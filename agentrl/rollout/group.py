@@ -49,8 +49,8 @@ async def run_group(
     run: EpisodeRunner,
     rollout: RolloutConfig,
     slots: anyio.Semaphore,
-    on_episode: Callable[[Trajectory], None] | None = None,
-    on_started: Callable[[], None] | None = None,
+    on_episode: Callable[[Trajectory], object] = lambda trajectory: None,
+    on_started: Callable[[], object] = lambda: None,
 ) -> Group | DroppedGroup:
     """Return the group of `group_size` episodes of `task`, or a record of why there is none.
 
@@ -62,35 +62,31 @@ async def run_group(
         task: what the episodes are of.
         index: admission number of the group.
         group_size: episodes.
-        admitted_version: policy version when the group was opened.
-        run: runs one episode; ids are `<index>.<member>.<attempt>`.
+        admitted_version: policy version at admission.
+        run: runs one episode; its id is `<index>.<member>.<attempt>`.
         rollout: retries and the rule for incomplete groups.
         slots: one for each episode in flight; members take them one after the other, so groups start in order.
         on_episode: called with every finished attempt, failed ones included.
         on_started: called when every member has its slot, and again at the end.
 
-    Raises whatever an episode or `on_episode` raises, such as `InvariantError`; the other members are cancelled.
+    Raises:
+        InvariantError: from an episode, or what `on_episode` raises; the others are cancelled.
 
-    Cancellation: all members are cancelled; nothing is returned.
+    Cancellation: all members are cancelled.
     """
     members = _Members(task, index, run, rollout, on_episode, slots)
-    started = on_started or (lambda: None)
     try:
         async with open_tasks() as tasks:
             for member in range(group_size):
                 await slots.acquire()
                 members.holding.add(member)
                 tasks.start_soon(members.run, member, tasks)
-            started()
+            on_started()
     finally:
-        started()
+        on_started()
         for _ in members.holding:  # cancelled before they could begin
             slots.release()
-    enough = group_size if rollout.incomplete_group == "drop" else min(rollout.min_group_size, group_size)
-    if len(members.finished) < enough:
-        return members.dropped()
-    episodes = tuple(members.finished[member] for member in sorted(members.finished))
-    return Group(index=index, task=task, episodes=episodes, admitted_version=admitted_version)
+    return members.outcome(group_size, admitted_version)
 
 
 class _Members:
@@ -102,7 +98,7 @@ class _Members:
         index: int,
         run: EpisodeRunner,
         rollout: RolloutConfig,
-        on_episode: Callable[[Trajectory], None] | None,
+        on_episode: Callable[[Trajectory], object],
         slots: anyio.Semaphore,
     ) -> None:
         self.finished: dict[int, Trajectory] = {}
@@ -116,7 +112,11 @@ class _Members:
         self._on_episode = on_episode
         self._slots = slots
 
-    def dropped(self) -> DroppedGroup:
+    def outcome(self, group_size: int, admitted_version: int) -> Group | DroppedGroup:
+        kept = self._rollout.incomplete_group == "keep"
+        if len(self.finished) >= (min(self._rollout.min_group_size, group_size) if kept else group_size):
+            episodes = tuple(self.finished[member] for member in sorted(self.finished))
+            return Group(index=self._index, task=self._task, episodes=episodes, admitted_version=admitted_version)
         [(most, _)] = Counter(str(attempt.stop_reason) for attempt in self.failed).most_common(1)
         failures = tuple(attempt.failure for attempt in self.failed if attempt.failure is not None)
         return DroppedGroup(index=self._index, task=self._task, reason=f"episode_failed:{most}", failures=failures)
@@ -133,8 +133,7 @@ class _Members:
     async def _attempts(self, member: int) -> bool:
         for attempt in range(self._rollout.episode_retries + 1):
             trajectory = await self._run(self._task, episode_id=f"{self._index}.{member}.{attempt}")
-            if self._on_episode is not None:
-                self._on_episode(trajectory)
+            self._on_episode(trajectory)
             if trajectory.failure is None:
                 self.finished[member] = trajectory
                 return True

@@ -11,6 +11,7 @@ included, to the point where the model writes; it is the text the template write
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,7 @@ class DeltaRenderer:
         if self.end_of_turn is not None:
             self._ends = (*self._ends, self.end_of_turn)
         self.shape = lru_cache(maxsize=256)(self._shape)
+        self.shows = lru_cache(maxsize=64)(self._shows)
         self._rest = lru_cache(maxsize=64)(self._text_after_calls)
         self.renders_tools = self._sees_tools()
         """Whether the template shows the tools to the model."""
@@ -107,6 +109,21 @@ class DeltaRenderer:
         if at < 0:
             raise TokenError(f"the chat template mixes new messages {roles} with the earlier ones")
         return Rendered(tail[at:], rendered.nonce)
+
+    def _shows(self, role: str) -> bool:
+        """Return whether the template writes messages of a role (`call`: tool calls) anywhere in a conversation."""
+        refused = True
+        shown: tuple[Tools, Tools] = (None, [_stub("f")])
+        befores: tuple[Roles, ...] = ((), ("user",), ("user", "assistant"), ("user", "call"))
+        for before, after, tools in itertools.product(befores, ((), ("user",)), shown):
+            try:
+                text = self._template.render(self._made_up((*before, role, *after)), tools, generation_prompt=True).text
+            except TokenError:
+                continue
+            refused = False
+            if self._mark(len(before)) in text:
+                return True
+        return refused  # the template itself will refuse it, with a better message
 
     def text_prefix_preserving(self) -> bool:
         """Return whether the template only ever adds text at the end, for the usual shapes of new messages."""

@@ -24,7 +24,7 @@ class ToolCall:
     """Nine letters and digits, unique within an episode."""
     name: str
     arguments: str
-    """JSON text of an object, as the model wrote it."""
+    """JSON text of an object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,20 @@ def _as_call(value: object, key: str = "arguments") -> RawCall | None:
         arguments = _json(arguments)
     if not isinstance(arguments, dict):
         return None
-    return RawCall(name, json.dumps(arguments, ensure_ascii=False))
+    try:
+        name.encode()
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # an infinite number, or half a character in the name
+        return None
+    return RawCall(name, text if text.isascii() or _is_unicode(text) else json.dumps(arguments))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 CALL_PARSERS: Mapping[str, tuple[str, CallParser]] = {

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentrl.errors import ConfigError, TokenError
+from agentrl.tokens.decode import IncrementalDecoder
 from agentrl.tokens.delta import DeltaRenderer, Shape, roles_of, wants_text_arguments
 from agentrl.tokens.encode import TokenCodec
 from agentrl.tokens.files import ModelFiles, read_model_files
@@ -43,38 +44,6 @@ class EncodedConversation:
     """[L] bool: True on what the model would sample, end-of-turn tokens included."""
 
 
-class IncrementalDecoder:
-    """Turns a stream of ids into text, holding back bytes that are not yet a whole character.
-
-    Example: three `push` calls with the three bytes of "€" return "", "" and "€".
-    """
-
-    __slots__ = ("_codec", "_ids", "_shown", "_start")
-
-    def __init__(self, codec: TokenCodec) -> None:
-        self._codec = codec
-        self._ids: list[int] = []
-        self._start = 0
-        self._shown = 0
-
-    def push(self, ids: Sequence[int] | Int32Array) -> str:
-        """Return the text that `ids` complete; it may be empty."""
-        self._ids.extend(int(number) for number in ids)
-        return self._advance(final=False)
-
-    def flush(self) -> str:
-        """Return what was held back; an unfinished character becomes U+FFFD."""
-        return self._advance(final=True)
-
-    def _advance(self, *, final: bool) -> str:
-        known = self._codec.decode(self._ids[self._start : self._shown], skip_special=False)
-        text = self._codec.decode(self._ids[self._start :], skip_special=False)
-        if len(text) <= len(known) or (text.endswith("�") and not final):
-            return ""
-        self._start, self._shown = self._shown, len(self._ids)
-        return text[len(known) :]
-
-
 class Renderer:
     """Renders, encodes, decodes and parses for one model; immutable, shared by all episodes of a process.
 
@@ -90,6 +59,7 @@ class Renderer:
         self._template = GuardedTemplate(template, tuple(codec.control))
         source = template.source
         self._text_arguments = wants_text_arguments(self._template)
+        self._knows_developer = "developer" in source
         self._split_thinking = "reasoning_content" in source or THINK_CLOSE in source
         eos = {*files.eos_ids, *_known(codec, tokens.get("eos_token"))}
         ends = [text for number in eos if (text := codec.token_text(number)) is not None]
@@ -152,7 +122,7 @@ class Renderer:
         return self._codec.encode_content(text)
 
     def plain(self, messages: Sequence[Message], reasoning: Mapping[int, str] | None = None) -> list[PlainMessage]:
-        """Return messages as the template takes them.
+        """Return messages as the template takes them; `developer` is `system` to templates that do not know it.
 
         Args:
             messages: mappings or openai message objects.
@@ -162,7 +132,7 @@ class Renderer:
             TokenError: for a message that cannot be rendered.
         """
         known = reasoning or {}
-        return [
+        plain = [
             plain_message(
                 message,
                 split_inline_thinking=self._split_thinking,
@@ -171,6 +141,10 @@ class Renderer:
             )
             for at, message in enumerate(messages)
         ]
+        for message in plain:
+            if message["role"] == "developer" and not self._knows_developer:
+                message["role"] = "system"
+        return plain
 
     def render_text(
         self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, Any]] | None = None, *, generation_prompt: bool
@@ -183,8 +157,12 @@ class Renderer:
         """Return the ids of a whole conversation up to where the model writes.
 
         Raises:
-            TokenError: if the template refuses the messages.
+            TokenError: if the template refuses the messages, or would leave some of them out.
         """
+        for role in sorted(set(roles_of(messages))):
+            if not self._delta.shows(role):
+                what = "tool calls" if role == "call" else f"{role} messages"
+                raise TokenError(f"the chat template leaves out {what}; the model would not see them")
         rendered = self._template.render(messages, tools or None, generation_prompt=True)
         return Context(self._codec.encode_rendered(rendered.text, nonce=rendered.nonce), _opens_thinking(rendered))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,30 +87,17 @@ def run_sft(
     """
     started = time.perf_counter()
     _check(examples)
-    torch.set_num_threads(config.threads)
     source = Path(model_path)
     model = PolicyModel(source, device=resolve_device(config.device))
-    parameters = list(model.parameters.values())
-    optimizers = _optimizers(model, config)
-    batches = _batches([len(example.token_ids) for example in examples], config)
     losses: list[float] = []
     tokens = trained = 0
-    for step in range(config.steps):
-        chosen = [examples[index] for index in next(batches)]
-        loss = _backward(model, chosen)
-        norm = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            raise TrainError(f"warm start, step {step}: loss {loss}, gradient norm {norm}; lower sft.lr or sft.muon_lr")
-        factor = _factor(step, config)
-        for optimizer, peak in optimizers:
-            set_learning_rate(optimizer, peak * factor)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        losses.append(loss)
-        tokens += sum(len(example.token_ids) for example in chosen)
-        trained += sum(int(example.loss_mask.sum()) for example in chosen)
-        if on_progress is not None:
-            on_progress(step + 1, loss)
+    with _threads(config.threads):
+        for chosen, loss in _train(model, config, examples):
+            losses.append(loss)
+            tokens += sum(len(example.token_ids) for example in chosen)
+            trained += sum(int(example.loss_mask.sum()) for example in chosen)
+            if on_progress is not None:
+                on_progress(len(losses), loss)
     with atomic_directory(Path(output_path)) as folder:
         write_model(folder, model.export(), version=0, source=source)
     return SftReport(
@@ -121,6 +109,37 @@ def run_sft(
         last_loss=float(np.mean(losses[-50:])),
         seconds=time.perf_counter() - started,
     )
+
+
+def _train(
+    model: PolicyModel, config: SftConfig, examples: Sequence[EncodedExample]
+) -> Iterator[tuple[list[EncodedExample], float]]:
+    """Take the steps; yield the examples and the loss of each."""
+    parameters = list(model.parameters.values())
+    optimizers = _optimizers(model, config)
+    batches = _batches([len(example.token_ids) for example in examples], config)
+    for step in range(config.steps):
+        chosen = [examples[index] for index in next(batches)]
+        loss = _backward(model, chosen)
+        norm = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise TrainError(f"warm start, step {step}: loss {loss}, gradient norm {norm}; lower sft.lr or sft.muon_lr")
+        factor = _factor(step, config)
+        for optimizer, peak in optimizers:
+            set_learning_rate(optimizer, peak * factor)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        yield chosen, loss
+
+
+@contextmanager
+def _threads(count: int) -> Generator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _backward(model: PolicyModel, examples: Sequence[EncodedExample]) -> float:

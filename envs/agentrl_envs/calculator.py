@@ -24,6 +24,7 @@ Split = Literal["train", "held_out"]
 Step = Sequence[int | str | None]
 """A call that solves part of a task, `[a, op, b]`; None stands for the result of the call before."""
 
+
 class ToolCall(Protocol):
     """A tool call as the openai client returns it."""
 

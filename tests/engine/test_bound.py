@@ -35,7 +35,7 @@ async def test_no_trained_token_is_over_the_bound_whatever_the_episodes_take(
         renderer,
         workflow=workflow_of(uneven),
         trainer=trainer,
-        steps=25,
+        steps=15,
         algorithm={"max_staleness": bound, "staleness_policy": policy, "group_size": 2},
         rollout={"max_concurrent_episodes": 16},
         engine={"save_trajectories": False, "checkpoint_every": 0},
@@ -46,7 +46,7 @@ async def test_no_trained_token_is_over_the_bound_whatever_the_episodes_take(
         for batch in trainer.batches
         for item in batch.samples
     ]
-    assert report.train_steps == 25
+    assert report.train_steps == 15
     assert max(trained) == report.max_trained_staleness <= bound
     assert balance(report) == 0
     if policy == "wait":

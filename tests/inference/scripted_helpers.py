@@ -33,13 +33,13 @@ def publication(version: int, path: str = "weights") -> Publication:
 
 
 def pool_of(*servers: Server, **changes: object) -> ServerPool:
-    settings = {"health_interval_s": 0.02, "request_timeout_s": 5.0, "control_timeout_s": 0.2, **changes}
+    settings = {"health_interval_s": 0.05, "request_timeout_s": 20.0, "control_timeout_s": 0.2, **changes}
     return ServerPool(servers, InferenceConfig.model_validate(settings))
 
 
 async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> None:
     """Return once the pool's own tasks have brought `condition` about."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         while not condition(pool.describe()):  # noqa: ASYNC110 - the pool's state is observed, as a user's display would
             await anyio.sleep(0.002)
 

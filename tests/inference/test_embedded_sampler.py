@@ -53,8 +53,14 @@ def test_samples_follow_the_softmax_at_the_temperature() -> None:
 
 def test_cuts_renormalize_what_they_keep_but_report_the_uncut_log_probs() -> None:
     logits = torch.log(torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]))
-    for cut, kept in (({"top_k": 2}, 2), ({"top_p": 0.75}, 3), ({"min_p": 0.3}, 3), ({"top_p": 1e-6}, 1)):
-        drawn = sample(logits.repeat(20_000, 1), batch(20_000, **cut))
+    count = 20_000
+    for cut, kept in (
+        (batch(count, top_k=2), 2),
+        (batch(count, top_p=0.75), 3),
+        (batch(count, min_p=0.3), 3),
+        (batch(count, top_p=1e-6), 1),
+    ):
+        drawn = sample(logits.repeat(count, 1), cut)
         expected = torch.where(torch.arange(5) < kept, logits.exp(), 0.0)
         assert (frequencies(drawn.ids, 5) - expected / expected.sum()).abs().max() < 0.015
         assert torch.allclose(drawn.logprobs, logits[drawn.ids], atol=1e-5)
@@ -103,7 +109,7 @@ def test_uniform_numbers_are_in_range_spread_and_different_for_neighbouring_seed
     assert 0 <= numbers.min() < 1e-3
     assert 1 - 1e-3 < numbers.max() < 1
     assert abs(float(numbers.mean()) - 0.5) < 0.01
-    assert np.abs(np.corrcoef(numbers[:2])[0, 1]) < 0.2
+    assert abs(float(np.mean((numbers[0] - 0.5) * (numbers[1] - 0.5)))) < 0.02
     assert len(np.unique(numbers)) == numbers.size
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,11 +29,11 @@ def process(*arguments: str) -> Generator[subprocess.Popen[bytes]]:
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def ready(child: subprocess.Popen[bytes]) -> str:
@@ -48,22 +49,19 @@ def ready(child: subprocess.Popen[bytes]) -> str:
 def test_a_server_process_announces_itself_and_ends_cleanly(end: str, checkpoint: Path) -> None:
     with process("--model-path", str(checkpoint), "--weight-version", "3", "--exit-with-stdin") as child:
         url = ready(child)
-        body = json.dumps({"input_ids": [1], "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}).encode()
-        pending = subprocess.Popen(
-            [sys.executable, "-c", f"import urllib.request as u; u.urlopen({url + '/generate'!r}, {body!r}).read()"]
-        )
         begin = time.monotonic()
-        if end == "stdin":
-            assert child.stdin is not None
-            child.stdin.close()
-        else:
-            child.send_signal(signal.Signals[end])
-        assert child.wait(10) == 0
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10) as connection:
+            body = json.dumps({"input_ids": [1], "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}})
+            connection.sendall(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            if end == "stdin":
+                assert child.stdin is not None
+                child.stdin.close()
+            else:
+                child.send_signal(signal.Signals[end])
+            assert child.wait(10) == 0
         assert time.monotonic() - begin < 5
         assert child.stderr is not None
         assert child.stderr.read() == b""
-        pending.kill()
-        pending.wait()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,8 @@ class Server:
     url: str
     session: aiohttp.ClientSession
 
-    async def post(self, path: str, body: object = None, **options: Any) -> tuple[int, Any]:
-        async with self.session.post(self.url + path, json=body if body is not None else {}, **options) as response:
+    async def post(self, path: str, body: object = None) -> tuple[int, Any]:
+        async with self.session.post(self.url + path, json=body if body is not None else {}) as response:
             data = await response.read()
             return response.status, json.loads(data) if data[:1] in (b"{", b"[") else data.decode()
 
@@ -47,11 +49,12 @@ class Server:
             data = await response.read()
             return response.status, json.loads(data) if data[:1] in (b"{", b"[") else data.decode()
 
-    async def generate(self, ids: Any, max_new_tokens: int = 8, **fields: Any) -> dict[str, Any]:
-        sampling = {"max_new_tokens": max_new_tokens, "ignore_eos": True, **fields.pop("sampling", {})}
-        status, body = await self.post(
-            "/generate", {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, **fields}
-        )
+    async def generate(
+        self, ids: list[int], max_new_tokens: int = 8, *, sampling: dict[str, object] | None = None, **fields: object
+    ) -> dict[str, Any]:
+        chosen = {"max_new_tokens": max_new_tokens, "ignore_eos": True, **(sampling or {})}
+        sent = {"input_ids": ids, "sampling_params": chosen, "return_logprob": True, **fields}
+        status, body = await self.post("/generate", sent)
         assert status == 200, body
         return body
 
@@ -112,8 +115,13 @@ async def test_scoring_returns_the_prompt_with_a_null_first(models: list[Path]) 
 
 async def test_batches_and_several_samples_come_back_in_order(models: list[Path]) -> None:
     async with server(models[0]) as s:
-        bodies = await s.generate([[5], [6, 7]], 4, rid=["a" * 32, "b" * 32], sampling={"n": 2})
-        assert isinstance(bodies, list)
+        sent = {
+            "input_ids": [[5], [6, 7]],
+            "rid": ["a" * 32, "b" * 32],
+            "sampling_params": {"n": 2, "max_new_tokens": 4},
+        }
+        status, bodies = await s.post("/generate", sent)
+        assert status == 200
         assert [body["meta_info"]["prompt_tokens"] for body in bodies] == [1, 1, 2, 2]
         assert [body["meta_info"]["id"] for body in bodies] == [
             "a" * 32 + "_0",
@@ -149,7 +157,7 @@ async def test_streams_are_cumulative_and_end_with_done(models: list[Path]) -> N
             *parts, done = [event async for event in events(response)]
         chunks = [json.loads(part) for part in parts]
         assert done == "[DONE]"
-        for before, after in zip(chunks, chunks[1:], strict=False):
+        for before, after in pairwise(chunks):
             assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
             assert before["meta_info"]["finish_reason"] is None
             assert "weight_versions" not in before["meta_info"]
@@ -211,7 +219,7 @@ async def test_other_bad_calls_are_refused_and_the_server_goes_on(models: list[P
             assert response.status == 400
         assert (await s.post("/no_such_route"))[0] == 404
         assert (await s.post("/model_info"))[0] == 405
-        async with s.session.post(s.url + "/generate", data=b" " * (33 << 20)) as response:
+        async with s.session.post(s.url + "/generate", data=io.BytesIO(b" " * (33 << 20))) as response:
             assert response.status == 413
         assert (await s.get("/health"))[0] == 200
 
@@ -303,8 +311,8 @@ async def test_refused_updates_answer_400_and_change_nothing(models: list[Path],
 
 
 async def test_renaming_the_version_aborts_everything_unless_told_otherwise(models: list[Path]) -> None:
+    reasons: list[str] = []
     async with server(models[0]) as s, anyio.create_task_group() as group:
-        reasons: list[str] = []
 
         async def call() -> None:
             reasons.append((await s.generate([1], 1800))["meta_info"]["finish_reason"]["type"])

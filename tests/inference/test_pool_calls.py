@@ -96,7 +96,7 @@ async def test_a_frozen_server_is_taken_out_and_its_calls_go_elsewhere() -> None
     second = server(number=1)
     async with pool_of(first, second) as pool:
         first.control_faults["check"] = first.control_faults["connect"] = Fault.HANG
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             generation = await pool.generate(request())
         assert generation.output_ids.tolist() == [11]
         frozen = pool.describe().servers[0]
@@ -123,7 +123,7 @@ async def test_a_reported_death_frees_its_calls_at_once() -> None:
         async def call() -> None:
             results.append(await pool.generate(request()))
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(call)
                 await hold.reached.wait()
@@ -161,7 +161,7 @@ async def test_a_call_waits_for_the_only_server_while_it_is_being_caught_up() ->
     async with pool_of(only) as pool:
         await pool.update_weights(publication(3))
         only.revive(version=0)
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             assert (await pool.generate(request())).spans[0].version == 3
 
 
@@ -203,7 +203,7 @@ async def test_by_policy_a_dead_server_stops_the_run() -> None:
     async def run() -> None:
         async with pool_of(*servers, on_server_failure="stop"):
             servers[1].die()
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await anyio.sleep_forever()
 
     with pytest.raises(ServerUnavailable, match=r"on_server_failure says: scripted://1"):
@@ -246,7 +246,7 @@ async def test_a_stream_that_breaks_after_its_first_chunk_fails() -> None:
             chunks.append(await anext(stream))
 
     async with pool_of(first, second) as pool:
-        with anyio.fail_after(5), pytest.raises(ServerUnavailable, match="taken out while"):
+        with anyio.fail_after(20), pytest.raises(ServerUnavailable, match="taken out while"):
             await read(pool)
         assert [chunk.output_ids.tolist() for chunk in chunks] == [[1]]
         assert second.calls == []

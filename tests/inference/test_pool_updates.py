@@ -42,7 +42,7 @@ async def test_no_server_continues_before_all_have_the_weights() -> None:
         async def call(episode: str) -> None:
             generations.append(await pool.generate(request(episode=episode)))
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(call, "0")
                 tasks.start_soon(call, "1")
@@ -62,7 +62,7 @@ async def test_a_server_that_fails_an_update_is_left_out_and_comes_back(call: st
     servers = servers_of(3, timeout_s=0.05)
     async with pool_of(*servers) as pool:
         servers[1].control_faults[call] = fault  # pyright: ignore[reportArgumentType] - parametrized
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             report = await pool.update_weights(publication(1))
             assert report.updated == ("scripted://0", "scripted://2")
             assert report.evicted == ("scripted://1",)
@@ -151,7 +151,7 @@ async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(
     servers = servers_of(2, timeout_s=60)
     async with pool_of(*servers, control_timeout_s=60) as pool:
         servers[1].control_faults[call] = Fault.HANG  # pyright: ignore[reportArgumentType] - parametrized
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             with anyio.move_on_after(0.05) as scope:
                 await pool.update_weights(publication(1))
             assert scope.cancelled_caught
@@ -235,7 +235,7 @@ async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
                 for index in range(8):
                     tasks.start_soon(episode, str(index))
                 for version in range(1, 13):
-                    victim = servers[version % 3]
+                    victim = servers[version // 2 % 2]  # one of three always lives
                     if version % 2:
                         victim.die()
                     await pool.update_weights(publication(version))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -43,9 +44,12 @@ async def endpoint(answer: Callable[[], web.Response]) -> AsyncGenerator[AsyncOp
         await runner.cleanup()
 
 
+_ids = itertools.count()
+
+
 def good() -> web.Response:
     choice = {"index": 0, "message": {"role": "assistant", "content": "good"}, "finish_reason": "stop"}
-    head = {"id": "c", "created": 1, "model": "served", "object": "chat.completion"}
+    head = {"id": f"c{next(_ids)}", "created": 1, "model": "served", "object": "chat.completion"}
     return web.json_response({**head, "choices": [choice]})
 
 

@@ -26,7 +26,7 @@ def call(number: int, arguments: str = '{"a": 1, "op": "+", "b": 2}', name: str 
     return {"id": f"call0000{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def calls(*arguments: str, content: str | None = None, **more: Any) -> dict[str, Any]:
+def calls(*arguments: str, content: str | None = None, **more: str) -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": content,
@@ -47,7 +47,7 @@ def system(content: str) -> dict[str, Any]:
     return {"role": "system", "content": content}
 
 
-def assistant(content: str, **more: Any) -> dict[str, Any]:
+def assistant(content: str, **more: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 

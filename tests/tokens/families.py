@@ -44,8 +44,8 @@ FAMILIES = {
         Family(
             "llama31",
             (
-                "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
-                "<|python_tag|>", *(f"<|reserved_special_token_{at}|>" for at in range(40)),
+                "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+                "<|eom_id|>", "<|python_tag|>", *(f"<|reserved_special_token_{at}|>" for at in range(40)),
             ),
             (),
             "<|eot_id|>",
@@ -68,7 +68,8 @@ FAMILIES = {
             ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
             (
                 "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
-                "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>",
+                "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>",
+                "<｜tool▁outputs▁end｜>",
                 "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>",
             ),
             "<｜end▁of▁sentence｜>",
@@ -80,7 +81,7 @@ FAMILIES = {
 
 
 def train_tokenizer(family: Family) -> Tokenizer:
-    """Return a byte-level BPE with the family's added tokens (or, for `spm`, one like a converted SentencePiece model)."""
+    """Return a byte-level BPE with the family's added tokens; for `spm`, one like a converted SentencePiece model."""
     if family.spm:
         return _spm_tokenizer(family)
     tokenizer: Any = Tokenizer(models.BPE())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from agentrl.types import StopReason, Trajectory, VersionSpan
 class Player:
     """A model that says what the test wants, in ids that a template would not write."""
 
-    def __init__(self, renderer: Renderer, **options: Any) -> None:
+    def __init__(self, renderer: Renderer, *, history: Literal["keep", "as_template"] = "keep") -> None:
         self.renderer = renderer
-        self.graph = TokenGraph(renderer, episode_id="episode", task_id="task", **options)
+        self.graph = TokenGraph(renderer, episode_id="episode", task_id="task", history=history)
         self.sent: list[list[int]] = []
         self.sampled: list[list[int]] = []
 
@@ -57,10 +57,13 @@ class Player:
         messages: Sequence[Mapping[str, Any]],
         text: str,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
+        *,
+        end: bool = True,
+        stop: str | None = None,
+        version: int = 0,
     ) -> dict[str, Any]:
         """Prepare a request and answer it."""
-        return self.answer(self.graph.prepare(messages, tools), text, **options)
+        return self.answer(self.graph.prepare(messages, tools), text, end=end, stop=stop, version=version)
 
     def trajectory(self) -> Trajectory:
         """Return the record."""

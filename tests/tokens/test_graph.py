@@ -62,10 +62,10 @@ def test_the_context_is_exactly_what_the_template_writes_between_outputs(player:
 
 
 def test_an_output_without_end_of_turn_is_closed_by_the_context(player: Player):
-    for options in ({"end": False}, {"end": False, "stop": "STOP"}):
+    for stop in (None, "STOP"):
         player = Player(player.renderer)
-        message = player.ask([user("x?")], "half an answSTOP", **options)
-        assert message["content"] == ("half an answ" if options.get("stop") else "half an answSTOP")
+        message = player.ask([user("x?")], "half an answSTOP", end=False, stop=stop)
+        assert message["content"] == ("half an answ" if stop else "half an answSTOP")
         player.ask([user("x?"), message, user("go on")], "er")
         assert player.parents() == [None, 0]
         text = player.renderer.decode(player.graph.turns[1].context_ids, skip_special=False)
@@ -254,7 +254,7 @@ def test_clients_that_build_new_objects_do_not_grow_the_memory(player: Player):
     for at in range(20):
         messages = [*messages, player.ask(copy.deepcopy(messages), "a"), user(str(at))]
     assert player.parents() == [None, *range(19)]
-    seen = player.graph._index._seen  # pyright: ignore[reportPrivateUsage]
+    seen = player.graph._tree.index._seen  # pyright: ignore[reportPrivateUsage]
     assert len(seen) <= 2 * len(messages) + 16
 
 

@@ -58,6 +58,9 @@ def test_hermes_calls(text: str, content: str, calls: list[tuple[str, object]]):
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
         "<tool_call>[]</tool_call>",
+        '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>',
+        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>' % ("1" * 5000),
         "<tool_call>",
         "<tool_call></tool_call>",
         "<tool_call>" + "[" * 100_000,
@@ -84,6 +87,12 @@ def test_reasoning_is_split_off_and_calls_in_it_do_not_count():
 def test_unfinished_reasoning_is_flagged():
     assert hermes("<think>never end") == ParsedMessage(content="", reasoning="never end", malformed=True)
     assert hermes("never end", thinking_open=True) == ParsedMessage(content="", reasoning="never end", malformed=True)
+
+
+def test_half_characters_in_arguments_stay_escaped():
+    [call] = hermes('<tool_call>{"name": "f", "arguments": {"a": "\\ud800 é"}}</tool_call>').tool_calls
+    assert json.loads(call.arguments) == {"a": "\ud800 é"}
+    assert call.arguments.isascii()
 
 
 def test_mistral_calls():
@@ -125,8 +134,8 @@ def test_call_ids_are_nine_letters_and_follow_from_salt_and_place():
 
 
 PIECES = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "}", '"name": "f"', "[", "x", "\n",
-     GOOD, '{"name": "f", "parameters": {}}']
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "}", "[", "x", "\n",
+     '"name": "f"', GOOD, '{"name": "f", "parameters": {}}']
 )  # fmt: skip
 
 

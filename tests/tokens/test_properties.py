@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +25,7 @@ OUTPUTS = (
     " spaced \n",
     "<think>\nhm\n</think>\n\nsure",
     '<tool_call>\n{"name":  "calc", "arguments": {"b": 2, "a": 1}}\n</tool_call>',
-    'both\n<tool_call>\n{"name": "calc", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "calc", "arguments": {"a": 1}}\n</tool_call>',
+    'both\n<tool_call>\n{"name": "calc", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "calc"}\n</tool_call>',
     "<tool_call>broken",
     "[TOOL_CALLS] [{\"name\": \"calc\", \"arguments\": {}}]",
     '{"name": "calc", "parameters": {"a": 1}}',
@@ -54,10 +54,9 @@ class Episode:
         return [user(words + "?")]
 
     def ask(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> None:
-        options = {"end": self.data.draw(st.booleans())}
-        text = self.draw(OUTPUTS)
+        end, text = self.data.draw(st.booleans()), self.draw(OUTPUTS)
         prompt = self.player.graph.prepare(messages, tools)
-        message = self.player.answer(prompt, text, **options)
+        message = self.player.answer(prompt, text, end=end)
         self.conversations.append([*messages, message])
 
     def step(self) -> None:
@@ -94,15 +93,17 @@ class Episode:
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_branches_equal_what_was_sent_and_sampled(
-    name: str, history: str, renderer_of: Callable[..., Renderer], data: st.DataObject
+    name: str, history: Literal["keep", "as_template"], renderer_of: Callable[..., Renderer], data: st.DataObject
 ):
     player = Player(renderer_of(name), history=history)
     episode = Episode(player, tools=FAMILIES[name].tools and data.draw(st.booleans()), data=data)
     for _ in range(data.draw(st.integers(1, 7))):
+        recorded = len(player.graph.turns)
         try:
             episode.step()
-        except TokenError as error:  # some templates refuse some orders of roles; nothing is recorded then
-            assert "chat template" in str(error), error
+        except TokenError:  # some templates refuse some orders of roles
+            assert FAMILIES[name].name in ("llama31", "mistral", "deepseek_r1")
+            assert len(player.graph.turns) in (recorded, recorded + 1)
     trajectory = player.trajectory()
     verify(trajectory)
     trained: dict[int, int] = {}

@@ -96,7 +96,7 @@ def test_the_pieces_add_up_to_the_whole_for_templates_that_only_append(
     shown = [TOOL] if tools else None
     whole = renderer.render_text(renderer.plain(messages), shown, generation_prompt=False)
     expected = renderer._codec.encode_rendered(whole)  # pyright: ignore[reportPrivateUsage]
-    end = renderer.end_of_turn_id
+    end = renderer.end_of_turn_id or -1
     assert encoded.token_ids.tolist() == expected[: len(expected) - expected[::-1].index(end)]
     assert encoded.token_ids.dtype == np.int32
     assert encoded.assistant_mask.dtype == np.bool_
@@ -202,22 +202,25 @@ def test_text_arguments_that_are_not_json_are_shown_as_they_are(renderer_of: Cal
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("file", "content", "message"),
     [
-        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
-        (lambda folder: (folder / "chat_template.jinja").unlink(), "no chat template"),
-        (lambda folder: (folder / "tokenizer.json").write_text("nonsense"), "tokenizer.json: expected JSON"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json: expected JSON"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "config.json: expected a JSON object"),
-        (lambda folder: (folder / "config.json").write_text('{"vocab_size": 9}'), "do not belong together"),
-        (lambda folder: (folder / "chat_template.jinja").write_text("{{"), "not valid Jinja"),
-        (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot render a question and an answer"),
-        (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff\xfe"), "cannot be read as UTF-8"),
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("chat_template.jinja", None, "no chat template"),
+        ("tokenizer.json", b"nonsense", "tokenizer.json: expected JSON"),
+        ("tokenizer_config.json", b"{", "tokenizer_config.json: expected JSON"),
+        ("config.json", b"[]", "config.json: expected a JSON object"),
+        ("config.json", b'{"vocab_size": 9}', "do not belong together"),
+        ("chat_template.jinja", b"{{", "not valid Jinja"),
+        ("chat_template.jinja", b"hello", "cannot render a question and an answer"),
+        ("chat_template.jinja", b"\xff\xfe", "cannot be read as UTF-8"),
     ],
 )
-def test_a_broken_model_directory_is_a_config_error(change: Callable[[Path], None], message: str, tmp_path: Path):
+def test_a_broken_model_directory_is_a_config_error(file: str, content: bytes | None, message: str, tmp_path: Path):
     folder = write_family(tmp_path, FAMILIES["qwen3"])
-    change(folder)
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         Renderer.load(folder)
 
@@ -264,6 +267,23 @@ def test_parallel_results_may_come_without_names(renderer_of: Callable[..., Rend
         "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+def test_messages_the_template_would_leave_out_are_refused(tmp_path: Path, renderer_of: Callable[..., Renderer]):
+    folder = write_family(tmp_path, FAMILIES["qwen25"])
+    source = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(source.replace('message.role == "tool"', 'message.role == "other"'))
+    renderer = Renderer.load(folder)
+    for messages in ([user("x"), calls(ONE), result(0, "3")], [{"role": "function", "name": "f", "content": "3"}]):
+        with pytest.raises(TokenError, match=r"the chat template leaves out (tool|function) messages"):
+            renderer.start(renderer.plain(messages), None)
+    assert renderer_of("deepseek_r1").start(renderer_of("deepseek_r1").plain([system("s"), user("x")]), None).ids
+
+
+def test_developer_messages_are_system_messages_to_templates_that_do_not_know_them(renderer_of: Callable[..., Renderer]):
+    renderer = renderer_of("qwen3")
+    developer, plain = ([{"role": role, "content": "s"}, user("x")] for role in ("developer", "system"))
+    assert renderer.start(renderer.plain(developer), None).ids == renderer.start(renderer.plain(plain), None).ids
 
 
 def test_only_text_can_be_rendered(renderer_of: Callable[..., Renderer]):

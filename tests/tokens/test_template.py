@@ -17,13 +17,15 @@ from tests.tokens.dialogues import SHAPES, TOOL, user
 from tests.tokens.families import FAMILIES
 
 
-def template(source: str, **limits: Any) -> ChatTemplate:
-    return ChatTemplate({"default": source}, special_tokens={"bos_token": "<s>"}, options={}, **limits)
+def template(source: str, max_chars: int = 10**6, max_seconds: float = 10.0) -> ChatTemplate:
+    return ChatTemplate(
+        {"default": source}, special_tokens={"bos_token": "<s>"}, options={}, max_chars=max_chars, max_seconds=max_seconds
+    )
 
 
 def reference_text(
-    path: Path, messages: list[dict[str, Any]], tools: bool, *, generation_prompt: bool, **options: Any
-) -> Any:
+    path: Path, messages: list[dict[str, Any]], tools: bool, *, generation_prompt: bool, **options: bool
+) -> tuple[str, list[int]]:
     """Return what transformers renders, with tool arguments as values where the family takes them so."""
     from transformers import PreTrainedTokenizerFast
 
@@ -38,9 +40,10 @@ def reference_text(
                 call["function"] = {"name": function["name"], "arguments": json.loads(function["arguments"])}
         if message.get("content") is None:
             message["content"] = ""
-    return tokenizer.apply_chat_template(
+    text = tokenizer.apply_chat_template(
         values, tools=[TOOL] if tools else None, tokenize=False, add_generation_prompt=generation_prompt, **options
-    ), tokenizer
+    )
+    return str(text), tokenizer.encode(str(text), add_special_tokens=False)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -56,7 +59,7 @@ def test_text_and_ids_equal_those_of_transformers(
     messages, tools = SHAPES[shape]
     renderer = renderer_of(name)
     try:
-        expected, tokenizer = reference_text(family_path(name), messages, tools, generation_prompt=generation_prompt)
+        expected, expected_ids = reference_text(family_path(name), messages, tools, generation_prompt=generation_prompt)
     except Exception as error:
         if type(error).__name__ != "TemplateError":
             raise
@@ -67,7 +70,7 @@ def test_text_and_ids_equal_those_of_transformers(
     assert renderer.render_text(plain, [TOOL] if tools else None, generation_prompt=generation_prompt) == expected
     if generation_prompt:
         ids = renderer.start(plain, [TOOL] if tools else None).ids
-        assert ids == tokenizer.encode(expected, add_special_tokens=False)
+        assert ids == expected_ids
 
 
 def test_template_options_reach_the_template(family_path: Callable[[str], Path], renderer_of: Callable[..., Renderer]):
@@ -90,7 +93,7 @@ def test_generation_blocks_loop_controls_and_helpers_work():
         "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}{% generation %}{{ m.content }}"
         "{% endgeneration %}{% endfor %}|{{ strftime_now('%Y') | length }}|{{ dict(a=1).a }}|{{ bos_token }}"
     )
-    messages = [{"role": "tool", "content": "no"}, {"role": "assistant", "content": "yes"}]
+    messages: list[dict[str, object]] = [{"role": "tool", "content": "no"}, {"role": "assistant", "content": "yes"}]
     assert template(source).render(messages, None, generation_prompt=False) == "yes|4|1|<s>"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -79,7 +79,9 @@ def test_as_template_forks_from_the_deepest_turn_that_still_stands(renderer_of: 
 
 
 @pytest.mark.parametrize("history", ["keep", "as_template"])
-def test_clients_may_drop_reasoning_or_send_it_back_inline(history: str, renderer_of: Callable[..., Renderer]):
+def test_clients_may_drop_reasoning_or_send_it_back_inline(
+    history: Literal["keep", "as_template"], renderer_of: Callable[..., Renderer]
+):
     for spelling in (assistant("3"), assistant(THOUGHT), assistant("3", reasoning_content="it is three")):
         player = Player(renderer_of("qwen3"), history=history)
         player.ask([user("x?")], THOUGHT)
@@ -122,7 +124,11 @@ def test_as_template_with_opened_thinking_forks_at_each_question(renderer_of: Ca
 
 
 def test_thinking_turned_off_is_kept_or_forked(renderer_of: Callable[..., Renderer]):
-    for history, parents in (("keep", [None, 0]), ("as_template", [None, None])):
+    cases: list[tuple[Literal["keep", "as_template"], list[int | None]]] = [
+        ("keep", [None, 0]),
+        ("as_template", [None, None]),
+    ]
+    for history, parents in cases:
         player = Player(renderer_of("qwen3", enable_thinking=False), history=history)
         message = player.ask([user("x?")], "3")
         assert message["content"] == "3"
@@ -132,7 +138,11 @@ def test_thinking_turned_off_is_kept_or_forked(renderer_of: Callable[..., Render
 
 def test_a_template_that_moves_its_tools_is_kept_or_forked(renderer_of: Callable[..., Renderer]):
     renderer = renderer_of("mistral")
-    for history, reasons in (("keep", [None] * 3), ("as_template", [None, None, "template_changed"])):
+    cases: list[tuple[Literal["keep", "as_template"], list[str | None]]] = [
+        ("keep", [None] * 3),
+        ("as_template", [None, None, "template_changed"]),
+    ]
+    for history, reasons in cases:
         player = Player(renderer, history=history)
         messages: list[dict[str, Any]] = [user("x?")]
         messages.append(player.ask(messages, '[TOOL_CALLS] [{"name": "calc", "arguments": {"a": 1}}]', [TOOL]))

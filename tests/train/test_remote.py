@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +81,7 @@ async def test_a_worker_trains_publishes_saves_and_restores_like_the_trainer_in_
         assert timeless[0] == timeless[1]
         assert report.skipped is None
 
+        os.kill(trainer.pid, signal.SIGINT)  # a Ctrl-C in the terminal reaches it too
         publication = await trainer.publish(1, str(tmp_path / "weights"))
         assert verify_directory(Path(publication.path)) == publication
         published = dict(load_plain(Path(publication.path)).named_parameters())
@@ -113,6 +114,7 @@ async def _refusals_leave_it_usable(trainer: RemoteTrainer, tmp_path: Path) -> N
     assert (await trainer.step(random_batch())).skipped is None
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # starting a worker takes seconds; the other tests cover both loops
 async def test_a_full_disk_is_an_error_that_names_the_path_and_leaves_what_was_there(
     tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -150,7 +152,7 @@ async def test_leaving_the_block_in_the_middle_of_a_step_ends_the_worker_within_
     assert not _alive(pid)
 
 
-async def test_a_killed_worker_is_reported_at_once_and_not_at_the_deadline(tmp_path: Path, checkpoint: Path) -> None:
+async def test_a_killed_worker_is_reported_at_once_and_not_at_the_deadline(tmp_path: Path) -> None:
     errors: list[TrainError] = []
 
     async def train(trainer: RemoteTrainer) -> None:
@@ -158,8 +160,7 @@ async def test_a_killed_worker_is_reported_at_once_and_not_at_the_deadline(tmp_p
             await trainer.step(random_batch())
         errors.append(caught.value)
 
-    async with _worker(checkpoint, tmp_path) as trainer:
-        os.kill(trainer.pid, signal.SIGSTOP)
+    async with _impostor(_SILENT, tmp_path) as trainer:
         started = 0.0
         async with anyio.create_task_group() as group:
             group.start_soon(train, trainer)
@@ -196,14 +197,37 @@ async def test_what_is_not_a_frame_is_refused(tmp_path: Path) -> None:
             await trainer.save("a long name, so that twenty bytes are there")
 
 
-async def test_a_cancelled_call_leaves_a_trainer_that_refuses_instead_of_mixing_up_replies(tmp_path: Path) -> None:
+_CALLS: dict[str, Callable[[RemoteTrainer], Awaitable[object]]] = {
+    "training on 6 samples": lambda trainer: trainer.step(random_batch()),
+    "publishing version 1": lambda trainer: trainer.publish(1, "x"),
+    "computing the log-probs of 1 sequences": lambda trainer: trainer.logprobs([_IDS]),
+    "saving x": lambda trainer: trainer.save("x"),
+    "restoring x": lambda trainer: trainer.restore("x"),
+}
+
+
+@pytest.mark.parametrize("what", list(_CALLS))
+async def test_a_cancelled_call_leaves_a_trainer_that_refuses_instead_of_mixing_up_replies(
+    tmp_path: Path, what: str
+) -> None:
     async with _impostor(_SILENT, tmp_path) as trainer:
         with anyio.move_on_after(0.01) as scope:
-            await trainer.logprobs([_IDS])
+            await _CALLS[what](trainer)
         assert scope.cancelled_caught
 
-        with pytest.raises(TrainError, match="computing the log-probs of 1 sequences did not come back"):
-            await trainer.publish(1, str(tmp_path))
+        with pytest.raises(TrainError, match=f"cannot be used any more: {what} did not come back"):
+            await trainer.publish(2, str(tmp_path))
+
+
+async def test_a_launch_that_is_cancelled_leaves_no_process(tmp_path: Path, checkpoint: Path) -> None:
+    started = time.perf_counter()
+
+    with anyio.move_on_after(0.05) as scope:
+        async with _worker(checkpoint, tmp_path):
+            pass
+
+    assert scope.cancelled_caught
+    assert time.perf_counter() - started < 5
 
 
 async def test_a_call_that_waits_its_turn_can_be_cancelled_without_harm(tmp_path: Path) -> None:

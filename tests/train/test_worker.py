@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,13 @@ def test_input_that_ends_inside_a_frame_ends_it_with_an_error(keep: int) -> None
 def test_input_that_is_not_a_frame_ends_it_with_an_error() -> None:
     with pytest.raises(InvariantError, match="a frame of"):
         _serve(b"GET / HTTP/1.1\r\n\r\n")
+
+
+def test_prints_of_python_and_of_native_code_do_not_touch_the_replies() -> None:
+    program = "import os; from agentrl.train import worker; worker.main(); print('noise'); os.write(1, b'native noise')"
+
+    result = subprocess.run([sys.executable, "-c", program], input=encode_frame(Save("x")), capture_output=True, check=True)
+
+    assert body_length(result.stdout[:HEADER_BYTES]) == len(result.stdout) - HEADER_BYTES
+    assert isinstance(decode_reply(result.stdout[HEADER_BYTES:]), Failed)
+    assert b"native noise" in result.stderr

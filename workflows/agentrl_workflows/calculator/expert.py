@@ -116,7 +116,5 @@ class _Attempt:
     def answer(self, demonstrator: Demonstrator, rng: random.Random) -> int:
         """Return the number it answers with: the last result, or, as a guess, a number of the question."""
         if self._guesses or rng.random() < demonstrator.p_misread:
-            if GUESS_OPERAND:
-                return rng.choice([x for st in self._steps for x in st if isinstance(x, int)])
-            return rng.randint(0, MAX_NUMBER)
+            return rng.choice([part for step in self._steps for part in step if isinstance(part, int)])
         return self._results[-1]

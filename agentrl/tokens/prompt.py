@@ -1,0 +1,143 @@
+"""Prompts: the ids and bytes one model call sends, built from what the turns above already hold.
+
+Invariant: `input_ids` is the context and output ids from the root to the call's own context, joined; `input_json` is the
+same, decimal; `digest` is the digest of `input_json`. Building costs what is new, but for two memory copies; for a call
+that does not extend the last recorded turn, also one pass over its ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import orjson
+
+from agentrl.types import ForkReason, Int32Array, Turn
+
+
+class RunningDigest(Protocol):
+    """A blake2b state of 16 bytes output."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take in more bytes."""
+        ...
+
+    def copy(self) -> RunningDigest:
+        """Return an independent state."""
+        ...
+
+    def digest(self) -> bytes:
+        """Return the digest of the bytes so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What one model call sends, and where its turn will stand in the graph."""
+
+    parent: int | None
+    """The turn it extends; None for a root."""
+    context_ids: Int32Array
+    """[C] int32: the ids it adds to its parent's."""
+    input_ids: Int32Array
+    """[N] int32: the whole context."""
+    input_json: bytes
+    """The same ids, decimal and comma-joined."""
+    fork: ForkReason | None
+    """Why it is a fork; None if it is not."""
+    tools: bool
+    """Whether the request has tools, so that the output may hold tool calls."""
+    thinking_open: bool
+    """Whether the context ends inside `<think>`."""
+    kept_thinking: bool
+    """Whether the template would drop earlier reasoning that this context keeps (`history="keep"`)."""
+    keys: tuple[bytes, ...] | None
+    """Keys of the request's messages; None for a call made of ids."""
+    tools_key: bytes
+    digest: RunningDigest = field(repr=False, compare=False)
+    """Running digest of `input_json`."""
+
+
+class Placed(NamedTuple):
+    """A context with its place."""
+
+    parent: int | None
+    ids: list[int]
+    thinking_open: bool
+    fork: ForkReason | None
+    kept_thinking: bool = False
+
+
+class _Leaf(NamedTuple):
+    """The end of the last recorded turn, ready to be extended."""
+
+    turn: int
+    pieces: tuple[bytes, ...]
+    """JSON of the prompt and of the output, without empty pieces."""
+    digest: RunningDigest
+    """Of the pieces, joined by commas."""
+
+
+class PromptBuilder:
+    """Builds prompts over the turns of one episode."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        """Build over `turns`, which grows as turns are recorded."""
+        self._turns = turns
+        self._leaf: _Leaf | None = None
+
+    def path_ids(self, turn: int | None, context: Int32Array | None = None) -> Int32Array:
+        """Return the ids from the root to the end of `turn`, then `context`, [N] int32."""
+        pieces: list[Int32Array] = [] if context is None else [context]
+        while turn is not None:
+            record = self._turns[turn]
+            pieces += (record.output_ids, record.context_ids)
+            turn = record.parent
+        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, np.int32)
+
+    def build(self, placed: Placed, *, tools: bool, keys: tuple[bytes, ...] | None, tools_key: bytes) -> Prompt:
+        """Return the prompt of a call that stands at `placed`."""
+        context = np.array(placed.ids, np.int32)
+        pieces, digest = self._known(placed.parent)
+        added = orjson.dumps(placed.ids)[1:-1]
+        if added:
+            digest.update(b"," + added if pieces else added)
+            pieces = (*pieces, added)
+        return Prompt(
+            parent=placed.parent,
+            context_ids=context,
+            input_ids=self.path_ids(placed.parent, context),
+            input_json=b",".join(pieces),
+            fork=placed.fork,
+            tools=tools,
+            thinking_open=placed.thinking_open,
+            kept_thinking=placed.kept_thinking,
+            keys=keys,
+            tools_key=tools_key,
+            digest=digest,
+        )
+
+    def recorded(self, turn: int, prompt: Prompt, output_ids: Int32Array) -> None:
+        """Remember the end of a turn just recorded, which the next call most likely extends."""
+        digest = prompt.digest.copy()
+        pieces = (prompt.input_json,) if prompt.input_json else ()
+        output = _ids_json(output_ids)
+        if output:
+            digest.update(b"," + output if pieces else output)
+            pieces = (*pieces, output)
+        self._leaf = _Leaf(turn, pieces, digest)
+
+    def _known(self, parent: int | None) -> tuple[tuple[bytes, ...], RunningDigest]:
+        if parent is None:
+            return (), hashlib.blake2b(digest_size=16)
+        if self._leaf is not None and self._leaf.turn == parent:
+            return self._leaf.pieces, self._leaf.digest.copy()
+        known = _ids_json(self.path_ids(parent))
+        return (known,) if known else (), hashlib.blake2b(known, digest_size=16)
+
+
+def _ids_json(ids: Int32Array) -> bytes:
+    return orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

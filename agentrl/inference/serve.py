@@ -41,7 +41,7 @@ class ServeOptions:
     max_running_requests: int = 64
     max_context_tokens: int = 4096
     threads: int = 1
-    device: str = "cpu"
+    device: str = "auto"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     memory_fraction: float = 0.25
     random_seed: int = 0
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-running-requests", type=int, default=64)
     parser.add_argument("--max-context-tokens", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     parser.add_argument("--memory-fraction", type=float, default=0.25, help="share of memory the KV cache may grow to")
     parser.add_argument("--random-seed", type=int, default=0)

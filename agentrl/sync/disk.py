@@ -1,4 +1,4 @@
-"""Weights handed over through a directory: written aside, flushed, then renamed into place.
+"""Weights handed over through a directory: written aside, then renamed into place.
 
 Invariant: a directory that is visible under its final name is complete, and its `manifest.json` names the version and the
 digest of every tensor in it. One process writes under one parent directory.
@@ -52,11 +52,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @contextmanager
-def atomic_directory(final: Path) -> Generator[Path]:
+def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
     """Yield an empty directory to fill; it becomes `final` when the block ends, or is removed when the block fails.
 
-    Files written inside must be flushed by whoever writes them; the directories are flushed here. A directory already at
-    `final` is replaced, and lost only after the new one is complete.
+    A directory already at `final` is replaced, and lost only after the new one is complete.
+
+    Args:
+        final: the name it gets.
+        durable: flush its files to the disk before the rename, so that it is whole even after a power cut. Without, it is
+            whole for every process, whoever is killed, as long as the machine runs.
 
     Raises:
         TrainError: naming the path and the cause when the disk is full or the path cannot be written.
@@ -64,28 +68,21 @@ def atomic_directory(final: Path) -> Generator[Path]:
     partial = final.with_name(_PARTIAL + final.name)
     replaced = final.with_name(f"{_PARTIAL}replaced-{final.name}")
     try:
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)  # a writer was killed between the two renames of `_swap`
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        _flush_directory(partial)
-        if final.exists():
-            final.rename(replaced)
-        partial.rename(final)
-        _flush_directory(final.parent)
+        if durable:
+            for path in [*partial.iterdir(), partial]:
+                _flush(path)
+        _swap(partial, final, replaced)
+        if durable:
+            _flush(final.parent)
     except OSError as error:
         raise TrainError(_write_failure(final, error)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write `data` to a new file at `path` and flush it to the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> Manifest:
@@ -99,8 +96,8 @@ def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int,
     write_safetensors(folder / WEIGHTS_FILE, tensors)
     for name in MODEL_FILES if source is not None else ():
         if source is not None and (source / name).is_file():
-            write_file(folder / name, (source / name).read_bytes())
-    write_file(folder / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+            (folder / name).write_bytes((source / name).read_bytes())
+    (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     return manifest
 
 
@@ -108,6 +105,9 @@ def publish(
     tensors: Mapping[str, RawTensor], *, version: int, directory: Path, source: Path | None, keep: int | None = None
 ) -> Publication:
     """Write `tensors` as policy `version` to `directory/v<version>`.
+
+    The files are not flushed to the disk: servers read them from memory, a few milliseconds later, and after a power cut
+    there is nobody left to read them. `verify_directory` finds what a crash of the machine may have torn.
 
     Args:
         tensors: weights by HF parameter name; a tied output head must not be listed twice.
@@ -121,7 +121,7 @@ def publish(
         TrainError: naming the path and the cause; nothing partial stays behind, earlier versions are untouched.
     """
     final = directory / f"{_PUBLISHED}{version:08d}"
-    with atomic_directory(final) as folder:
+    with atomic_directory(final, durable=False) as folder:
         manifest = write_model(folder, tensors, version=version, source=source)
     if keep is not None:
         prune(directory, keep=keep)
@@ -184,7 +184,20 @@ def _write_failure(final: Path, error: OSError) -> str:
     )
 
 
-def _flush_directory(path: Path) -> None:
+def _swap(partial: Path, final: Path, replaced: Path) -> None:
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
+    try:
+        partial.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

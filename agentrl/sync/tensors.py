@@ -7,7 +7,6 @@ of the file, checked to lie inside it.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +79,7 @@ _NUMPY_NAMES = {
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
-    """Write `tensors` to `path` in safetensors format, flushed to the disk.
+    """Write `tensors` to `path` in safetensors format.
 
     Raises:
         OSError: when the disk is full or the path cannot be written; the caller removes what is there.
@@ -99,8 +98,6 @@ def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
         file.write(encoded)
         for name in order:
             file.write(tensors[name].data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_safetensors(path: Path) -> dict[str, RawTensor]:

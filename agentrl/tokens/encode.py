@@ -124,7 +124,7 @@ class TokenCodec:
         if not checked and self._mark_prefix in text:
             raise TokenError("text contains the secret name of a control token; this cannot happen by chance")
         try:
-            return self._twin.encode(text, add_special_tokens=False).ids
+            return self._twin.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise TokenError(f"text cannot be encoded: {error}; remove lone surrogates before sending it") from error
 

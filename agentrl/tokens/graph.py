@@ -100,7 +100,7 @@ class TokenGraph:
         key = tools_key(tools)
         match = self._tree.index.find(messages, key, self._turns, self._tree.tools)
         placed = self._placer.place(match, messages, tools)
-        return self._prompts.build(placed, tools=bool(tools), keys=tuple(match.keys), tools_key=key)
+        return self._prompts.build(placed, tools=bool(tools), match=match, tools_key=key)
 
     def prepare_ids(self, context_ids: Sequence[int] | Int32Array, parent: int | None = None) -> Prompt:
         """Return the prompt of a token-level call: `context_ids` after the turn `parent`, exactly.
@@ -117,7 +117,7 @@ class TokenGraph:
         if parent is not None and not 0 <= parent < len(self._turns):
             raise TokenError(f"episode {self._episode_id}: no turn {parent} to extend; there are {len(self._turns)}")
         placed = Placed(parent, ids.tolist(), False, None)
-        return self._prompts.build(placed, tools=False, keys=None, tools_key=b"")
+        return self._prompts.build(placed, tools=False, match=None, tools_key=b"")
 
     def append(
         self,
@@ -210,10 +210,11 @@ class TokenGraph:
         above = prompt.parent is not None and tree.thought[prompt.parent]
         tree.turns.append(turn)
         tree.tools.append(prompt.tools_key)
-        tree.lengths.append(0 if prompt.keys is None else len(prompt.keys) + 1)
+        match = prompt.match
+        tree.lengths.append(0 if match is None else len(match.keys) + 1)
         tree.thought.append(above or thought)
-        if prompt.keys is not None:
-            tree.index.add(prompt.keys, turn.message, index)
+        if match is not None:
+            tree.index.add(match.keys, match.node, match.common, turn.message, index)
         if prompt.fork is not None:
             self._forks[prompt.fork] += 1
         self.num_kept_thinking += prompt.kept_thinking

@@ -13,6 +13,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
+from pydantic import BaseModel
+
 from agentrl.tokens.messages import calls_of, message_key, reader, reasoning_of
 from agentrl.types import Message, Turn
 
@@ -20,44 +22,68 @@ from agentrl.types import Message, Turn
 class SeenMessage:
     """A message object with its key, and the strings that prove it has not changed."""
 
-    __slots__ = ("key", "message", "reasoning", "role", "texts")
+    __slots__ = ("_calls", "_content", "_extra", "_fields", "_texts", "key", "message", "reasoning", "role")
 
     def __init__(self, message: object) -> None:
+        """Read `message`; see `message_key`."""
         get = reader(message)
         self.message = message
         self.role: str = get("role")
         self.key = message_key(message)
         self.reasoning = reasoning_of(message) if self.role == "assistant" else None
-        self.texts = _texts(get)
+        self._fields, self._extra = _storage(message)
+        self._content: object = get("content")
+        self._calls: object = get("tool_calls")
+        self._texts = _texts(self._fields, self._extra, self.role, self._calls)
+        if not (self._content is None or type(self._content) is str) or self._texts is None:
+            self._fields = None
 
     def unchanged(self) -> bool:
-        """Return whether the message object still says what it said."""
-        texts = self.texts
-        now = None if texts is None else _texts(reader(self.message))
-        if texts is None or now is None or len(now) != len(texts):
+        """Return whether the message object still says what it said; False where that cannot be seen cheaply."""
+        fields = self._fields
+        if (
+            fields is None
+            or fields.get("content") is not self._content
+            or fields.get("role") is not self.role
+            or fields.get("tool_calls") is not self._calls
+            or (self._extra is not None and fields is not getattr(self.message, "__dict__", None))
+        ):
             return False
-        return all(map(operator.is_, now, texts))
+        now = _texts(fields, self._extra, self.role, self._calls)
+        return now is not None and len(now) == len(self._texts or ()) and all(map(operator.is_, now, self._texts or ()))
 
 
-def _texts(get: Any) -> tuple[object, ...] | None:  # noqa: ANN401 - a bound `get` of a mapping or model
-    """Return every immutable value the key depends on; None if it depends on something mutable."""
-    content, calls = get("content"), get("tool_calls")
-    if content is not None and type(content) is not str:
+def _storage(message: object) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the dicts that hold the fields of a message: a dict itself, or a model's fields and extra fields."""
+    if type(message) is dict:
+        return cast("dict[str, Any]", message), None
+    if isinstance(message, BaseModel):
+        extra = message.__pydantic_extra__
+        return cast("dict[str, Any]", message.__dict__), {} if extra is None else extra
+    return None, None
+
+
+def _texts(
+    fields: dict[str, Any] | None, extra: dict[str, Any] | None, role: str, calls: object
+) -> tuple[object, ...] | None:
+    """Return every immutable value that key and reasoning depend on beside the content; None if one is mutable."""
+    if fields is None:
         return None
-    role = get("role")
     if role != "assistant":
-        return role, content, get("name")
+        return (fields.get("name"),)
+    get = (extra or fields).get
+    texts = (get("reasoning_content"), get("reasoning"), get("thinking"))
     if not calls:
-        return role, content, get("reasoning_content"), get("reasoning"), get("thinking")
-    texts: list[object] = [role, content, get("reasoning_content"), get("reasoning"), get("thinking")]
+        return texts
+    found: list[object] = [*texts]
     for call in cast("Sequence[object]", calls):
         function = reader(call)("function")
         inner = reader(call if function is None else function)
         arguments = inner("arguments")
         if arguments is not None and type(arguments) is not str:
             return None
-        texts += (inner("name"), arguments)
-    return tuple(texts)
+        found += (inner("name"), arguments)
+    return tuple(found)
 
 
 class Match(NamedTuple):
@@ -68,7 +94,7 @@ class Match(NamedTuple):
     common: int
     """Messages the request shares with some known conversation."""
     node: int
-    """The place in the tree after those messages."""
+    """The place in the tree after the common messages."""
     turn: int | None
     """The turn to extend: the deepest one with the same tools."""
     length: int
@@ -88,6 +114,7 @@ class TurnIndex:
         self._asked_at: set[int] = set()
         self._outputs: dict[bytes, int] = {}
         self._seen: dict[int, SeenMessage] = {}
+        self._last: tuple[Sequence[SeenMessage], list[int]] = ([], [])
 
     def find(self, messages: Sequence[Message], tools: bytes, turns: Sequence[Turn], tools_of: Sequence[bytes]) -> Match:
         """Return where a request meets the known conversations.
@@ -103,30 +130,28 @@ class TurnIndex:
         """
         seen = self._look(messages)
         keys = [item.key for item in seen]
-        node = common = length = length_any = 0
+        nodes = self._walk(seen, turns)
+        common = len(nodes)
         turn: int | None = None
-        for item in seen:
-            after = self._edges.get((node, item.key))
-            if after is None:
+        length = length_any = 0
+        for at in range(common - 1, -1, -1):
+            here = self._turns_at.get(nodes[at])
+            if here is None:
+                continue
+            length_any = length_any or at + 1
+            same = [index for index in here if tools_of[index] == tools]
+            if same:
+                turn, length = (same[0] if len(same) == 1 else _closest(seen[at], same, turns)), at + 1
                 break
-            here = self._turns_at.get(after)
-            if here is not None:
-                if item.reasoning is not None and not _same_reasoning(item.reasoning, here, turns):
-                    break
-                length_any = common + 1
-                same = [index for index in here if tools_of[index] == tools]
-                if same:
-                    turn, length = (same[0] if len(same) == 1 else _closest(item, same, turns)), common + 1
-            node, common = after, common + 1
+        node = nodes[-1] if nodes else 0
         rest = seen[common:]
         changed = bool(rest) and rest[0].role == "assistant" and node in self._asked_at
         edited = changed or any(item.role == "assistant" and item.key in self._outputs for item in rest)
         return Match(keys, common, node, turn, length, length_any, edited)
 
-    def add(self, keys: Sequence[bytes], tail: Message, turn: int) -> None:
-        """Record that a request of messages `keys` was answered by `tail` in `turn`."""
-        node = 0
-        for key in keys:
+    def add(self, keys: Sequence[bytes], node: int, common: int, tail: Message, turn: int) -> None:
+        """Record that a request of messages `keys`, the first `common` of which lead to `node`, was answered by `tail`."""
+        for key in keys[common:]:
             node = self._step(node, key)
         self._asked_at.add(node)
         key = message_key(tail)
@@ -147,12 +172,33 @@ class TurnIndex:
         for message in messages:
             item = known.get(id(message))
             if item is None or item.message is not message or not item.unchanged():
-                item = SeenMessage(message)
-                known[id(message)] = item
+                item = known[id(message)] = SeenMessage(message)
             found.append(item)
         if len(known) > 2 * len(messages) + 16:  # clients that build new objects for each request
             self._seen = {id(item.message): item for item in found}
         return found
+
+    def _walk(self, seen: Sequence[SeenMessage], turns: Sequence[Turn]) -> list[int]:
+        """Return the places in the tree after each message, as far as the messages are known."""
+        last_seen, last_nodes = self._last
+        nodes: list[int] = []
+        node = 0
+        aligned = True
+        for at, item in enumerate(seen):
+            aligned = aligned and at < len(last_nodes) and last_seen[at] is item
+            if aligned:
+                node = last_nodes[at]
+            else:
+                after = self._edges.get((node, item.key))
+                if after is None:
+                    break
+                here = self._turns_at.get(after)
+                if here is not None and item.reasoning is not None and not _same_reasoning(item.reasoning, here, turns):
+                    break
+                node = after
+            nodes.append(node)
+        self._last = (seen, nodes)
+        return nodes
 
 
 def _same_reasoning(reasoning: str, here: Sequence[int], turns: Sequence[Turn]) -> bool:

@@ -109,11 +109,15 @@ class Placer:
     def _reasoning(self, match: Match, messages: Sequence[Message], start: int = 0) -> dict[int, str]:
         """Return the recorded reasoning of model outputs among `messages[start:]`, by position from `start`."""
         found: dict[int, str] = {}
+        if not any(self._tree.thought):
+            return found
         for at, key in enumerate(match.keys[start:]):
             turn = self._tree.index.output_turn(key)
             text = None if turn is None else self._tree.turns[turn].message.get("reasoning_content")
             if text:
                 found[at] = text
+        if start >= match.length:
+            return found
         for turn in self._ancestors(match.turn):
             at = self._tree.lengths[turn] - 1 - start
             text = self._tree.turns[turn].message.get("reasoning_content")

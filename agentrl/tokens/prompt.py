@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import orjson
 
+from agentrl.tokens.match import Match
 from agentrl.types import ForkReason, Int32Array, Turn
 
 
@@ -54,8 +55,8 @@ class Prompt:
     """Whether the context ends inside `<think>`."""
     kept_thinking: bool
     """Whether the template would drop earlier reasoning that this context keeps (`history="keep"`)."""
-    keys: tuple[bytes, ...] | None
-    """Keys of the request's messages; None for a call made of ids."""
+    match: Match | None = field(repr=False, compare=False)
+    """Where the request's messages met the known conversations; None for a call made of ids."""
     tools_key: bytes
     digest: RunningDigest = field(repr=False, compare=False)
     """Running digest of `input_json`."""
@@ -98,7 +99,7 @@ class PromptBuilder:
             turn = record.parent
         return np.concatenate(pieces[::-1]) if pieces else np.empty(0, np.int32)
 
-    def build(self, placed: Placed, *, tools: bool, keys: tuple[bytes, ...] | None, tools_key: bytes) -> Prompt:
+    def build(self, placed: Placed, *, tools: bool, match: Match | None, tools_key: bytes) -> Prompt:
         """Return the prompt of a call that stands at `placed`."""
         context = np.array(placed.ids, np.int32)
         pieces, digest = self._known(placed.parent)
@@ -115,7 +116,7 @@ class PromptBuilder:
             tools=tools,
             thinking_open=placed.thinking_open,
             kept_thinking=placed.kept_thinking,
-            keys=keys,
+            match=match,
             tools_key=tools_key,
             digest=digest,
         )

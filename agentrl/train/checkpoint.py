@@ -16,7 +16,7 @@ import msgspec
 
 from agentrl.checksum import model_checksum
 from agentrl.errors import AgentRLError, TrainError
-from agentrl.sync.disk import atomic_directory, verify_directory, write_file, write_model
+from agentrl.sync.disk import atomic_directory, verify_directory, write_model
 from agentrl.sync.tensors import RawTensor, read_safetensors, write_safetensors
 
 STATE_FILE = "trainer.json"
@@ -86,7 +86,7 @@ def write_checkpoint(
             optimizer_checksum=optimizer_checksum,
             digest=_digest(state, manifest.checksum, optimizer_checksum),
         )
-        write_file(folder / STATE_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
+        (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:

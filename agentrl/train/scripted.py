@@ -12,7 +12,7 @@ import anyio
 import numpy as np
 
 from agentrl.errors import TrainError
-from agentrl.sync.disk import atomic_directory, publish, write_file, write_model
+from agentrl.sync.disk import atomic_directory, publish, write_model
 from agentrl.sync.tensors import RawTensor
 from agentrl.train.base import StepReport, TrainBatch
 from agentrl.types import Float32Array, Int32Array, Publication
@@ -112,7 +112,7 @@ class ScriptedTrainer:
         await anyio.lowlevel.checkpoint()
         with atomic_directory(Path(directory)) as folder:
             write_model(folder, self._tensors(), version=self._applied, source=self._source)
-            write_file(folder / "scripted.json", b'{"steps": %d}' % len(self.batches))
+            (folder / "scripted.json").write_bytes(b'{"steps": %d}' % len(self.batches))
         self.saved.append(directory)
 
     def _tensors(self) -> dict[str, RawTensor]:

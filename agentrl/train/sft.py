@@ -27,8 +27,6 @@ from agentrl.types import BoolArray, Int32Array
 
 _BETAS = (0.9, 0.95)
 _MICROBATCH_TOKENS = 8192
-_WINDOW_STEPS = 16
-"""Conversations of this many steps are sorted by length together: little padding, and every step still is a random mix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ def _train(
     """Take the steps; yield the examples and the loss of each."""
     parameters = list(model.parameters.values())
     optimizers = _optimizers(model, config)
-    batches = _batches([len(example.token_ids) for example in examples], config)
+    batches = _batches(len(examples), config)
     for step in range(config.steps):
         chosen = [examples[index] for index in next(batches)]
         loss = _backward(model, chosen)
@@ -175,19 +173,16 @@ def _factor(step: int, config: SftConfig) -> float:
     return warm * min(1.0, (config.steps - step) / half)
 
 
-def _batches(lengths: Sequence[int], config: SftConfig) -> Iterator[list[int]]:
+def _batches(count: int, config: SftConfig) -> Iterator[list[int]]:
     """Yield indices of one step's conversations, for ever; each conversation once an epoch, up to the epoch's remainder."""
-    size = min(config.conversations_per_step, len(lengths))
+    # A step is a plain random draw. Steps of equally long conversations would save padding, but where length tells what a
+    # conversation does, each such step pulls the student to one behavior, and the last steps decide which it keeps.
+    size = min(config.conversations_per_step, count)
     random = np.random.default_rng(config.seed)
-    sizes = np.asarray(lengths)
     while True:
-        order = random.permutation(len(lengths))
-        order = order[: len(order) - len(order) % size]
-        for window in np.split(order, range(size * _WINDOW_STEPS, len(order), size * _WINDOW_STEPS)):
-            by_length = window[np.argsort(sizes[window], kind="stable")]
-            steps = by_length.reshape(-1, size)
-            for row in random.permutation(len(steps)):
-                yield steps[row].tolist()
+        order = random.permutation(count)
+        for at in range(0, count - size + 1, size):
+            yield order[at : at + size].tolist()
 
 
 def _check(examples: Sequence[EncodedExample]) -> None:

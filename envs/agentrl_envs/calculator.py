@@ -42,6 +42,7 @@ RETRY_REWARD: Final = 0.7
 OPERATORS: Final[tuple[Operator, ...]] = ("+", "-", "*")
 
 _HELD_OUT_SHARE: Final = 8
+_MAX_MISSES: Final = 20_000
 _LARGEST_ARGUMENT: Final = 10**6
 
 
@@ -76,14 +77,15 @@ def calculator_tasks(*, count: int, seed: int, split: Split = "train", operation
         raise ValueError(f"operations must be 1 or 2, got {operations}")
     rng = random.Random(f"calculator tasks {seed}")
     tasks: dict[str, Task] = {}
-    attempts = 0
+    misses = 0
     while len(tasks) < count:
-        attempts += 1
-        if attempts > 100 * count + 1000:
-            raise ValueError(f"found only {len(tasks)} different {split} questions of {count}; ask for fewer tasks")
         question, answer, steps = _expression(rng, operations)
         if is_held_out(question) != (split == "held_out") or question in tasks:
+            misses += 1
+            if misses > _MAX_MISSES:
+                raise ValueError(f"found only {len(tasks)} of {count} different {split} questions; ask for fewer tasks")
             continue
+        misses = 0
         data = {"question": question, "answer": str(answer), "steps": steps, "seed": rng.randrange(2**31)}
         tasks[question] = Task(id=f"{split}-{seed}-{len(tasks)}", data=data)
     return list(tasks.values())

@@ -16,6 +16,7 @@ from agentrl_envs.calculator import (
     BUSY,
     WRONG,
     CalculatorEpisode,
+    Split,
     apply,
     calculator_tasks,
     is_held_out,
@@ -106,12 +107,14 @@ def test_an_unreadable_tool_call_is_told_so_and_is_no_answer():
 def test_busy_calls_follow_from_the_task_alone_and_come_at_the_given_rate():
     arguments = {"a": 1, "op": "+", "b": 1}
     tasks = calculator_tasks(count=500, seed=3)
-    first, second = (
-        [[content_of(episode, arguments) for _ in range(4)] for episode in (CalculatorEpisode(t, p_busy=0.15) for t in tasks)]
-        for _ in range(2)
-    )
+
+    def replies() -> list[list[str]]:
+        episodes = [CalculatorEpisode(task, p_busy=0.15) for task in tasks]
+        return [[content_of(episode, arguments) for _ in range(4)] for episode in episodes]
+
+    first, second = replies(), replies()
     assert first == second
-    rate = sum(reply == BUSY for replies in first for reply in replies) / 2000
+    rate = sum(reply == BUSY for episode in first for reply in episode) / 2000
     assert 0.12 < rate < 0.18
 
 
@@ -124,14 +127,14 @@ def test_busy_calls_are_counted_and_a_bad_call_is_never_busy():
 
 @pytest.mark.parametrize("operations", [1, 2])
 @pytest.mark.parametrize("split", ["train", "held_out"])
-def test_tasks_are_right_and_stay_within_two_digits(operations: int, split: Any):
+def test_tasks_are_right_and_stay_within_two_digits(operations: int, split: Split):
     for task in calculator_tasks(count=400, seed=1, split=split, operations=operations):
         expression = re.fullmatch(r"Compute ([0-9 +*()-]+)\.", task["question"])
         assert expression
         numbers = [int(number) for number in re.findall(r"\d+", expression[1])]
         assert len(numbers) == operations + 1
         assert all(1 <= number <= 99 for number in numbers)
-        result = None
+        result = 0
         for a, op, b in task["steps"]:
             result = apply(result if a is None else a, op, result if b is None else b)
             assert 0 <= result <= 99

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from agentrl_envs.calculator import BUSY, WRONG, CalculatorEpisode, calculator_tasks, is_held_out
 from agentrl_workflows.calculator.expert import demonstrate, demonstrations, write_demonstrations
-from agentrl_workflows.calculator.recipe import FULL, SMOKE, Demonstrator
+from agentrl_workflows.calculator.recipe import FULL, SMOKE, Demonstrator, Recipe
 
 SKILLED = Demonstrator(p_guess=0, p_give_up=0, p_slip=0, p_bad_call=0, p_misread=0, p_busy=0)
 
@@ -66,12 +67,12 @@ def test_demonstrations_contain_the_recoveries():
     assert mended > 200
 
 
-def _call(message: Any) -> object:
+def _call(message: Mapping[str, Any]) -> object:
     return message["tool_calls"][0]["function"]["arguments"] if message.get("tool_calls") else None
 
 
 @pytest.mark.parametrize("recipe", [FULL, SMOKE])
-def test_demonstrations_are_fixed_by_their_seed_and_never_held_out(recipe: Any):
+def test_demonstrations_are_fixed_by_their_seed_and_never_held_out(recipe: Recipe):
     def make(seed: int) -> list[Any]:
         return list(demonstrations(count=200, seed=seed, demonstrator=recipe.demonstrator, operations=recipe.operations))
 

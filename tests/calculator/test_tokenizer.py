@@ -37,7 +37,11 @@ def test_every_integer_from_0_to_99_is_one_token_wherever_it_stands(tokenizer: T
     for number in range(100):
         token = tokenizer.encode(str(number)).ids
         assert len(token) == 1
-        for text in (f"Compute {number} + {number}.", f'{{"a": {number}, "op": "-", "b": {number}}}', f"The answer is {number}."):
+        for text in (
+            f"Compute {number} + {number}.",
+            f'{{"a": {number}, "op": "-", "b": {number}}}',
+            f"The answer is {number}.",
+        ):
             assert tokenizer.encode(text).ids.count(token[0]) == text.count(str(number))
 
 
@@ -83,16 +87,19 @@ def test_what_is_learnt_is_exactly_what_the_model_would_sample(renderer: Rendere
         replies = [message for message in messages if message["role"] == "assistant"]
         assert len(outputs) == len(replies)
         for output, reply in zip(outputs, replies, strict=True):
-            expected = reply["content"] or (
-                f'<tool_call>\n{{"name": "calc", "arguments": {reply["tool_calls"][0]["function"]["arguments"]}}}\n</tool_call>'
-            )
-            assert output == expected
+            assert output == (reply["content"] or _markup(reply["tool_calls"][0]["function"]))
+
+
+def _markup(function: dict[str, str]) -> str:
+    return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>'
 
 
 def test_a_rendered_tool_call_parses_back(renderer: Renderer):
     for messages in conversations(200):
         encoded = renderer.encode_conversation(messages, TOOLS)
-        starts = [i for i in range(1, len(encoded.token_ids)) if encoded.assistant_mask[i] and not encoded.assistant_mask[i - 1]]
+        starts = [
+            i for i in range(1, len(encoded.token_ids)) if encoded.assistant_mask[i] and not encoded.assistant_mask[i - 1]
+        ]
         for start, reply in zip(starts, (m for m in messages if m["role"] == "assistant"), strict=True):
             end = start + encoded.token_ids[start:].tolist().index(renderer.end_of_turn_id) + 1
             parsed = renderer.parse(encoded.token_ids[start:end], tools=True)

@@ -134,9 +134,7 @@ async def test_replaying_demonstrations_records_exactly_the_tokens_and_mask_they
 async def test_cancelling_an_episode_leaves_nothing_running(renderer: Renderer, tokenizer: Tokenizer):
     hangs = ScriptedServer(lambda _call: ScriptedReply(fault=Fault.HANG), vocab_size=renderer.vocab_size)
     with anyio.move_on_after(0.05) as scope:
-        await run_episode(
-            Calculator(), TASK, backend=hangs, renderer=renderer, rollout=RolloutConfig(), sampling=SAMPLING
-        )
+        await run_episode(Calculator(), TASK, backend=hangs, renderer=renderer, rollout=RolloutConfig(), sampling=SAMPLING)
     assert scope.cancelled_caught
     assert len(hangs.aborted) == 1
 

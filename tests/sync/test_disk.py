@@ -103,6 +103,22 @@ def test_a_failure_while_writing_leaves_the_former_directory_and_nothing_else(tm
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_what_a_writer_killed_while_replacing_left_aside_is_put_back(tmp_path: Path) -> None:
+    final = tmp_path / "model"
+    with atomic_directory(tmp_path / ".writing-replaced-model") as folder:
+        (folder / "a").write_text("former")
+
+    def fail() -> None:
+        with atomic_directory(final):
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        fail()
+
+    assert (final / "a").read_text() == "former"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_full_disk_is_an_error_that_names_path_and_cause_and_leaves_earlier_versions(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", _FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
 

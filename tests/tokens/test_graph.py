@@ -242,6 +242,22 @@ def test_a_message_changed_in_place_is_noticed(player: Player):
     assert player.graph.prepare(messages, TOOLS).parent is None
 
 
+def test_an_openai_object_changed_in_place_is_noticed(player: Player):
+    messages: list[Any] = [user("x?")]
+    messages.append(as_openai(player.ask(messages, CALL, TOOLS)))
+    messages.append(user("y?"))
+    assert player.graph.prepare(messages, TOOLS).parent == 0
+    messages[1].tool_calls[0].function.name = "other"
+    assert player.graph.prepare(messages, TOOLS).parent is None
+    messages[1].tool_calls[0].function.name = "calc"
+    assert player.graph.prepare(messages, TOOLS).parent == 0
+    messages[1].reasoning_content = "an afterthought"
+    assert player.graph.prepare(messages, TOOLS).fork == ForkReason.HISTORY_EDITED
+    messages[1].reasoning_content = None
+    messages[1].tool_calls = None
+    assert player.graph.prepare(messages, TOOLS).fork == ForkReason.HISTORY_EDITED
+
+
 def test_a_failed_request_leaves_no_trace(player: Player):
     message = player.ask([user("x?")], "a")
     player.graph.prepare([user("x?"), message, user("lost")])

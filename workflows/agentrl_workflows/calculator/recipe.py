@@ -42,7 +42,7 @@ class Recipe:
     """AdamW: embeddings and norms."""
     sft_muon_lr: float = 0.02
     """Muon: matrices."""
-    sft_threads: int = 2
+    sft_threads: int = 1
     device: str = "cpu"
     eval_episodes: int = 512
     """Held-out episodes of each evaluation."""

@@ -1,0 +1,48 @@
+"""`agentrl serve`: the embedded server on a checkpoint, for people; programs start `agentrl.inference.serve`.
+
+Invariant: the server ends when this function returns, and the function returns when it is interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.errors import ConfigError
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.launch import api_key
+from agentrl.inference.serve import ServeOptions, run_server
+
+
+def serve_checkpoint(
+    model: Path,
+    *,
+    host: str,
+    port: int,
+    device: str,
+    threads: int,
+    max_running_requests: int,
+    max_context_tokens: int,
+    api_key_env: str | None,
+) -> None:
+    """Serve until interrupted; says where, once the server answers.
+
+    Raises:
+        ConfigError: the checkpoint, the device, the address or the key cannot be used.
+    """
+    if not model.is_dir():
+        raise ConfigError(f"{model}: expected a local directory with a HF checkpoint (config.json, *.safetensors, tokenizer)")
+    options = ServeOptions(
+        model_path=str(model),
+        host=host,
+        port=port,
+        api_key=api_key(InferenceConfig(host=host, api_key_env=api_key_env)),
+        device=device,
+        threads=threads,
+        max_running_requests=max_running_requests,
+        max_context_tokens=max_context_tokens,
+    )
+    console = Console(file=sys.stderr)
+    run_server(options, on_ready=lambda url: console.print(f"serving {model} at {url} (Ctrl-C ends it)"))

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from agentrl.checks import check_reward
 from agentrl.errors import EpisodeLimit, RewardError, WorkflowError
 from agentrl.inference.base import Generation
-from agentrl.types import StopReason, check_reward
+from agentrl.types import StopReason
 
 
 class Ledger:

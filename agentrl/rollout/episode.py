@@ -18,6 +18,7 @@ import anyio
 import anyio.lowlevel
 from openai import AsyncOpenAI
 
+from agentrl.checks import check_reward
 from agentrl.client import Client, EndpointClient
 from agentrl.client.config import SamplingConfig
 from agentrl.errors import (
@@ -37,7 +38,7 @@ from agentrl.inference.base import Backend
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.tasks import flatten
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn, check_reward
+from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import RolloutWorkflow
 
 _AnyClient: TypeAlias = Client | EndpointClient

@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from agentrl.checks import check_reward, check_turn
 from agentrl.errors import ReplyError, TokenError, WorkflowError
 from agentrl.tokens.match import TurnIndex
 from agentrl.tokens.messages import tools_key
@@ -33,8 +34,6 @@ from agentrl.types import (
     Trajectory,
     Turn,
     VersionSpan,
-    check_reward,
-    check_turn,
 )
 
 __all__ = ["Prompt", "TokenGraph"]

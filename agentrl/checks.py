@@ -1,0 +1,70 @@
+"""Checks at the door: what becomes part of a trajectory is right, or is refused by name.
+
+Invariant: a reward that passed is a finite number; a turn that passed agrees with itself and with its parent.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from agentrl.errors import InvariantError, RewardError
+from agentrl.types import Turn
+
+
+def check_reward(value: object, where: str) -> float:
+    """Return `value` as a finite float.
+
+    Args:
+        value: what a workflow returned or passed to `client.reward`; bool, int and float are rewards.
+        where: names the place in the message.
+
+    Raises:
+        RewardError: for anything else, and for NaN and infinities.
+
+    Example:
+        >>> check_reward(True, "run")
+        1.0
+        >>> check_reward("1.0", "run")
+        Traceback (most recent call last):
+        ...
+        agentrl.errors.RewardError: run: a reward must be a finite number, got str '1.0'; ...
+    """
+    if isinstance(value, (bool, int, float, np.floating, np.integer)):
+        number = float(value)
+        if math.isfinite(number):
+            return number
+    raise RewardError(
+        f"{where}: a reward must be a finite number, got {type(value).__name__} {value!r}; "
+        "return a float from run(), or raise if the episode has no result"
+    )
+
+
+def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
+    """Check the invariants of a turn as it is appended.
+
+    Lengths equal, log-probs finite and not positive, spans contiguous, versions non-decreasing along the branch, reward
+    finite. Cost: two vectorized passes over the new tokens.
+
+    Raises:
+        InvariantError: naming `where` and the first thing that does not hold.
+    """
+    count = len(turn.output_ids)
+    if len(turn.output_logprobs) != count:
+        raise InvariantError(f"{where}: {count} output ids but {len(turn.output_logprobs)} log-probs")
+    if count and not (np.isfinite(turn.output_logprobs).all() and float(turn.output_logprobs.max()) <= 1e-4):
+        head = turn.output_logprobs.tolist()[:8]
+        raise InvariantError(f"{where}: log-probs must be finite and at most 0, got {head}...")
+    at = 0
+    version = parent.spans[-1].version if parent is not None and parent.spans else -1
+    for span in turn.spans:
+        if span.start != at or span.end <= span.start:
+            raise InvariantError(f"{where}: version spans must be contiguous from 0, got {turn.spans}")
+        if span.version < version:
+            raise InvariantError(f"{where}: policy version went back from {version} to {span.version} along a branch")
+        at, version = span.end, span.version
+    if at != count:
+        raise InvariantError(f"{where}: version spans cover {at} of {count} output tokens")
+    if turn.reward is not None and not math.isfinite(turn.reward):
+        raise InvariantError(f"{where}: reward {turn.reward} is not finite")

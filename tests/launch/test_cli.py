@@ -1,0 +1,169 @@
+"""The command line: clear help, clear errors, and everything ends when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+AGENTRL = str(Path(sys.executable).with_name("agentrl"))
+
+
+def write_run(folder: Path, checkpoint: Path, **changes: dict[str, object]) -> Path:
+    """Write a small run whose agent gives one answer, rewarded by its length."""
+    (folder / "my_agent.py").write_text(
+        "async def solve(task, client):\n"
+        "    completion = await client.chat.completions.create(messages=[{'role': 'user', 'content': task['question']}])\n"
+        "    return len(completion.choices[0].message.content) / 100\n"
+    )
+    (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"Say {n}."}) + "\n" for n in range(20)))
+    run: dict[str, Any] = {
+        "name": "small",
+        "workflow": "my_agent:solve",
+        "tasks": {"path": "tasks.jsonl", "eval_path": "tasks.jsonl"},
+        "model": {"path": str(checkpoint)},
+        "sampling": {"max_tokens": 8},
+        "inference": {"device": "cpu", "max_context_tokens": 256, "max_running_requests": 16},
+        "algorithm": {"group_size": 2, "groups_per_step": 2},
+        "trainer": {"device": "cpu", "lr": 1e-3},
+        "engine": {"steps": 2},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(run | changes))
+    return path
+
+
+def agentrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([AGENTRL, *arguments], cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes whose parent is `pid`."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "serve", "sft", "doctor"])
+def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
+    result = agentrl(tmp_path, command, "--help")
+    assert result.returncode == 0
+    assert f"agentrl {command}" in result.stdout
+
+
+def test_bad_input_is_one_message_and_status_two(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    for arguments, expected in [
+        (["train", "none.yaml"], "cannot read the run file none.yaml"),
+        (["train", "run.yaml", "--trainer.lrr", "1"], "trainer.lrr: there is no such field; did you mean lr?"),
+        (["train", "run.yaml", "--workflow", "my_agent:nothing"], "has no 'nothing'; it has solve"),
+        (["train", "run.yaml", "--tasks.path", "none.jsonl"], "cannot read none.jsonl"),
+        (["train", "run.yaml", "--model.path", "nowhere"], "nowhere"),
+        (["eval", "run.yaml", "--endpoint", "http://127.0.0.1:1/v1"], "--endpoint needs --model"),
+        (["sft", "run.yaml", "out"], "no sft section"),
+        (["serve", "nowhere"], "nowhere: expected a local HF checkpoint"),
+    ]:
+        result = agentrl(tmp_path, *arguments)
+        assert result.returncode == 2, (arguments, result.stdout, result.stderr)
+        assert expected in result.stderr
+        assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    result = agentrl(tmp_path, "train", "run.yaml", "--dry-run", "--algorithm.max_staleness", "4")
+    assert result.returncode == 0
+    assert "decoupled PPO" in result.stdout
+    assert "at most 4 version(s) behind" in result.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    result = agentrl(tmp_path, "train", "run.yaml")
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "runs" / "small"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["train_steps"] == 2
+    assert summary["max_logprob_difference"] < 1e-4
+    assert summary["max_trained_staleness"] <= 2
+    assert len((folder / "trajectories.jsonl").read_text().splitlines()) == summary["episodes"] == 8
+    assert (folder / "config.yaml").exists()
+
+    again = agentrl(tmp_path, "train", "run.yaml")
+    assert again.returncode == 2
+    assert "exists; choose another --name, or pass --replace" in again.stderr
+
+    report = agentrl(
+        tmp_path, "eval", "run.yaml", "--checkpoint", summary["checkpoint"], "--episodes", "6", "--output", "eval.json"
+    )
+    assert report.returncode == 0, report.stderr
+    assert json.loads((tmp_path / "eval.json").read_text())["episodes"] == 6
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_everything_within_five_seconds_and_says_where_the_results_are(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    write_run(tmp_path, checkpoint, engine={"steps": 100_000})
+    with subprocess.Popen([AGENTRL, "train", "run.yaml"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # the line of the first step: everything is up
+        started = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        rest = process.stderr.read()
+        process.wait(timeout=30)
+        took = time.monotonic() - begin
+    assert "step 1/100000" in first
+    assert process.returncode == 130, rest
+    assert "Results so far are in runs/small/" in rest
+    assert "Traceback" not in rest
+    assert len(started) == 2
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    assert took < 5
+    assert (tmp_path / "runs" / "small" / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_doctor_plays_an_episode_and_names_what_to_fix(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    good = agentrl(tmp_path, "doctor", "run.yaml")
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert "one episode: 1 turn(s)" in good.stdout
+    assert "Nothing to fix." in good.stdout
+    bad = agentrl(tmp_path, "doctor", "run.yaml", "--model.path", "nowhere")
+    assert bad.returncode == 1
+    assert "FIX" in bad.stdout
+
+
+@pytest.mark.slow
+def test_sft_trains_on_conversations_and_names_a_bad_line(tmp_path: Path, checkpoint: Path) -> None:
+    line = {"messages": [{"role": "user", "content": "Say 1."}, {"role": "assistant", "content": "The answer is 1."}]}
+    (tmp_path / "good.jsonl").write_text((json.dumps(line) + "\n") * 8)
+    (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n{oops\n")
+    sft = {"data": "good.jsonl", "steps": 3, "conversations_per_step": 4, "device": "cpu", "threads": 1}
+    write_run(tmp_path, checkpoint, sft=sft)
+    good = agentrl(tmp_path, "sft", "run.yaml", "student")
+    assert good.returncode == 0, good.stderr
+    assert (tmp_path / "student" / "model.safetensors").exists()
+    bad = agentrl(tmp_path, "sft", "run.yaml", "other", "--sft.data", "bad.jsonl")
+    assert bad.returncode == 2
+    assert "bad.jsonl:2" in bad.stderr

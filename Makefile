@@ -45,7 +45,7 @@ build: setup  ## build the wheel and the sdist
 	$(BIN)/python -m build --no-isolation
 
 bench: setup  ## run every benchmark; results go to benchmarks/results/
-	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+	for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
 
 clean:  ## remove what the build and the tests leave behind
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

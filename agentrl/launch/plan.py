@@ -22,7 +22,10 @@ def describe_plan(config: RunConfig) -> str:
         ("run", f"{config.name} (seed {config.seed}), files in {config.run_dir}/"),
         ("workflow", f"{config.workflow} {config.workflow_args or ''}".rstrip()),
         ("tasks", _tasks(config)),
-        ("weights", f"{config.model.path}, trained in {config.trainer.dtype} on {_device(config)} by one worker process"),
+        (
+            "weights",
+            f"{config.model.path}, trained in {config.trainer.dtype} on {_device(config)}, {config.trainer.processes} process",
+        ),
         ("servers", _servers(config)),
         ("sampling", _sampling(config)),
         ("episodes", _episodes(config)),

@@ -33,9 +33,7 @@ def serve_checkpoint(
         ConfigError: the checkpoint, the device, the address or the key cannot be used.
     """
     if not model.is_dir():
-        raise ConfigError(
-            f"{model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)"
-        )
+        raise ConfigError(f"{model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)")
     options = ServeOptions(
         model_path=str(model),
         host=host,

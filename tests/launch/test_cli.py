@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
 
 
-def write_run(folder: Path, checkpoint: Path, **changes: dict[str, object]) -> Path:
+def write_run(folder: Path, checkpoint: Path, **changes: Mapping[str, object]) -> Path:
     """Write a small run whose agent gives one answer, rewarded by its length."""
     (folder / "my_agent.py").write_text(
         "async def solve(task, client):\n"

@@ -79,10 +79,10 @@ def run_demo(recipe: Recipe, *, seed: int, runs_dir: Path, name: str, console: C
     folder = runs_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    warm_start = _warm_start(recipe, seed, folder, console)
-    run = _run_config(recipe, seed, runs_dir, name, warm_start)
+    student = warm_start(recipe, seed, folder, console)
+    run = _run_config(recipe, seed, runs_dir, name, student)
     console.rule("before: the warm start on held-out tasks")
-    before = anyio.run(_evaluate, run, warm_start, recipe, (recipe.max_turns,))
+    before = anyio.run(_evaluate, run, student, recipe, (recipe.max_turns,))
     console.print(f"sampled {before.sampled.success_rate:.3f}, greedy {before.greedy.success_rate:.3f}")
     console.rule("reinforcement learning")
     report = anyio.run(_train, run)
@@ -101,8 +101,8 @@ def run_demo(recipe: Recipe, *, seed: int, runs_dir: Path, name: str, console: C
     return Outcome(run_dir=folder, summary=summary)
 
 
-def _warm_start(recipe: Recipe, seed: int, folder: Path, console: Console) -> Path:
-    """Make tokenizer, random model and demonstrations, and imitate them; return the checkpoint."""
+def warm_start(recipe: Recipe, seed: int, folder: Path, console: Console) -> Path:
+    """Make tokenizer, random model and demonstrations in `folder`, imitate them, and return the checkpoint."""
     console.rule(f"warm start: {recipe.sft_steps} steps on {recipe.num_demonstrations} demonstrations")
     student, data = folder / "random-model", folder / "demonstrations.jsonl"
     vocab_size = write_tokenizer(student)

@@ -22,10 +22,7 @@ def describe_plan(config: RunConfig) -> str:
         ("run", f"{config.name} (seed {config.seed}), files in {config.run_dir}/"),
         ("workflow", f"{config.workflow} {config.workflow_args or ''}".rstrip()),
         ("tasks", _tasks(config)),
-        (
-            "weights",
-            f"{config.model.path}, trained in {config.trainer.dtype} on {_device(config)}, {config.trainer.processes} process",
-        ),
+        ("weights", _weights(config)),
         ("servers", _servers(config)),
         ("sampling", _sampling(config)),
         ("episodes", _episodes(config)),
@@ -44,6 +41,11 @@ def _tasks(config: RunConfig) -> str:
     tasks = config.tasks
     held_out = tasks.eval_path or (tasks.factory if tasks.eval_factory_args is not None else None)
     return f"{tasks.path or tasks.factory}; held out: {held_out or 'none'}"
+
+
+def _weights(config: RunConfig) -> str:
+    trainer = config.trainer
+    return f"{config.model.path}, trained in {trainer.dtype} on {_device(config)}, {trainer.processes} process"
 
 
 def _device(config: RunConfig) -> str:

@@ -25,11 +25,12 @@ LIGHT = (
     "agentrl_workflows.calculator",
 )
 HEAVY = ("torch", "transformers", "ray", "sglang")
-PROBE = """
-import importlib, json, resource, sys
+PROBE = r"""
+import importlib, json, re, sys
 for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
-print(json.dumps({"modules": sorted(sys.modules), "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+peak_kb = re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]  # unlike ru_maxrss, not inherited over exec
+print(json.dumps({"modules": sorted(sys.modules), "mb": int(peak_kb) / 1024}))
 """
 
 

@@ -117,10 +117,10 @@ async def test_a_probe_that_differs_stops_the_update_with_the_figures() -> None:
 
 
 async def test_updates_asked_for_at_once_run_one_after_the_other() -> None:
-    servers = servers_of(2, timeout_s=5)
+    servers = servers_of(2, timeout_s=60)
     hold = anyio.Event()
     done: list[int] = []
-    async with pool_of(*servers, control_timeout_s=5) as pool, anyio.create_task_group() as tasks:
+    async with pool_of(*servers, control_timeout_s=60, health_interval_s=60) as pool, anyio.create_task_group() as tasks:
 
         async def update(version: int) -> None:
             done.append((await pool.update_weights(publication(version))).version)

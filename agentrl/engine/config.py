@@ -28,7 +28,7 @@ class EngineConfig(Config):
     """Largest difference, nats, between server and trainer log-probs on the probe prompt after an update."""
     max_logprob_difference: float | None = Field(default=None, gt=0)
     """Stop when a token's behavior log-prob differs more, nats, from the trainer's under the same version. None: report."""
-    stall_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds without any progress after which the run stops and names who waits for whom."""
+    stall_timeout_s: float = Field(default=900.0, gt=0)
+    """Seconds without any progress after which the run stops and names who waits for whom; over an episode's deadline."""
     save_trajectories: bool = True
     """Write every episode to `trajectories.jsonl` in the run directory."""

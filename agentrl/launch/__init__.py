@@ -1,1 +1,1 @@
-"""."""
+"""Starting things: the command line, local processes, notebooks."""

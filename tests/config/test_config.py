@@ -69,6 +69,7 @@ def test_every_field_has_a_reader() -> None:
         ({"algorithm": {"discount": 0.9}}, "algorithm.discount: only the turn advantage discounts"),
         ({"trainer": {"minibatches": 1000}}, "trainer.minibatches: 1000 is more than the 128 episodes"),
         ({"rollout": {"incomplete_group": "keep", "min_group_size": 9}}, "rollout.min_group_size: 9 is over"),
+        ({"engine": {"stall_timeout_s": 60}}, "engine.stall_timeout_s: 60 s is not more than the 600 s an episode may take"),
         ({"name": "../elsewhere"}, "name: string should match pattern"),
     ],
 )

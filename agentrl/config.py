@@ -143,10 +143,11 @@ def _training_problems(config: RunConfig) -> list[str]:
         problems.append(
             f"rollout.min_group_size: {rollout.min_group_size} is over algorithm.group_size {algorithm.group_size}; lower it"
         )
-    if config.engine.stall_timeout_s <= rollout.episode_timeout_s:
+    stall_s, episode_s = config.engine.stall_timeout_s, rollout.episode_timeout_s
+    if stall_s <= episode_s:
         problems.append(
-            f"engine.stall_timeout_s: {config.engine.stall_timeout_s:g} s is not more than the {rollout.episode_timeout_s:g} "
-            "s an episode may take (rollout.episode_timeout_s), so a slow episode would look like a stall; raise it"
+            f"engine.stall_timeout_s: {stall_s:g} s is not more than the {episode_s:g} s an episode may take "
+            "(rollout.episode_timeout_s), so a slow episode would look like a stall; raise it"
         )
     if algorithm.discount != 1.0 and algorithm.advantage != "turn":
         problems.append("algorithm.discount: only the turn advantage discounts; set algorithm.advantage: turn, or remove it")

@@ -6,6 +6,7 @@ dense CPU path never calls them. SGLang's child processes import the main script
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def main() -> None:
     try:
         run_server(prepare_server_args(sys.argv[1:]))
     finally:
-        kill_process_tree(0, include_parent=False)
+        kill_process_tree(os.getpid(), include_parent=False)
 
 
 if __name__ == "__main__":

@@ -55,10 +55,11 @@ FULL = Recipe(demonstrator=Demonstrator(p_guess=0.8), num_demonstrations=12_000,
 """The headline variant: the demonstrator's most likely first action is wrong."""
 
 SMOKE = Recipe(
-    demonstrator=Demonstrator(p_guess=0.6),
+    demonstrator=Demonstrator(p_guess=0.7),
     operations=1,
-    num_demonstrations=3_000,
+    num_demonstrations=2_000,
     sft_steps=300,
+    sft_conversations=16,
     eval_episodes=128,
     overrides={
         "engine.steps": 15,

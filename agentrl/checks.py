@@ -12,6 +12,9 @@ import numpy as np
 from agentrl.errors import InvariantError, RewardError
 from agentrl.types import Turn
 
+MAX_REWARD = 1e30
+"""Largest size of a reward."""
+
 
 def check_reward(value: object, where: str) -> float:
     """Return `value` as a finite float.
@@ -31,12 +34,11 @@ def check_reward(value: object, where: str) -> float:
         ...
         agentrl.errors.RewardError: run: a reward must be a finite number, got str '1.0'; ...
     """
-    if isinstance(value, (bool, int, float, np.floating, np.integer)):
-        number = float(value)
-        if math.isfinite(number):
-            return number
+    # Sums and squares of rewards must stay finite too; an int may be too large to be a float at all.
+    if isinstance(value, (bool, int, float, np.floating, np.integer)) and abs(value) <= MAX_REWARD:
+        return float(value)
     raise RewardError(
-        f"{where}: a reward must be a finite number, got {type(value).__name__} {value!r}; "
+        f"{where}: a reward must be a finite number, got {type(value).__name__} {repr(value)[:40]}; "
         "return a float from run(), or raise if the episode has no result"
     )
 

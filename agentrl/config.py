@@ -33,8 +33,10 @@ _LAUNCH_ONLY = (
     "max_running_requests",
     "max_context_tokens",
     "threads",
+    "start_timeout_s",
 )
 _EMBEDDED_ONLY = ("device", "max_running_requests", "max_context_tokens", "threads")
+_BF16_TOLERANCE = 0.02
 _SGLANG_ONLY = ("sglang_python", "sglang_args")
 
 
@@ -107,6 +109,16 @@ class RunConfig(Config):
         return self
 
 
+def inapplicable(config: RunConfig) -> list[tuple[str, str]]:
+    """Return `(section, field)` of each knob that the run's backend or policy cannot honour."""
+    inference = config.inference
+    names: list[str] = list(_SGLANG_ONLY if inference.backend == "embedded" else _EMBEDDED_ONLY)
+    if inference.urls:
+        names += [name for name in _LAUNCH_ONLY if name not in names]
+    found = [("inference", name) for name in names]
+    return found + ([("rollout", "min_group_size")] if config.rollout.incomplete_group == "drop" else [])
+
+
 def _inference_problems(inference: InferenceConfig) -> list[str]:
     problems: list[str] = []
     given = inference.model_fields_set
@@ -143,12 +155,23 @@ def _training_problems(config: RunConfig) -> list[str]:
         problems.append(
             f"rollout.min_group_size: {rollout.min_group_size} is over algorithm.group_size {algorithm.group_size}; lower it"
         )
-    stall_s, episode_s = config.engine.stall_timeout_s, rollout.episode_timeout_s
-    if stall_s <= episode_s:
+    stall_s = config.engine.stall_timeout_s
+    for what, field, limit_s in (
+        ("an episode", "rollout.episode_timeout_s", rollout.episode_timeout_s),
+        ("a call to the trainer", "trainer.call_timeout_s", trainer.call_timeout_s),
+    ):
+        if stall_s <= limit_s:
+            problems.append(
+                f"engine.stall_timeout_s: {stall_s:g} s is not more than the {limit_s:g} s {what} may take ({field}), so a "
+                "slow one would look like a stall; raise it"
+            )
+    if trainer.dtype == "bfloat16" and config.engine.probe_tolerance < _BF16_TOLERANCE:
         problems.append(
-            f"engine.stall_timeout_s: {stall_s:g} s is not more than the {episode_s:g} s an episode may take "
-            "(rollout.episode_timeout_s), so a slow episode would look like a stall; raise it"
+            f"engine.probe_tolerance: log-probs computed in bfloat16 differ by about {_BF16_TOLERANCE:g} nats, which "
+            f"{config.engine.probe_tolerance:g} would call a failed update; raise it, or set trainer.dtype: float32"
         )
+    if rollout.incomplete_group == "drop" and "min_group_size" in rollout.model_fields_set:
+        problems.append("rollout.min_group_size: applies to incomplete_group: keep; set that, or remove it")
     if algorithm.discount != 1.0 and algorithm.advantage != "turn":
         problems.append("algorithm.discount: only the turn advantage discounts; set algorithm.advantage: turn, or remove it")
     if config.engine.eval_every and config.tasks.eval_path is None and config.tasks.eval_factory_args is None:

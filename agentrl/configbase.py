@@ -11,4 +11,6 @@ from pydantic import BaseModel, ConfigDict
 class Config(BaseModel):
     """Base of the config models that live beside their components."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, coerce_numbers_to_str=True
+    )

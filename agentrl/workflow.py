@@ -138,7 +138,7 @@ def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWo
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):
         raise ConfigError(f"workflow: expected module:Name, such as my_agent:Calculator, got {spec!r}")
-    module = _import(module_name)
+    module = import_user_module(module_name)
     try:
         candidate = getattr(module, name)
     except AttributeError:
@@ -148,7 +148,12 @@ def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWo
     return as_workflow(candidate, args)
 
 
-def _import(name: str) -> ModuleType:
+def import_user_module(name: str, field: str = "workflow") -> ModuleType:
+    """Return a module of the user's, also one beside the current directory; `field` names the setting in messages.
+
+    Raises:
+        ConfigError: there is no such module, or importing it fails.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -157,11 +162,11 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(
-                f"workflow: there is no module {name!r}; looked in {here} and the installed packages"
+                f"{field}: there is no module {name!r}; looked in {here} and the installed packages"
             ) from error
-        raise ConfigError(f"workflow: module {name!r} needs {error.name!r}, which is not installed") from error
+        raise ConfigError(f"{field}: module {name!r} needs {error.name!r}, which is not installed") from error
     except Exception as error:
-        raise ConfigError(f"workflow: importing {name!r} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{field}: importing {name!r} raised {type(error).__name__}: {error}") from error
 
 
 def _workflows_in(module: ModuleType) -> list[str]:

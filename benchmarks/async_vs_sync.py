@@ -83,7 +83,7 @@ def measure(scratch: Path, model: Path, seed: int, mode: str, bound: int) -> Map
     report = anyio.run(partial(train, run, progress=NoProgress()))
     events = [json.loads(line) for line in (scratch / name / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
-    begin = steps[0]["wall_s"] - steps[0]["trainer_wait_s"] - steps[0]["train_s"]
+    begin = steps[0]["wall_s"] - sum(steps[0][part] for part in ("trainer_wait_s", "train_s", "publish_s", "update_s"))
     at = next((i for i in range(WINDOW - 1, len(steps)) if mean_success(steps, i) >= TARGET), None)
     return {
         "steps_to_target": None if at is None else at + 1,

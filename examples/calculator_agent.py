@@ -4,7 +4,7 @@ Try it after `make demo` (which leaves a checkpoint that knows the tool), from t
 
     .venv/bin/agentrl train examples/calculator_agent.yaml --dry-run          # the plan, at once
     .venv/bin/agentrl train examples/calculator_agent.yaml                    # about a minute: success climbs step by step
-    .venv/bin/agentrl eval examples/calculator_agent.yaml --greedy            # about ten seconds: success on held-out tasks
+    .venv/bin/agentrl eval examples/calculator_agent.yaml --greedy --checkpoint runs/calculator-agent/checkpoints/step-000060
 """
 
 from typing import Literal

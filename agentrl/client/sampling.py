@@ -54,8 +54,8 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
         top_p=_top_p(_number(given, "top_p", defaults.top_p, 0.0, 1.0)),
         top_k=_top_k(given.get("top_k", -1)),
         min_p=_number(given, "min_p", 0.0, 0.0, 1.0),
-        frequency_penalty=_number(given, "frequency_penalty", 0.0, -2.0, 2.0),
-        presence_penalty=_number(given, "presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=_no_penalty(given, "frequency_penalty"),
+        presence_penalty=_no_penalty(given, "presence_penalty"),
         stop=_stop_strings(given.get("stop", ())),
         stop_token_ids=_stop_ids(given.get("stop_token_ids", ()), vocab_size),
         ignore_eos=_boolean("ignore_eos", given.get("ignore_eos", False)),
@@ -113,3 +113,10 @@ def _stop_ids(value: object, vocab_size: int) -> tuple[int, ...]:
         if all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < vocab_size for item in items):
             return cast("tuple[int, ...]", items)
     raise WorkflowError(f"{WHERE}: stop_token_ids must be a list of ids below {vocab_size}, got {short(value)}")
+
+
+def _no_penalty(given: Mapping[str, object], name: str) -> float:
+    value = _number(given, name, 0.0, -2.0, 2.0)
+    if value != 0.0:
+        refuse(name, value, "recorded log-probs would include it and the trainer's would not; leave it out")
+    return 0.0

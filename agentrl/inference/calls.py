@@ -215,10 +215,11 @@ class Calls:
                 await self._try_abort(rid)
 
     async def _try_abort(self, rid: str) -> None:
-        try:
-            await self._send_abort(rid)
-        except ServerError:
-            return  # the connection is closed or its call fails by itself: the abort only saves the server work
+        with anyio.move_on_after(ABORT_TIMEOUT_S):
+            try:
+                await self._send_abort(rid)
+            except ServerError:
+                return  # the connection is closed or its call fails by itself: the abort only saves the server work
 
     async def _send_abort(self, rid: str) -> None:
         await self._transport.call("POST", "/abort_request", orjson.dumps({"rid": rid}))

@@ -21,7 +21,7 @@ class InferenceConfig(Config):
     host: str = "127.0.0.1"
     """Address launched servers listen on; anything but loopback needs `api_key_env`."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the servers' key; the key itself is never written down."""
+    """Name of the environment variable that holds the servers' key. Never recorded; SGLang takes it on its command line."""
     sglang_python: str | None = None
     """Python of the environment SGLang is installed in; needed to launch `sglang` servers."""
     sglang_args: tuple[str, ...] = ()

@@ -167,7 +167,7 @@ def _sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, port: i
     environment: dict[str, str] = {}
     start = ["-m", "sglang.launch_server"]
     given = config.sglang_args
-    if "cpu" in given and given[given.index("cpu") - 1] == "--device":
+    if "--device=cpu" in given or ("cpu" in given and given[given.index("cpu") - 1] == "--device"):
         if not _SGLANG_CPU_LAUNCHER.exists():
             raise ConfigError(
                 f"inference.sglang_args: --device cpu needs {_SGLANG_CPU_LAUNCHER}, which a clone of agentrl has"

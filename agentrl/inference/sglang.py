@@ -210,8 +210,8 @@ class SGLangServer:
         """
         try:
             await self._control("POST", "/continue_generation", b"{}", "the end of the pause")
-        finally:
             self._paused = False
+        finally:
             self._calls.open_gate()
         await self._calls.abort_held()
 
@@ -244,7 +244,7 @@ class SGLangServer:
         self._version = publication.version
         self._calls.pin = None if self.dialect.spans else publication.version
         # In place, cached prefixes of earlier versions stay; the salt keeps new requests from using them.
-        self._calls.cache_salt = "" if flush else f"v{publication.version}"
+        self._calls.cache_salt = "" if flush else f"v{publication.version}-{publication.checksum}"
         reported = await self.check()
         if reported != publication.version:
             raise WeightSyncError(f"{self.url}: loaded {what} but reports version {reported}")

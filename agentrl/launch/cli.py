@@ -163,8 +163,16 @@ def _run(job: Callable[[], object], *, where: Path | None = None) -> None:
 
 def main() -> None:
     """Run the command line."""
+    guarded(app)
+
+
+def guarded(command: Callable[[], object]) -> None:
+    """Run a command; one of our errors becomes one message and the exit status, an interrupt status 130."""
     try:
-        app()
+        command()
+    except KeyboardInterrupt:
+        print("\nInterrupted; everything this command started has ended.", file=sys.stderr)
+        sys.exit(130)
     except (AgentRLError, BaseExceptionGroup) as error:
         from agentrl.launch.local import first_of_ours
 

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from agentrl.client.config import SamplingConfig
 from agentrl.config import RunConfig, load_config
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.inference.launch import launch_pool
-from agentrl.launch.local import describe_error
+from agentrl.launch.local import describe_error, load_renderer
 from agentrl.launch.tasks import TaskSets, load_tasks
 from agentrl.rollout.episode import run_episode
 from agentrl.tokens.renderer import Renderer
@@ -135,7 +135,7 @@ def _run_parts(report: Report, run: RunConfig) -> None:
     )
     renderer = report.check(
         "model",
-        lambda: Renderer.load(run.model.path, template_options=run.sampling.template_options),
+        lambda: load_renderer(run, run.model.path),
         lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
     )
     if tasks is not None and workflow is not None and renderer is not None:
@@ -150,13 +150,16 @@ async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow
             run.inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
         ) as pool:
             sampling = SamplingConfig.model_validate(run.sampling.model_dump())
-            return await run_episode(
+            episode = await run_episode(
                 workflow, tasks.train[0], backend=pool, renderer=renderer, rollout=run.rollout, sampling=sampling
             )
     finally:
         shutil.rmtree(log_dir, ignore_errors=True)
+    if episode.failure is not None:
+        raise WorkflowError(f"one episode was played and failed ({episode.stop_reason}): {episode.failure.message}")
+    return episode
 
 
 def _describe_episode(episode: Trajectory) -> str:
-    outcome = f"return {episode.episode_return:g}" if episode.failure is None else f"failed: {episode.failure.message}"
-    return f"one episode: {len(episode.turns)} turn(s), {episode.num_output_tokens} tokens, {episode.stop_reason}, {outcome}"
+    length = f"{len(episode.turns)} turn(s), {episode.num_output_tokens} tokens"
+    return f"one episode: {length}, {episode.stop_reason}, return {episode.episode_return:g}"

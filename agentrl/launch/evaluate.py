@@ -18,10 +18,9 @@ from agentrl.config import RunConfig
 from agentrl.engine.evaluate import EvalReport, evaluate, evaluate_with
 from agentrl.errors import ConfigError
 from agentrl.inference.launch import launch_pool
-from agentrl.launch.local import write_json
+from agentrl.launch.local import load_renderer, write_json
 from agentrl.launch.tasks import load_tasks
 from agentrl.rollout.episode import run_endpoint_episode
-from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
@@ -47,6 +46,13 @@ async def evaluate_target(
 
     Cancellation: episodes and servers are ended; nothing is printed.
     """
+    if run.inference.urls and target.checkpoint is not None and target.endpoint is None:
+        raise ConfigError(
+            f"--checkpoint {target.checkpoint}: inference.urls names running servers, which sample from their own weights; "
+            "drop --checkpoint, or override --inference.urls '[]'"
+        )
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no directory {output.parent}; make it first")
     tasks = load_tasks(run.tasks).evaluation
     if not tasks:
         raise ConfigError("tasks: there are no held-out tasks; set tasks.eval_path or tasks.eval_factory_args")
@@ -63,10 +69,14 @@ async def evaluate_target(
     for name, value in values.items():
         print(f"{name:<24} {value:.4g}" if isinstance(value, float) else f"{name:<24} {value}")
     if output is not None:
-        write_json(
-            output, {"run": run.name, "target": target.endpoint or str(target.checkpoint or run.model.path), **values}
-        )
+        write_json(output, {"run": run.name, "target": _name(run, target), **values})
     return report
+
+
+def _name(run: RunConfig, target: Target) -> str:
+    if target.endpoint is not None:
+        return target.endpoint
+    return ", ".join(run.inference.urls) or str(target.checkpoint or run.model.path)
 
 
 class _bar:
@@ -95,7 +105,7 @@ async def _at_checkpoint(
     greedy: bool,
     on_episode: Callable[[Trajectory], None],
 ) -> EvalReport:
-    renderer = Renderer.load(checkpoint, template_options=run.sampling.template_options)
+    renderer = load_renderer(run, checkpoint)
     log_dir = Path(run.runs_dir) / "eval-logs"
     async with launch_pool(
         run.inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir

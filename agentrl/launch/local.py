@@ -6,6 +6,7 @@ when `train` returns, and the run directory holds what was recorded, with a `sum
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,7 +18,7 @@ import orjson
 from agentrl.config import RunConfig
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, RunStopped
 from agentrl.inference.launch import launch_pool
 from agentrl.launch.plan import describe_plan, resolved_yaml
 from agentrl.launch.tasks import TaskSets, load_tasks
@@ -26,6 +27,8 @@ from agentrl.observe.progress import Progress, make_progress
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.remote import launch_trainer
 from agentrl.workflow import RolloutWorkflow, load_workflow
+
+logger = logging.getLogger(__name__)
 
 
 class Parts(NamedTuple):
@@ -42,18 +45,25 @@ def load_parts(run: RunConfig) -> Parts:
     Raises:
         ConfigError: naming what is missing or wrong.
     """
-    renderer = Renderer.load(run.model.path, template_options=run.sampling.template_options)
-    limit = renderer.max_context
-    if (
-        limit is not None
-        and "max_context_tokens" in run.inference.model_fields_set
-        and run.inference.max_context_tokens > limit
-    ):
+    return Parts(load_renderer(run, run.model.path), load_tasks(run.tasks), load_workflow(run.workflow, run.workflow_args))
+
+
+def load_renderer(run: RunConfig, model: str | Path) -> Renderer:
+    """Return the renderer of `model` with the context limit its servers will have.
+
+    Raises:
+        ConfigError: a tokenizer file is missing, or the servers' limit is more than the model has positions.
+    """
+    launched_here = run.inference.backend == "embedded" and not run.inference.urls
+    limit = run.inference.max_context_tokens if launched_here else None
+    renderer = Renderer.load(model, template_options=run.sampling.template_options, max_context=limit)
+    positions = renderer.model_positions
+    asked = "max_context_tokens" in run.inference.model_fields_set
+    if asked and limit is not None and positions is not None and limit > positions:
         raise ConfigError(
-            f"inference.max_context_tokens: {run.inference.max_context_tokens} is more than the {limit} positions of "
-            f"{run.model.path}; lower it"
+            f"inference.max_context_tokens: {limit} is more than the {positions} positions of {model}; lower it"
         )
-    return Parts(renderer, load_tasks(run.tasks), load_workflow(run.workflow, run.workflow_args))
+    return renderer
 
 
 async def train(
@@ -102,8 +112,7 @@ async def train(
         error = caught
         raise
     finally:
-        if engine is not None:
-            _write_summary(run, engine.report(), error)
+        _write_summary(run, None if engine is None else engine.report(), error)
 
 
 def _pool(run: RunConfig, renderer: Renderer) -> Any:  # noqa: ANN401
@@ -125,8 +134,11 @@ def _trainer(run: RunConfig) -> Any:  # noqa: ANN401
 
 def _prepare_directory(run: RunConfig, existing: Literal["error", "replace", "use"]) -> None:
     folder = run.run_dir
-    if folder.exists() and existing == "error":
+    used = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
+    if used and existing == "error":
         raise ConfigError(f"{folder} exists; choose another --name, or pass --replace to delete it first")
+    if folder.exists() and existing == "replace":
+        _keep_inputs(run, folder)
     try:
         if folder.exists() and existing == "replace":
             shutil.rmtree(folder)
@@ -137,21 +149,37 @@ def _prepare_directory(run: RunConfig, existing: Literal["error", "replace", "us
         raise ConfigError(f"cannot write the run directory {folder}: {error.strerror}") from error
 
 
-def _write_summary(run: RunConfig, report: RunReport, error: BaseException | None) -> None:
-    summary = {
-        "name": run.name,
-        "seed": run.seed,
-        "error": None if error is None else describe_error(error),
-        **asdict(report),
-        "dropped_groups": sum(report.dropped_groups.values()),
-        "dropped_groups_by_reason": dict(report.dropped_groups),
+def _keep_inputs(run: RunConfig, folder: Path) -> None:
+    """Refuse to delete what the run is about to read."""
+    inputs = {
+        "model.path": run.model.path,
+        "tasks.path": run.tasks.path,
+        "tasks.eval_path": run.tasks.eval_path,
+        "sft.data": run.sft.data if run.sft else None,
     }
-    write_json(run.run_dir / "summary.json", summary)
+    for name, path in inputs.items():
+        if path is not None and Path(path).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"--replace would delete {name} = {path}, which is inside {folder}; choose another --name")
+
+
+def _write_summary(run: RunConfig, report: RunReport | None, error: BaseException | None) -> None:
+    summary: dict[str, Any] = {"name": run.name, "seed": run.seed, "error": None if error is None else describe_error(error)}
+    if report is not None:
+        summary |= asdict(report)
+        summary["dropped_groups"] = sum(report.dropped_groups.values())
+        summary["dropped_groups_by_reason"] = dict(report.dropped_groups)
+    try:
+        write_json(run.run_dir / "summary.json", summary)
+    except OSError as failed:
+        message = f"cannot write {run.run_dir / 'summary.json'}: {failed.strerror}"
+        if error is None:
+            raise RunStopped(message) from failed
+        logger.warning(message)  # the error that ended the run is the one to raise
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a readable JSON file that appears whole or not at all."""
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(
         orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
     )

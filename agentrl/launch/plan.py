@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import yaml
 
-from agentrl.config import RunConfig
+from agentrl.config import RunConfig, inapplicable
 
 
 def resolved_yaml(config: RunConfig) -> str:
-    """Return the whole resolved config as YAML that `agentrl train` reads back to the same run."""
-    # A field that was not given stays out: the backend checks tell "asked for" from "default" by what is present.
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    """Return the whole resolved config, defaults included, as YAML that `agentrl train` reads back to the same run."""
+    values = config.model_dump(mode="json")
+    # Knobs that do not apply stay out: given, they would be refused.
+    for section, name in inapplicable(config):
+        del values[section][name]
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def describe_plan(config: RunConfig) -> str:

@@ -5,7 +5,6 @@ Invariant: a line that is not what it should be is a `ConfigError` with file and
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -15,6 +14,7 @@ import orjson
 from agentrl.config import TasksConfig
 from agentrl.errors import ConfigError
 from agentrl.types import Task
+from agentrl.workflow import import_user_module
 
 
 class TaskSets(NamedTuple):
@@ -29,8 +29,7 @@ def load_tasks(config: TasksConfig) -> TaskSets:
     """Return the training and held-out tasks a run names.
 
     Raises:
-        ConfigError: a file or line that cannot be used, a factory that cannot be called, two tasks with one id, or a
-            task that is in both sets.
+        ConfigError: a file or line that cannot be used, a factory that fails, or two tasks with one id in a set.
     """
     if config.factory is not None:
         make = _factory(config.factory)
@@ -81,8 +80,8 @@ def _factory(name: str) -> Callable[..., object]:
     if not attribute:
         raise ConfigError(f"tasks.factory: expected module:function, got {name!r}")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+        found = getattr(import_user_module(module_name, "tasks.factory"), attribute)
+    except AttributeError as error:
         raise ConfigError(f"tasks.factory: cannot import {name}: {error}") from error
     if not callable(found):
         raise ConfigError(f"tasks.factory: {name} is not callable")
@@ -92,8 +91,9 @@ def _factory(name: str) -> Callable[..., object]:
 def _from_factory(make: Callable[..., object], name: str, arguments: Mapping[str, Any]) -> tuple[Task, ...]:
     try:
         made = make(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"tasks.factory: {name}(**{dict(arguments)}) failed: {error}; check factory_args") from error
+    except Exception as error:
+        what = f"{name}(**{dict(arguments)}) raised {type(error).__name__}"
+        raise ConfigError(f"tasks.factory: {what}: {error}; check factory_args") from error
     if not isinstance(made, Sequence) or not all(isinstance(task, Task) for task in cast("Sequence[object]", made)):
         raise ConfigError(f"tasks.factory: {name} must return a sequence of agentrl.Task, got {type(made).__name__}")
     return _unique(cast("Sequence[Task]", made), name)

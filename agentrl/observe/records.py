@@ -17,7 +17,7 @@ import orjson
 from agentrl.errors import RunStopped
 from agentrl.types import JsonValue, Trajectory
 
-DRAIN_TIMEOUT_S = 10.0
+DRAIN_TIMEOUT_S = 3.0
 """Seconds a cancelled run waits for its last lines to reach the disk."""
 MAX_PENDING = 8192
 """Records that may wait for the disk."""

@@ -82,6 +82,7 @@ class Renderer:
                 f"{where}: the tokenizer has ids up to {codec.size - 1}, but config.json says vocab_size {self.vocab_size}; "
                 "tokenizer and model do not belong together"
             )
+        self.model_positions: int | None = files.max_context
         self.max_context: int | None = files.max_context
         """Longest context in tokens; None if unknown."""
         self.control_ids: frozenset[int] = codec.control_ids
@@ -96,7 +97,13 @@ class Renderer:
         """Whether the generation prompt itself opens `<think>`."""
 
     @classmethod
-    def load(cls, path: str | Path, *, template_options: Mapping[str, bool | int | str] | None = None) -> Renderer:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        template_options: Mapping[str, bool | int | str] | None = None,
+        max_context: int | None = None,
+    ) -> Renderer:
         """Return the renderer of a local model directory in Hugging Face layout.
 
         Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, chat_template.jinja, config.json and
@@ -105,11 +112,15 @@ class Renderer:
         Args:
             path: the directory.
             template_options: further variables of the chat template, such as `{"enable_thinking": False}`.
+            max_context: longest context plus output the servers take, where that is less than the model's positions.
 
         Raises:
             ConfigError: names the file that is missing or wrong.
         """
-        return cls(read_model_files(Path(path)), template_options=template_options or {}, where=str(path))
+        renderer = cls(read_model_files(Path(path)), template_options=template_options or {}, where=str(path))
+        limits = [limit for limit in (max_context, renderer.model_positions) if limit is not None]
+        renderer.max_context = min(limits, default=None)
+        return renderer
 
     # ---- text to ids
 

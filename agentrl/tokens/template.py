@@ -1,7 +1,8 @@
 """Chat templates: the model's own Jinja source, run in a sandbox that behaves like the one of transformers.
 
 Invariant: `ChatTemplate.render` returns the text that transformers' `apply_chat_template(tokenize=False)` returns for the
-same messages, or raises `TokenError`; it never returns more than `max_chars` characters or runs for ever.
+same messages, or raises `TokenError`; it never returns more than `max_chars` characters. A template
+that loops without writing is not stopped.
 """
 
 from __future__ import annotations

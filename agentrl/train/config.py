@@ -40,7 +40,7 @@ class TrainerConfig(Config):
     """Recompute activations in the backward pass: less memory, about a third slower."""
     max_bad_steps: int = Field(default=3, ge=1)
     """Steps in a row with a non-finite loss or gradient that stop the run; each is skipped and reported."""
-    call_timeout_s: float = Field(default=1800.0, gt=0)
+    call_timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of one call to the worker, seconds."""
 
 

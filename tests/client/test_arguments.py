@@ -40,12 +40,12 @@ def test_none_omit_and_not_given_all_mean_the_default():
 
 def test_sampling_arguments_arrive():
     call = read(
-        temperature=0, top_p=0.5, max_tokens=7, seed=3, stop="END", frequency_penalty=0.5, presence_penalty=-1,
+        temperature=0, top_p=0.5, max_tokens=7, seed=3, stop="END", frequency_penalty=0.0, presence_penalty=0,
         extra_body={"top_k": 4, "min_p": 0.1, "ignore_eos": True, "stop_token_ids": [1, 2]},
     )  # fmt: skip
     s = call.sampling
     assert (s.temperature, s.top_p, s.max_new_tokens, s.seed, s.stop) == (0.0, 0.5, 7, 3, ("END",))
-    assert (s.frequency_penalty, s.presence_penalty, s.top_k, s.min_p) == (0.5, -1.0, 4, 0.1)
+    assert (s.frequency_penalty, s.presence_penalty, s.top_k, s.min_p) == (0.0, 0.0, 4, 0.1)
     assert (s.ignore_eos, s.stop_token_ids) == (True, (1, 2))
 
 
@@ -103,6 +103,8 @@ def test_harmless_arguments_change_no_sampling(harmless: dict[str, Any]):
         ({"stop": ["a", 3]}, "stop"),
         ({"stop": 3}, "stop"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
         ({"extra_body": {"top_k": 0}}, "top_k"),
         ({"extra_body": {"min_p": 2}}, "min_p"),
         ({"extra_body": {"stop_token_ids": [384]}}, "stop_token_ids"),

@@ -70,6 +70,16 @@ def test_every_field_has_a_reader() -> None:
         ({"trainer": {"minibatches": 1000}}, "trainer.minibatches: 1000 is more than the 128 episodes"),
         ({"rollout": {"incomplete_group": "keep", "min_group_size": 9}}, "rollout.min_group_size: 9 is over"),
         ({"engine": {"stall_timeout_s": 60}}, "engine.stall_timeout_s: 60 s is not more than the 600 s an episode may take"),
+        (
+            {"trainer": {"call_timeout_s": 1000}},
+            "engine.stall_timeout_s: 900 s is not more than the 1000 s a call to the trainer",
+        ),
+        ({"trainer": {"dtype": "bfloat16"}}, "engine.probe_tolerance: log-probs computed in bfloat16 differ by about 0.02"),
+        ({"rollout": {"min_group_size": 3}}, "rollout.min_group_size: applies to incomplete_group: keep"),
+        (
+            {"inference": {"urls": ["http://x"], "start_timeout_s": 3}},
+            "inference.start_timeout_s: applies to servers launched",
+        ),
         ({"name": "../elsewhere"}, "name: string should match pattern"),
     ],
 )

@@ -17,6 +17,10 @@ def make(count: int, prefix: str = "t") -> list[Task]:
     return [Task(id=f"{prefix}{number}", data={"number": number}) for number in range(count)]
 
 
+def make_trouble() -> list[Task]:
+    raise ValueError("no")
+
+
 def make_nonsense() -> int:
     return 3
 
@@ -61,9 +65,10 @@ def test_a_factory_makes_both_sets() -> None:
     ("factory", "arguments", "expected"),
     [
         ("make", {}, "expected module:function"),
-        ("no_such_module:make", {}, "cannot import no_such_module:make"),
+        ("no_such_module:make", {}, "tasks.factory: there is no module 'no_such_module'"),
         (f"{__name__}:none", {}, "cannot import"),
         (f"{__name__}:make", {"size": 3}, "check factory_args"),
+        (f"{__name__}:make_trouble", {}, "raised ValueError: no"),
         (f"{__name__}:make_nonsense", {}, "must return a sequence of agentrl.Task"),
         (f"{__name__}:__name__", {}, "is not callable"),
     ],

@@ -11,6 +11,7 @@ Invariant: the numbers of the table come from held-out tasks, which neither demo
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -27,7 +28,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agentrl.config import RunConfig, load_config
 from agentrl.engine.evaluate import EvalReport, evaluate
 from agentrl.engine.report import RunReport
+from agentrl.errors import ConfigError
 from agentrl.inference.launch import launch_pool
+from agentrl.launch.cli import guarded
 from agentrl.launch.local import train, write_json
 from agentrl.launch.sft import encode_conversations, supervise
 from agentrl.launch.tasks import load_tasks
@@ -76,6 +79,8 @@ def run_demo(recipe: Recipe, *, seed: int, runs_dir: Path, name: str, console: C
     """
     console = console or Console()
     begin = time.perf_counter()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"--name {name!r}: expected letters, digits, dots, dashes and underscores")
     folder = runs_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -180,4 +185,4 @@ async def _evaluate(run: RunConfig, checkpoint: Path, recipe: Recipe, turn_limit
 
 
 if __name__ == "__main__":
-    app()
+    guarded(app)

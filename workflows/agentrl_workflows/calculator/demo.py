@@ -1,6 +1,6 @@
 """The bundled demo: train a tiny transformer to use a tool over several turns, on this machine's CPU.
 
-Run `make demo`, or `python -m agentrl_workflows.calculator.demo`. It takes about five minutes on two idle cores and needs no
+Run `make demo`, or `python -m agentrl_workflows.calculator.demo`. It takes about four minutes on two idle cores and needs no
 network. First a warm start imitates a demonstrator whose most likely first action is wrong (it guesses instead of calling
 the tool); then reinforcement learning, through the public path (workflow, client, HTTP to the embedded server, weight
 updates while requests run), has to flip that preference. Watch the success rate climb; at the end there is a table, a curve

@@ -24,6 +24,7 @@ def write_model(path: str | Path, *, vocab_size: int, seed: int) -> None:
     import torch
     from tokenizers import Tokenizer
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
 
     tokenizer = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
     config = Qwen3Config(
@@ -45,4 +46,5 @@ def write_model(path: str | Path, *, vocab_size: int, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+    logging.disable_progress_bar()  # one file of 400 kB needs none
     model.save_pretrained(path)

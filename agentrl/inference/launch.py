@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -133,16 +133,16 @@ def _recipes(config: InferenceConfig, model_path: Path, seed: int, log_dir: Path
     build = _embedded_recipe if config.backend == "embedded" else _sglang_recipe
     ports = _free_ports(config.host, config.servers)
     return [
-        build(config, model_path, seed + index, port, log_dir / f"server-{index}.log") for index, port in enumerate(ports)
+        build(config, model_path, seed, index, port, log_dir / f"server-{index}.log") for index, port in enumerate(ports)
     ]
 
 
-def _embedded_recipe(config: InferenceConfig, model_path: Path, seed: int, port: int, log_path: Path) -> Recipe:
+def _embedded_recipe(config: InferenceConfig, model_path: Path, seed: int, index: int, port: int, log_path: Path) -> Recipe:
     options: dict[str, object] = {
         "--model-path": model_path,
         "--host": config.host,
         "--port": port,
-        "--random-seed": seed,
+        "--random-seed": seed + index,
         "--device": config.device,
         "--threads": config.threads,
         "--max-running-requests": config.max_running_requests,
@@ -160,10 +160,27 @@ def _embedded_recipe(config: InferenceConfig, model_path: Path, seed: int, port:
     )
 
 
-def _sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, port: int, log_path: Path) -> Recipe:
+def gpu_flags(args: Sequence[str], index: int) -> list[str]:
+    """Return the flags that give SGLang server number `index` GPUs of its own, unless `args` place it already.
+
+    Example:
+        >>> gpu_flags(["--tp", "2"], 3), gpu_flags([], 1), gpu_flags(["--base-gpu-id", "4"], 1)
+        (['--base-gpu-id', '6'], ['--base-gpu-id', '1'], [])
+    """
+    if any(arg.startswith("--base-gpu-id") for arg in args):
+        return []
+    size = 1
+    for at, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        if name in ("--tp", "--tp-size", "--tensor-parallel-size"):
+            size = int(value or args[at + 1])
+    return ["--base-gpu-id", str(index * size)]
+
+
+def _sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, index: int, port: int, log_path: Path) -> Recipe:
     if config.sglang_python is None:
         raise ConfigError("inference.sglang_python: expected the Python of SGLang's environment, to launch servers with it")
-    flags = ["--model-path", str(model_path), "--host", config.host, "--port", str(port), "--random-seed", str(seed)]
+    flags = ["--model-path", str(model_path), "--host", config.host, "--port", str(port), "--random-seed", str(seed + index)]
     environment: dict[str, str] = {}
     start = ["-m", "sglang.launch_server"]
     given = config.sglang_args
@@ -175,6 +192,8 @@ def _sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, port: i
         start = [str(_SGLANG_CPU_LAUNCHER)]
         environment = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         flags += [*_SGLANG_CPU, "--mem-fraction-static", "0.3", "--skip-server-warmup"]
+    else:
+        flags += gpu_flags(given, index)
     key = api_key(config)
     if key is not None:
         flags += ["--api-key", key]

@@ -2,7 +2,8 @@
 
 Invariants: no server samples with new weights while another that serves still samples with the former ones, so versions
 never go back along an episode, wherever its turns are sampled; whatever happens, a server that was paused is told to
-continue; a server serves only if its weights were compared with the published ones.
+continue; a server serves only if its digests agree: an embedded server's with the published ones, SGLang's (of another kind)
+with those of the other servers, where the probe says whether they are the published weights.
 
 Who waits for what: every server waits, paused, for the slowest to load; each control call has the server's deadline, and
 a server that misses it is left out.

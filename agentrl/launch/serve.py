@@ -45,4 +45,5 @@ def serve_checkpoint(
         max_context_tokens=max_context_tokens,
     )
     console = Console(file=sys.stderr)
-    run_server(options, on_ready=lambda url: console.print(f"serving {model} at {url} (Ctrl-C ends it)"))
+    said = "serving {} at {} (Ctrl-C ends it)"
+    run_server(options, on_ready=lambda url: console.print(said.format(model, url), soft_wrap=True))

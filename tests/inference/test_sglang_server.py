@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -297,12 +298,12 @@ async def test_a_swap_in_flight_gives_exact_spans(tmp_path: Path) -> None:
 async def test_in_place_never_flushes_and_salts_the_cache_instead(tmp_path: Path) -> None:
     async with rig() as r:
         await r.client.pause("in_place")
-        await r.client.load_weights(stored(tmp_path, 1))
+        await r.client.load_weights(replace(stored(tmp_path, 1), checksum="c0ffee"))
         await r.client.resume()
         await r.client.generate(request())
         assert r.http.bodies("/pause_generation") == [{"mode": "in_place"}]
         assert r.http.bodies("/update_weights_from_disk")[0]["flush_cache"] is False
-        assert r.http.bodies("/generate")[0]["cache_salt"] == "v1"
+        assert r.http.bodies("/generate")[0]["cache_salt"] == "v1-c0ffee"
 
 
 async def test_weights_are_not_changed_without_a_pause(tmp_path: Path) -> None:

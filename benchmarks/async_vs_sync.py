@@ -10,6 +10,7 @@ to the end of the first five training steps whose mean success is at least 0.80.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import tempfile
@@ -50,7 +51,7 @@ def main() -> None:
                 console.print(row)
     ratios = [seconds(rows, seed, "sync") / seconds(rows, seed, "async") for seed in SEEDS if reached(rows, seed)]
     summary = {
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": 2, "torch": torch.__version__},
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
         "target_success": TARGET,
         "window_steps": WINDOW,
         "sync_over_async_seconds_to_target": ratios,

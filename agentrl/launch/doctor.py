@@ -21,7 +21,6 @@ import anyio
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.client.config import SamplingConfig
 from agentrl.config import RunConfig, load_config
 from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.inference.launch import launch_pool
@@ -149,9 +148,8 @@ async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow
         async with launch_pool(
             run.inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
         ) as pool:
-            sampling = SamplingConfig.model_validate(run.sampling.model_dump())
             episode = await run_episode(
-                workflow, tasks.train[0], backend=pool, renderer=renderer, rollout=run.rollout, sampling=sampling
+                workflow, tasks.train[0], backend=pool, renderer=renderer, rollout=run.rollout, sampling=run.sampling
             )
     finally:
         shutil.rmtree(log_dir, ignore_errors=True)

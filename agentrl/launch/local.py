@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,12 +21,13 @@ from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport
 from agentrl.errors import AgentRLError, ConfigError, RunStopped
 from agentrl.inference.launch import launch_pool
+from agentrl.inference.pool import ServerPool
 from agentrl.launch.plan import describe_plan, resolved_yaml
 from agentrl.launch.tasks import TaskSets, load_tasks
 from agentrl.launch.together import opened_together
 from agentrl.observe.progress import Progress, make_progress
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.remote import launch_trainer
+from agentrl.train.remote import RemoteTrainer, launch_trainer
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
 logger = logging.getLogger(__name__)
@@ -115,13 +117,13 @@ async def train(
         _write_summary(run, None if engine is None else engine.report(), error)
 
 
-def _pool(run: RunConfig, renderer: Renderer) -> Any:  # noqa: ANN401
+def _pool(run: RunConfig, renderer: Renderer) -> AbstractAsyncContextManager[ServerPool]:
     return launch_pool(
         run.inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=run.run_dir / "logs"
     )
 
 
-def _trainer(run: RunConfig) -> Any:  # noqa: ANN401
+def _trainer(run: RunConfig) -> AbstractAsyncContextManager[RemoteTrainer]:
     return launch_trainer(
         run.trainer,
         run.algorithm,

@@ -7,8 +7,8 @@ must have. Closing ends both waits: that is the shutdown protocol.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.engine.clock import Signal, VersionClock
@@ -38,6 +38,8 @@ class GroupBuffer:
         admission: Admission,
         policy: StalenessPolicy = "wait",
         on_drop: Callable[[int, str], None] | None = None,
+        first_index: int = 0,
+        reopen: Sequence[int] = (),
     ) -> None:
         """Start empty.
 
@@ -47,6 +49,8 @@ class GroupBuffer:
             admission: when groups may open, and the size of a batch.
             policy: how the staleness bound is enforced.
             on_drop: called with number and reason of each group that is dropped, for its age included.
+            first_index: number of the first group that was never opened before.
+            reopen: numbers below it that are given out first: groups an earlier process left open.
         """
         self._on_drop = on_drop
         self._clock = clock
@@ -56,7 +60,8 @@ class GroupBuffer:
         self._outstanding: dict[int, Ticket] = {}
         self._complete: dict[int, Group] = {}
         self._oldest: dict[int, int] = {}
-        self._admitted = 0
+        self._admitted = first_index
+        self._reopen = deque(sorted(reopen))
         self._consumed = 0
         self._dropped: Counter[str] = Counter()
         self._closed = False
@@ -75,6 +80,16 @@ class GroupBuffer:
     def num_consumed(self) -> int:
         """Groups handed to the trainer."""
         return self._consumed
+
+    @property
+    def num_admitted(self) -> int:
+        """Groups opened in the run, by earlier processes included; the next new one has this number."""
+        return self._admitted
+
+    @property
+    def open_indices(self) -> tuple[int, ...]:
+        """Numbers of the groups that are neither consumed nor dropped, those still to be opened anew included."""
+        return tuple(sorted((*self._outstanding, *self._reopen)))
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -97,8 +112,12 @@ class GroupBuffer:
         )
         if self._closed:
             return None
-        ticket = Ticket(index=self._admitted, version=self._clock.version)
-        self._admitted += 1
+        if self._reopen:
+            index = self._reopen.popleft()
+        else:
+            index = self._admitted
+            self._admitted += 1
+        ticket = Ticket(index=index, version=self._clock.version)
         self._outstanding[ticket.index] = ticket
         return ticket
 

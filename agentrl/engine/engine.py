@@ -27,10 +27,12 @@ from agentrl.engine.evaluate import evaluate_with
 from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.journal import Journal
 from agentrl.engine.report import RunReport
+from agentrl.engine.resume import RunState
 from agentrl.engine.staleness import Admission
-from agentrl.engine.tasks import check_tasks, task_order
+from agentrl.engine.tasks import TaskOrder, check_tasks
 from agentrl.engine.training import TrainLoop
 from agentrl.engine.weights import PROBE_TEXT, WeightPublisher
+from agentrl.errors import ConfigError
 from agentrl.inference.base import Inference
 from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.stall import WaitBoard, Watchdog
@@ -66,9 +68,10 @@ class Engine:
         name: what the display calls the run.
         progress: shows the run to a person; None: to nobody.
         probe_ids: token ids whose log-probs are compared after each update; None: a fixed sentence.
+        resume: where an earlier process left off, as `trainer` does after it was restored; None: a new run.
 
     Raises:
-        ConfigError: no tasks, or tasks with equal ids.
+        ConfigError: no tasks, tasks with equal ids, or nothing left to do after `resume`.
         RunStopped: the run directory cannot be written.
     """
 
@@ -90,11 +93,17 @@ class Engine:
         name: str = "run",
         progress: Progress | None = None,
         probe_ids: Sequence[int] | None = None,
+        resume: RunState | None = None,
     ) -> None:
         """Wire a run; `run` starts it."""
         self._workflow, self._renderer = workflow, renderer
         self._algorithm, self._rollout, self._sampling, self._config = algorithm, rollout, sampling, engine
-        self._order = task_order(tasks, seed)
+        self._order = TaskOrder(tasks, seed)
+        self._resume = resume or RunState(step=0, policy_version=0, groups_admitted=0, groups_open=())
+        if self._resume.step >= engine.steps:
+            raise ConfigError(
+                f"engine.steps: {engine.steps}, and the checkpoint has {self._resume.step} steps done; raise it to go on"
+            )
         self._eval_tasks = tuple(eval_tasks)
         if engine.eval_every:
             check_tasks(self._eval_tasks)
@@ -105,7 +114,7 @@ class Engine:
         self._flights = InFlight(on_progress=self._watchdog.progress)
         self._backend = WatchedBackend(inference, self._flights)
         changed = Signal()
-        self._clock = VersionClock(start=inference.policy_version, changed=changed)
+        self._clock = VersionClock(start=_first_version(self._resume, inference), changed=changed)
         self._buffer = self._make_buffer(changed)
         self._journal = self._make_journal(run_dir, name)
         probe = probe_ids or renderer.encode_content(PROBE_TEXT)
@@ -127,7 +136,7 @@ class Engine:
             groups_per_step=self._algorithm.groups_per_step,
             max_staleness=self._algorithm.max_staleness,
             first_version=self._clock.version,
-            total_groups=self._config.steps * self._algorithm.groups_per_step,
+            total_groups=(self._config.steps - self._resume.step) * self._algorithm.groups_per_step,
         )
         return GroupBuffer(
             clock=self._clock,
@@ -135,6 +144,8 @@ class Engine:
             admission=admission,
             policy=self._algorithm.staleness_policy,
             on_drop=lambda index, reason: self._journal.dropped(index, reason),
+            first_index=self._resume.groups_admitted,
+            reopen=self._resume.groups_open,
         )
 
     def _make_journal(self, run_dir: Path, name: str) -> Journal:
@@ -148,6 +159,7 @@ class Engine:
             buffer=self._buffer,
             flights=self._flights,
             waits=self._waits,
+            first_step=self._resume.step,
         )
 
     def report(self) -> RunReport:
@@ -188,14 +200,14 @@ class Engine:
                 work.start_soon(self._evaluate_on_request, due)
                 work.start_soon(self._dispatch, work)
                 with requests:  # closed after the last step: the evaluation task ends when it has done what was asked
-                    for step in range(1, self._config.steps + 1):
+                    for step in range(self._resume.step + 1, self._config.steps + 1):
                         await self._training.step(step)
                         self._request_evaluation(step, requests)
                 self._buffer.close()
 
     async def _dispatch(self, work: TaskGroup) -> None:
         """Open groups as fast as slots and the bound allow; one opens when the one before has all its slots."""
-        for task in self._order:
+        while True:
             with self._board.waiting("the dispatcher", "a free episode slot"):
                 async with self._slots:
                     pass
@@ -204,7 +216,7 @@ class Engine:
             if ticket is None:
                 return
             started = anyio.Event()
-            work.start_soon(self._group, task, ticket, started)
+            work.start_soon(self._group, self._order[ticket.index], ticket, started)
             with self._board.waiting("the dispatcher", f"episode slots for group {ticket.index}"):
                 await started.wait()
 
@@ -273,3 +285,9 @@ class Engine:
 
     def _describe_waits(self) -> str:
         return "\n".join(f"  {line}" for line in (*self._waits(), *self._backend.describe()))
+
+
+def _first_version(resume: RunState, inference: Inference) -> int:
+    """Return the version the run's first publication carries; servers that are ahead never go back to one they have had."""
+    served = inference.policy_version
+    return resume.policy_version if served < resume.policy_version else served + (resume.step > 0)

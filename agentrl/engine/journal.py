@@ -46,8 +46,11 @@ class Journal:
         buffer: GroupBuffer,
         flights: InFlight,
         waits: Callable[[], list[str]],
+        first_step: int = 0,
     ) -> None:
         """Write under `run_dir`; the rest is what snapshots and reports are made of.
+
+        `first_step` are those an earlier process has done: their lines stay, and a `resumed` event follows them.
 
         Raises:
             RunStopped: when the files cannot be opened.
@@ -58,11 +61,13 @@ class Journal:
         save = config.save_trajectories
         self._trajectories = BackgroundJsonLines(run_dir / "trajectories.jsonl") if save else None
         self._budget = ErrorBudget(rollout)
-        self._totals = Totals()
+        self._totals = Totals(first_step=first_step, steps=first_step)
         self._begin = self._last_step = time.perf_counter()
         self._last_tokens = 0
         self._last_seconds: dict[Timer, float] = {}
         self._shown: Mapping[str, MetricValue] = {}
+        if first_step:
+            self._append("resumed", {"step": first_step})
 
     @contextmanager
     def timed(self, timer: Timer) -> Generator[None, None, None]:

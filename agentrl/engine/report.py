@@ -24,7 +24,9 @@ class RunReport:
     """What a run has done."""
 
     train_steps: int
-    """Steps finished, skipped ones included."""
+    """Steps finished, skipped ones included, and those before a resumption."""
+    resumed_from_step: int
+    """Steps that an earlier process had done; all other counts are of this process alone."""
     skipped_steps: Mapping[str, int]
     """Steps that left the weights as they were, by reason."""
     policy_version: int
@@ -76,6 +78,7 @@ class RunReport:
 class Totals:
     """The counters behind a `RunReport`."""
 
+    first_step: int = 0
     steps: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
     staleness_max: int = 0
@@ -145,6 +148,7 @@ class Totals:
         in_flight = {"in_flight": in_flight_tokens} if in_flight_tokens else {}
         return RunReport(
             train_steps=self.steps,
+            resumed_from_step=self.first_step,
             skipped_steps=dict(self.skipped),
             policy_version=policy_version,
             max_staleness=max_staleness,

@@ -7,25 +7,39 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 
-def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
-    """Yield tasks for ever, each pass over them in a new order.
-
-    Raises:
-        ConfigError: when there are none, or two have one id.
+class TaskOrder:
+    """The task of each group number; each pass over the tasks has an order of its own.
 
     Example:
-        >>> order = task_order([Task(id=i, data={}) for i in "ab"], seed=0)
-        >>> sorted(next(order).id for _ in range(2))
-        ['a', 'b']
+        >>> order = TaskOrder([Task(id=i, data={}) for i in "ab"], seed=0)
+        >>> sorted(order[number].id for number in (2, 3)), order[5] is order[5]
+        (['a', 'b'], True)
     """
-    check_tasks(tasks)
-    return _passes(list(tasks), seed)
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        """Take over the tasks.
+
+        Raises:
+            ConfigError: when there are none, or two have one id.
+        """
+        check_tasks(tasks)
+        self._tasks = tuple(tasks)
+        self._seed = seed
+        self._pass, self._shuffled = -1, list(self._tasks)
+
+    def __getitem__(self, number: int) -> Task:
+        """Return the task of group `number`, from 0."""
+        wanted, at = divmod(number, len(self._tasks))
+        if wanted != self._pass:
+            self._pass, self._shuffled = wanted, list(self._tasks)
+            random.Random(f"task order {self._seed} {wanted}").shuffle(self._shuffled)
+        return self._shuffled[at]
 
 
 def check_tasks(tasks: Sequence[Task]) -> None:
@@ -39,12 +53,3 @@ def check_tasks(tasks: Sequence[Task]) -> None:
     [(most, count)] = Counter(task.id for task in tasks).most_common(1)
     if count > 1:
         raise ConfigError(f"{count} tasks have the id {most!r}; ids must be unique within a task set")
-
-
-def _passes(tasks: list[Task], seed: int) -> Iterator[Task]:
-    number = 0
-    while True:
-        order = list(tasks)
-        random.Random(f"task order {seed} {number}").shuffle(order)
-        yield from order
-        number += 1

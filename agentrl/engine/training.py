@@ -7,6 +7,7 @@ its batch, its worker and the servers, in that order, and each wait is on the bo
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import anyio.to_thread
 
@@ -16,6 +17,7 @@ from agentrl.engine.buffer import GroupBuffer
 from agentrl.engine.clock import VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.journal import Journal
+from agentrl.engine.resume import RunState
 from agentrl.engine.weights import PublishReport, WeightPublisher
 from agentrl.errors import InvariantError
 from agentrl.observe.progress import Progress
@@ -85,11 +87,11 @@ class TrainLoop:
         await self._checkpoint(number)
 
     async def _train(self, prepared: PreparedBatch) -> StepReport:
-        if prepared.skip is not None:
-            return StepReport(skipped=prepared.skip)
-        report = await self._trainer.step(prepared.batch)
+        # An empty batch moves the learning-rate schedule on: it counts batches, not gradients.
+        batch = prepared.batch if prepared.skip is None else replace(prepared.batch, samples=())
+        report = await self._trainer.step(batch)
         self._watchdog.progress()
-        return report
+        return report if prepared.skip is None else StepReport(skipped=prepared.skip)
 
     def _check_logprobs(self, number: int, report: StepReport) -> None:
         found, limit = report.metrics.get("max_logprob_difference"), self._config.max_logprob_difference
@@ -105,6 +107,14 @@ class TrainLoop:
             return
         begin = time.perf_counter()
         with self._board.waiting("the trainer", f"its worker to save the checkpoint of step {number}"):
-            path = await self._weights.save(number)
+            path = await self._weights.save(number, self._state(number).to_note())
         self._watchdog.progress()
         self._journal.checkpoint(number, path, time.perf_counter() - begin)
+
+    def _state(self, number: int) -> RunState:
+        return RunState(
+            step=number,
+            policy_version=self._clock.version,
+            groups_admitted=self._buffer.num_admitted,
+            groups_open=self._buffer.open_indices,
+        )

@@ -88,8 +88,8 @@ class WeightPublisher:
             probe_difference=update.probe_difference,
         )
 
-    async def save(self, step: int) -> Path:
-        """Write a checkpoint of the weights after `step`, and remove the oldest beyond those to keep.
+    async def save(self, step: int, note: str) -> Path:
+        """Write a checkpoint of the weights after `step` with a note in it, and remove the oldest beyond those to keep.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; earlier checkpoints are untouched.
@@ -98,7 +98,7 @@ class WeightPublisher:
         """
         path = self._checkpoints / f"step-{step:06d}"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
-        await self._trainer.save(str(path))
+        await self._trainer.save(str(path), note)
         await anyio.to_thread.run_sync(self._prune_checkpoints)
         return path
 

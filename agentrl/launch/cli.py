@@ -27,7 +27,9 @@ app = App(
 
 
 @app.command
-def train(config: Path, /, *overrides: Overrides, dry_run: bool = False, replace: bool = False) -> None:
+def train(
+    config: Path, /, *overrides: Overrides, dry_run: bool = False, replace: bool = False, resume: bool = False
+) -> None:
     """Train a model on a workflow: starts servers and trainer, runs, writes runs/NAME/.
 
     Args:
@@ -35,7 +37,10 @@ def train(config: Path, /, *overrides: Overrides, dry_run: bool = False, replace
         overrides: Fields of the file set anew, such as --trainer.lr 1e-5 --name second-try.
         dry_run: Print the resolved plan and start nothing.
         replace: Delete an existing runs/NAME/ first; without it an existing one is an error.
+        resume: Go on from the newest checkpoint in runs/NAME/.
     """
+    if replace and resume:
+        raise ConfigError("--replace deletes the run that --resume would go on with; pass one of them")
     run = load_config(config, overrides)
     if dry_run:
         from agentrl.launch.plan import describe_plan, resolved_yaml
@@ -44,7 +49,7 @@ def train(config: Path, /, *overrides: Overrides, dry_run: bool = False, replace
         return
     from agentrl.launch.local import train as train_locally
 
-    _run(partial(train_locally, run, existing="replace" if replace else "error"), where=run.run_dir)
+    _run(partial(train_locally, run, existing="replace" if replace else "resume" if resume else "error"), where=run.run_dir)
 
 
 @app.command(name="eval")

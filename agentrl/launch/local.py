@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
 
@@ -23,6 +23,7 @@ from agentrl.errors import AgentRLError, ConfigError, RunStopped
 from agentrl.inference.launch import launch_pool
 from agentrl.inference.pool import ServerPool
 from agentrl.launch.plan import describe_plan, resolved_yaml
+from agentrl.launch.resume import find_checkpoint
 from agentrl.launch.tasks import TaskSets, load_tasks
 from agentrl.launch.together import opened_together
 from agentrl.observe.progress import Progress, make_progress
@@ -68,9 +69,11 @@ def load_renderer(run: RunConfig, model: str | Path) -> Renderer:
     return renderer
 
 
-async def train(
-    run: RunConfig, *, existing: Literal["error", "replace", "use"] = "error", progress: Progress | None = None
-) -> RunReport:
+Existing: TypeAlias = Literal["error", "replace", "use", "resume"]
+"""What to do about a run directory that is there: refuse, delete it, write into it, or go on from its newest checkpoint."""
+
+
+async def train(run: RunConfig, *, existing: Existing = "error", progress: Progress | None = None) -> RunReport:
     """Train as `run` says and return what was done.
 
     Writes config.yaml, plan.txt, metrics.jsonl, trajectories.jsonl, weights/, checkpoints/, logs/ and summary.json to
@@ -78,7 +81,7 @@ async def train(
 
     Args:
         run: the whole run.
-        existing: what to do about a run directory that is there: refuse, delete it, or write into it.
+        existing: what to do about a run directory that is there.
         progress: how to show the run; None: live on a terminal, a line a step elsewhere.
 
     Raises:
@@ -88,11 +91,14 @@ async def train(
     Cancellation: servers and trainer are ended, within 5 seconds; the run directory keeps what was recorded.
     """
     parts = load_parts(run)
+    checkpoint = find_checkpoint(run) if existing == "resume" else None
     _prepare_directory(run, existing)
     engine: Engine | None = None
     error: BaseException | None = None
     try:
         async with opened_together(_pool(run, parts.renderer), _trainer(run)) as (pool, trainer):
+            if checkpoint is not None:
+                await trainer.restore(str(checkpoint.path))
             engine = Engine(
                 workflow=parts.workflow,
                 tasks=parts.tasks.train,
@@ -108,6 +114,7 @@ async def train(
                 seed=run.seed,
                 name=run.name,
                 progress=progress or make_progress(),
+                resume=None if checkpoint is None else checkpoint.state,
             )
             return await engine.run()
     except BaseException as caught:
@@ -134,11 +141,14 @@ def _trainer(run: RunConfig) -> AbstractAsyncContextManager[RemoteTrainer]:
     )
 
 
-def _prepare_directory(run: RunConfig, existing: Literal["error", "replace", "use"]) -> None:
+def _prepare_directory(run: RunConfig, existing: Existing) -> None:
     folder = run.run_dir
     used = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
     if used and existing == "error":
-        raise ConfigError(f"{folder} exists; choose another --name, or pass --replace to delete it first")
+        raise ConfigError(
+            f"{folder} exists; choose another --name, pass --resume to go on from its newest checkpoint, or pass --replace "
+            "to delete it first"
+        )
     if folder.exists() and existing == "replace":
         _keep_inputs(run, folder)
     try:

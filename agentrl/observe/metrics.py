@@ -41,6 +41,7 @@ event `episode_failed`, for each failed attempt: `group` (null for an evaluation
 `kind`, `message`.
 event `dropped_group`: `group`, `reason`.
 event `checkpoint`: `step`, `path`, `seconds`.
+event `resumed`: `step`, the last one done before; lines of later steps above it belong to work that was lost.
 event `end`: `error` (null or the message), and the fields of the run report.
 
 Invariant: keys not in this table are not written.

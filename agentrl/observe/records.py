@@ -6,6 +6,7 @@ disk after it, also when the run is cancelled. A disk that cannot take them stop
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ DRAIN_TIMEOUT_S = 3.0
 """Seconds a cancelled run waits for its last lines to reach the disk."""
 MAX_PENDING = 8192
 """Records that may wait for the disk."""
+_BLOCK_BYTES = 65536
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
 
@@ -33,7 +35,7 @@ class JsonLines:
     """A JSONL file that is appended to, each line written at once: for small, rare records."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path` for appending; its directory is made.
+        """Open `path` for appending; its directory is made, and half a line that a killed process left is cut off.
 
         Raises:
             RunStopped: when it cannot be opened.
@@ -42,6 +44,7 @@ class JsonLines:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
+            self._file.truncate(_whole_lines(path))
         except OSError as error:
             raise _cannot_write(path, error) from error
 
@@ -173,6 +176,20 @@ def trajectory_record(trajectory: Trajectory, **fields: JsonValue) -> Mapping[st
             for turn in trajectory.turns
         ],
     }
+
+
+def _whole_lines(path: Path) -> int:
+    """Return the length, in bytes, of the whole lines of a file."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _BLOCK_BYTES)
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                return start + at + 1
+            end = start
+    return 0
 
 
 def _cannot_write(path: Path, error: OSError) -> RunStopped:

@@ -61,8 +61,10 @@ class Trainer(Protocol):
         """Return, for each [L] int32 sequence, [L-1] float32 log-probs of tokens 1.. under the current weights."""
         ...
 
-    async def save(self, directory: str) -> None:
+    async def save(self, directory: str, note: str = "") -> None:
         """Write a checkpoint (HF model, optimizer, schedule, random state) that appears whole or not at all.
+
+        `note` is kept in it for whoever restores it.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.

@@ -40,6 +40,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class _StateFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state: TrainerState
+    note: str
     model_checksum: str
     optimizer_checksum: str
     digest: str
@@ -52,6 +53,8 @@ class Checkpoint:
     path: Path
     """A HF model directory."""
     state: TrainerState
+    note: str
+    """What the writer wanted kept; empty if nothing."""
     optimizer: Mapping[str, RawTensor]
     """Optimizer and random state, by name; views of the file."""
 
@@ -63,6 +66,7 @@ def write_checkpoint(
     optimizer: Mapping[str, RawTensor],
     state: TrainerState,
     source: Path,
+    note: str = "",
 ) -> None:
     """Write a checkpoint that becomes visible as `directory` only when it is complete and flushed.
 
@@ -72,6 +76,7 @@ def write_checkpoint(
         optimizer: optimizer and random state, by name.
         state: the counters.
         source: HF checkpoint whose config and tokenizer files are copied beside the weights.
+        note: kept as it is for whoever reads the checkpoint.
 
     Raises:
         TrainError: naming the path and the cause, such as a full disk; nothing partial stays, nothing else is touched.
@@ -82,9 +87,10 @@ def write_checkpoint(
         optimizer_checksum = _checksum(optimizer)
         record = _StateFile(
             state=state,
+            note=note,
             model_checksum=manifest.checksum,
             optimizer_checksum=optimizer_checksum,
-            digest=_digest(state, manifest.checksum, optimizer_checksum),
+            digest=_digest(state, note, manifest.checksum, optimizer_checksum),
         )
         (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
 
@@ -96,7 +102,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         TrainError: when it is missing, incomplete or damaged, naming what.
     """
     record = _read_record(directory)
-    if _digest(record.state, record.model_checksum, record.optimizer_checksum) != record.digest:
+    if _digest(record.state, record.note, record.model_checksum, record.optimizer_checksum) != record.digest:
         raise TrainError(f"{directory}: {STATE_FILE} was altered after it was written; use an earlier checkpoint")
     try:
         published = verify_directory(directory)
@@ -107,7 +113,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         raise TrainError(f"{directory}: the weights are not those {STATE_FILE} was written with; use an earlier checkpoint")
     if _checksum(optimizer) != record.optimizer_checksum:
         raise TrainError(f"{directory}: {OPTIMIZER_FILE} was altered after it was written; use an earlier checkpoint")
-    return Checkpoint(path=directory, state=record.state, optimizer=optimizer)
+    return Checkpoint(path=directory, state=record.state, note=record.note, optimizer=optimizer)
 
 
 def latest_checkpoint(root: Path) -> Checkpoint | None:
@@ -151,5 +157,5 @@ def _checksum(tensors: Mapping[str, RawTensor]) -> str:
     return model_checksum({name: tensor.checksum(name) for name, tensor in tensors.items()})
 
 
-def _digest(state: TrainerState, *checksums: str) -> str:
-    return hashlib.blake2b(msgspec.json.encode([state, *checksums]), digest_size=16).hexdigest()
+def _digest(state: TrainerState, *texts: str) -> str:
+    return hashlib.blake2b(msgspec.json.encode([state, *texts]), digest_size=16).hexdigest()

@@ -106,7 +106,7 @@ class PolicyTrainer:
                 norms.append(norm)
             else:
                 bad.append(problem)
-        self._advance(batch.policy_version, failed=bool(bad))
+        self._advance(batch.policy_version, bad=bool(bad), applied=bool(norms))
         metrics |= _summary(applied, norms, lr, bad, seconds)
         metrics["computed_tokens"] = float(sum(part.tokens for some in parts for part in some))
         metrics["seconds"] = time.perf_counter() - started
@@ -236,12 +236,12 @@ class PolicyTrainer:
             total_steps=self._total_optimizer_steps,
         )
 
-    def _advance(self, policy_version: int, *, failed: bool) -> None:
+    def _advance(self, policy_version: int, *, bad: bool, applied: bool) -> None:
         self._state = TrainerState(
             policy_version=policy_version + 1,
             steps=self._state.steps + 1,
             optimizer_steps=self._state.optimizer_steps + self._config.minibatches,
-            bad_steps=self._state.bad_steps + 1 if failed else 0,
+            bad_steps=self._state.bad_steps + 1 if bad else 0 if applied else self._state.bad_steps,
         )
 
     def _raise_if_hopeless(self, bad: Sequence[str]) -> None:

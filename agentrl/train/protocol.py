@@ -74,6 +74,7 @@ class Save(msgspec.Struct, frozen=True, tag=True):
     """Write a checkpoint; answered by `Saved`."""
 
     directory: str
+    note: str = ""
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):
@@ -121,6 +122,7 @@ class Restored(msgspec.Struct, frozen=True, tag=True):
 
     policy_version: int
     steps: int
+    note: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

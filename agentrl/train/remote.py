@@ -62,6 +62,8 @@ class RestoreReport:
     """Version of the restored weights."""
     steps: int
     """Batches consumed before the checkpoint."""
+    note: str
+    """What was given to `save`."""
 
 
 class RemoteTrainer:
@@ -131,15 +133,15 @@ class RemoteTrainer:
         reply = await self._call(pack_sequences(sequences), LogprobsReply, what)
         return split_logprobs(reply, sequences)
 
-    async def save(self, directory: str) -> None:
-        """Write a checkpoint that appears as `directory` whole or not at all.
+    async def save(self, directory: str, note: str = "") -> None:
+        """Write a checkpoint that appears as `directory` whole or not at all; `note` comes back from `restore`.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.
 
         Cancellation: the directory is complete or absent; this trainer is not to be used again.
         """
-        await self._call(Save(directory), Saved, f"saving {directory}")
+        await self._call(Save(directory, note), Saved, f"saving {directory}")
 
     async def restore(self, directory: str) -> RestoreReport:
         """Load the checkpoint at `directory` and go on exactly where it was written.
@@ -151,7 +153,7 @@ class RemoteTrainer:
         Cancellation: this trainer is not to be used again.
         """
         reply = await self._call(Restore(directory), Restored, f"restoring {directory}")
-        return RestoreReport(policy_version=reply.policy_version, steps=reply.steps)
+        return RestoreReport(policy_version=reply.policy_version, steps=reply.steps, note=reply.note)
 
     async def set_up(self, setup: Setup) -> None:
         """Load the model; called once, by `launch_trainer`."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import anyio
+import msgspec
 import numpy as np
 
 from agentrl.errors import TrainError
@@ -52,6 +53,8 @@ class ScriptedTrainer:
         """Every publication, in order."""
         self.saved: list[str] = []
         """Directories of the checkpoints written, in order."""
+        self.notes: list[str] = []
+        """The notes in them."""
         self.started = anyio.Event()
         """Set when the first step has begun."""
         self._skip = frozenset(skip_steps)
@@ -104,7 +107,7 @@ class ScriptedTrainer:
         await anyio.lowlevel.checkpoint()
         return [np.full(max(0, len(ids) - 1), -1.0, np.float32) for ids in sequences]
 
-    async def save(self, directory: str) -> None:
+    async def save(self, directory: str, note: str = "") -> None:
         """Write a tiny checkpoint that appears whole or not at all.
 
         Cancellation: the directory is complete or absent.
@@ -112,8 +115,9 @@ class ScriptedTrainer:
         await anyio.lowlevel.checkpoint()
         with atomic_directory(Path(directory)) as folder:
             write_model(folder, self._tensors(), version=self._applied, source=self._source)
-            (folder / "scripted.json").write_bytes(b'{"steps": %d}' % len(self.batches))
+            (folder / "scripted.json").write_bytes(msgspec.json.encode({"steps": len(self.batches), "note": note}))
         self.saved.append(directory)
+        self.notes.append(note)
 
     def _tensors(self) -> dict[str, RawTensor]:
         return {"steps_applied": RawTensor.of(np.array([self._applied], np.float32))}

@@ -67,8 +67,9 @@ class _Worker:
             case Save():
                 return self._save(request)
             case Restore():
-                self.trainer.restore(read_checkpoint(Path(request.directory)))
-                return Restored(self.trainer.state.policy_version, self.trainer.state.steps)
+                checkpoint = read_checkpoint(Path(request.directory))
+                self.trainer.restore(checkpoint)
+                return Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
             case Setup():
                 raise InvariantError("the trainer worker was set up twice")
 
@@ -86,6 +87,7 @@ class _Worker:
             optimizer=self.trainer.optimizer_tensors(),
             state=self.trainer.state,
             source=self.source,
+            note=request.note,
         )
         return Saved()
 

@@ -14,6 +14,7 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport
+from agentrl.engine.resume import RunState
 from agentrl.inference.base import Inference
 from agentrl.inference.scripted import ScriptedCall
 from agentrl.observe.progress import Progress
@@ -48,6 +49,7 @@ def make_engine(
     rollout: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     progress: Progress | None = None,
+    resume: RunState | None = None,
 ) -> Engine:
     """Return an engine with small groups and batches."""
     return Engine(
@@ -67,6 +69,7 @@ def make_engine(
         ),
         eval_tasks=eval_tasks,
         progress=progress,
+        resume=resume,
     )
 
 

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from agentrl.client import Client
+from agentrl.engine.resume import RunState
 from agentrl.errors import ConfigError, TrainError, WeightSyncError
-from agentrl.inference.scripted import ScriptedCall, ScriptedReply
+from agentrl.inference.scripted import ScriptedCall, ScriptedReply, ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.base import StepReport, TrainBatch
 from agentrl.train.scripted import ScriptedTrainer
@@ -113,7 +114,7 @@ async def test_a_batch_without_variance_is_skipped_and_the_run_goes_on(tmp_path:
     report = await run(engine)
     assert (report.train_steps, report.policy_version, report.zero_variance_groups) == (3, 3, 6)
     assert report.skipped_steps == {"zero_variance": 3}
-    assert trainer.batches == []
+    assert [batch.samples for batch in trainer.batches] == [(), (), ()], "the schedule moves on and nothing is trained"
     assert report.trained_tokens == 0
     assert balance(report) == 0
     assert lines(tmp_path / "metrics.jsonl", "step")[0]["skipped"] == "zero_variance"
@@ -188,3 +189,56 @@ async def test_metrics_of_the_workflow_and_rewards_of_turns_reach_the_step(tmp_p
     assert (step["workflow.busy"], step["success_rate"], step["turns_mean"]) == (1.0, 0.0, 2.0)
     [first, *_] = lines(tmp_path / "trajectories.jsonl")
     assert first["turns"][0]["reward"] == -0.25
+
+
+async def test_a_resumed_run_goes_on_with_the_steps_versions_and_tasks_that_are_left(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    whole = make_server(renderer, coin)
+    await run(make_engine(tmp_path / "whole", renderer, inference=whole, algorithm={"max_staleness": 0}))
+
+    first, trainer = make_server(renderer, coin), ScriptedTrainer()
+    engine = make_engine(
+        tmp_path / "run", renderer, trainer=trainer, inference=first, steps=2, algorithm={"max_staleness": 0}
+    )
+    await run(engine)
+    state = RunState.from_note(trainer.notes[-1], where="here")
+    assert (state.step, state.policy_version, state.groups_admitted, state.groups_open) == (2, 2, 4, ())
+
+    second = make_server(renderer, coin)
+    resumed = make_engine(tmp_path / "run", renderer, inference=second, algorithm={"max_staleness": 0}, resume=state)
+    report = await run(resumed)
+    assert (report.train_steps, report.resumed_from_step, report.policy_version) == (4, 2, 4)
+    steps = lines(tmp_path / "run" / "metrics.jsonl", "step")
+    assert [(line["step"], line["policy_version"]) for line in steps] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl", "resumed")] == [2]
+
+    def trained(server: ScriptedServer) -> list[str]:
+        return sorted(call.episode_id for call in server.calls)
+
+    assert trained(whole) == sorted(trained(first) + trained(second)), "each episode once, and the same as without a stop"
+
+
+async def test_groups_that_were_open_at_the_checkpoint_are_opened_again_under_their_numbers(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    server = make_server(renderer, coin)
+    state = RunState(step=3, policy_version=3, groups_admitted=9, groups_open=(5, 7))
+    await run(make_engine(tmp_path, renderer, inference=server, resume=state, algorithm={"max_staleness": 0}))
+    groups = {line["group"] for line in lines(tmp_path / "trajectories.jsonl")}
+    assert groups == {5, 7}
+
+
+async def test_servers_ahead_of_the_checkpoint_get_a_version_they_never_had(tmp_path: Path, renderer: Renderer) -> None:
+    server = make_server(renderer, coin)
+    await run(make_engine(tmp_path / "first", renderer, inference=server, steps=3))
+    assert server.policy_version == 3
+    state = RunState(step=1, policy_version=1, groups_admitted=2, groups_open=())
+    report = await run(make_engine(tmp_path / "again", renderer, inference=server, steps=2, resume=state))
+    assert report.policy_version == 5
+
+
+def test_a_checkpoint_with_nothing_left_to_do_cannot_be_resumed(tmp_path: Path, renderer: Renderer) -> None:
+    state = RunState(step=4, policy_version=4, groups_admitted=8, groups_open=())
+    with pytest.raises(ConfigError, match=r"engine\.steps: 4, and the checkpoint has 4 steps done"):
+        make_engine(tmp_path, renderer, resume=state)

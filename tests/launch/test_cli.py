@@ -46,6 +46,12 @@ def agentrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([AGENTRL, *arguments], cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
+def records(path: Path, event: str) -> list[dict[str, Any]]:
+    """Return the whole lines of one event."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
 def children(pid: int) -> list[int]:
     """Return the processes whose parent is `pid`."""
     found: list[int] = []
@@ -110,13 +116,45 @@ def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: P
 
     again = agentrl(tmp_path, "train", "run.yaml")
     assert again.returncode == 2
-    assert "exists; choose another --name, or pass --replace" in again.stderr
+    assert "exists; choose another --name, pass --resume" in again.stderr
 
     report = agentrl(
         tmp_path, "eval", "run.yaml", "--checkpoint", summary["checkpoint"], "--episodes", "6", "--output", "eval.json"
     )
     assert report.returncode == 0, report.stderr
     assert json.loads((tmp_path / "eval.json").read_text())["episodes"] == 6
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint, engine={"steps": 100_000, "checkpoint_every": 1})
+    folder = tmp_path / "runs" / "small"
+    with subprocess.Popen([AGENTRL, "train", "run.yaml"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for _ in range(3):  # a line a step: at least two checkpoints are whole
+            process.stderr.readline()
+        process.kill()
+    done = len(records(folder / "metrics.jsonl", "step"))
+
+    refused = agentrl(tmp_path, "train", "run.yaml", "--resume", "--algorithm.group_size", "4")
+    assert refused.returncode == 2
+    assert "algorithm.group_size was 2 and is now 4" in refused.stderr
+
+    result = agentrl(tmp_path, "train", "run.yaml", "--resume", "--engine.steps", str(done + 3))
+    assert result.returncode == 0, result.stderr
+    [resumed] = records(folder / "metrics.jsonl", "resumed")
+    assert done - 1 <= resumed["step"] <= done + 1
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["resumed_from_step"], summary["train_steps"]) == (resumed["step"], done + 3)
+    assert summary["max_logprob_difference"] < 1e-4
+    after = records(folder / "metrics.jsonl", "step")[done:]
+    assert [line["step"] for line in after] == list(range(resumed["step"] + 1, done + 4))
+    state = json.loads((tmp_path / summary["checkpoint"] / "trainer.json").read_text())["state"]
+    assert state["steps"] == done + 3
+
+    over = agentrl(tmp_path, "train", "run.yaml", "--resume", "--engine.steps", str(done + 3))
+    assert over.returncode == 2
+    assert "steps done; raise --engine.steps" in over.stderr
 
 
 @pytest.mark.slow

@@ -58,6 +58,16 @@ def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "metrics.jsonl").read_text() == '{"number":1}\n{"number":2}\n'
 
 
+@pytest.mark.parametrize("tail", [b"", b'{"event": "st', b'{"long": "' + b"x" * 200_000])
+def test_half_a_line_left_by_a_killed_process_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"n":1}\n' + tail)
+    lines = JsonLines(path)
+    lines.append({"n": 2})
+    lines.close()
+    assert path.read_bytes() == b'{"n":1}\n{"n":2}\n'
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunStopped, match=r"cannot write .*file/metrics\.jsonl: File exists"):

@@ -4,11 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 STAMP := $(VENV)/.ready
+# Where and what `make sglang` serves; the environment's HOST, which some shells set, does not count.
+HOST = 127.0.0.1
+PORT = 30000
+MODEL =
 
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo smoke test check docs build bench sglang clean help
+.PHONY: setup demo demo-sglang smoke test test-sglang check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -26,11 +30,17 @@ setup: $(STAMP)  ## create .venv and install agentrl with its development tools
 demo: setup  ## train the bundled calculator agent on this machine's CPU and plot its learning curve (SEED=1 for another seed)
 	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED)
 
+demo-sglang: setup sglang-install  ## the demo through a real SGLang on this machine's CPU
+	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED) --name demo-sglang --inference.backend sglang
+
 smoke: setup  ## the demo's smallest variant, under a minute
 	$(BIN)/python -m agentrl_workflows.calculator.demo --smoke --seed $(SEED)
 
-test: setup  ## the whole test suite
+test: setup  ## the whole test suite, but for what needs a real SGLang
 	$(BIN)/python -m pytest
+
+test-sglang: setup sglang-install  ## the tests against a real SGLang, which is installed first where it is missing
+	$(BIN)/python -m pytest -m sglang tests
 
 check: setup  ## lint, format, types and layering
 	$(BIN)/ruff check .
@@ -47,8 +57,11 @@ build: setup  ## build the wheel and the sdist
 bench: setup  ## run every benchmark; results go to benchmarks/results/
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
 
-sglang:  ## install a real SGLang for CPUs into .sglang-venv (2.8 GB); inference.sglang_python: .sglang-venv/bin/python
-	PYTHON=$(PYTHON) bash scripts/sglang_install.sh
+sglang:  ## serve a model with a real SGLang on this CPU, installed on first use (HOST=, PORT=, MODEL=, a tiny Qwen3 by default)
+	@$(PYTHON) scripts/sglang_serve.py --host "$(HOST)" --port "$(PORT)" --model "$(MODEL)"
+
+sglang-install:  ## install a real SGLang for CPUs into .sglang-venv (2.8 GB), where agentrl finds it
+	@PYTHON=$(PYTHON) bash scripts/sglang_install.sh
 
 clean:  ## remove what the build and the tests leave behind
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -52,11 +52,12 @@ def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
     Raises:
         InvariantError: naming `where` and the first thing that does not hold.
     """
-    count = len(turn.output_ids)
-    if len(turn.output_logprobs) != count:
-        raise InvariantError(f"{where}: {count} output ids but {len(turn.output_logprobs)} log-probs")
-    if count and not (np.isfinite(turn.output_logprobs).all() and float(turn.output_logprobs.max()) <= 1e-4):
-        head = turn.output_logprobs.tolist()[:8]
+    count, logprobs = len(turn.output_ids), turn.output_logprobs
+    if len(logprobs) != count:
+        raise InvariantError(f"{where}: {count} output ids but {len(logprobs)} log-probs")
+    # NaN is neither above nor below anything.
+    if count and not (np.minimum.reduce(logprobs) > -math.inf and np.maximum.reduce(logprobs) <= 1e-4):
+        head = logprobs.tolist()[:8]
         raise InvariantError(f"{where}: log-probs must be finite and at most 0, got {head}...")
     at = 0
     version = parent.spans[-1].version if parent is not None and parent.spans else -1

@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
 from agentrl.configbase import Config
-from agentrl.engine.config import EngineConfig
+from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
+from agentrl.engine.route import Route, idle_fields, route_of, route_problems
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
+from agentrl.overrides import overridden
 from agentrl.rollout.config import RolloutConfig
+from agentrl.sync.config import SyncConfig
 from agentrl.train.config import SftConfig, TrainerConfig
 
 _LAUNCH_ONLY = (
@@ -31,12 +34,9 @@ _LAUNCH_ONLY = (
     "sglang_python",
     "sglang_args",
     "max_running_requests",
-    "max_context_tokens",
     "threads",
     "start_timeout_s",
 )
-_EMBEDDED_ONLY = ("device", "max_running_requests", "max_context_tokens", "threads")
-_BF16_TOLERANCE = 0.02
 _SGLANG_ONLY = ("sglang_python", "sglang_args")
 
 
@@ -93,6 +93,7 @@ class RunConfig(Config):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     engine: EngineConfig = EngineConfig()
+    sync: SyncConfig = SyncConfig()
     sft: SftConfig | None = None
     """The supervised warm start `agentrl sft` runs; None where there is none."""
 
@@ -101,9 +102,32 @@ class RunConfig(Config):
         """Directory everything of this run is written to."""
         return Path(self.runs_dir) / self.name
 
+    @property
+    def resolved_inference(self) -> InferenceConfig:
+        """`inference` with what it leaves to the rest of the run filled in."""
+        return self.inference.model_copy(update={"dtype": self.inference.dtype or self.trainer.dtype})
+
+    @property
+    def resolved_engine(self) -> EngineConfig:
+        """`engine` with what it leaves to the rest of the run filled in."""
+        coarse = "bfloat16" in (self.trainer.dtype, self.resolved_inference.dtype)
+        tolerance = self.engine.probe_tolerance or PROBE_TOLERANCE["bfloat16" if coarse else "float32"]
+        return self.engine.model_copy(update={"probe_tolerance": tolerance})
+
+    @property
+    def route(self) -> Route:
+        """The way weights take to the servers."""
+        return route_of(self.sync, self.inference, self.trainer, self.engine)
+
+    @field_validator("sync", mode="before")
+    @classmethod
+    def _sync_in_a_word(cls, given: object) -> object:
+        return {"method": given} if isinstance(given, str) else given
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        problems = [*_inference_problems(self.inference), *_training_problems(self)]
+        route = route_problems(self.sync, self.inference, self.trainer, self.engine)
+        problems = [*_inference_problems(self.inference), *_training_problems(self), *route]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -112,17 +136,18 @@ class RunConfig(Config):
 def inapplicable(config: RunConfig) -> list[tuple[str, str]]:
     """Return `(section, field)` of each knob that the run's backend or policy cannot honour."""
     inference = config.inference
-    names: list[str] = list(_SGLANG_ONLY if inference.backend == "embedded" else _EMBEDDED_ONLY)
+    names: list[str] = list(_SGLANG_ONLY if inference.backend == "embedded" else ())
     if inference.urls:
         names += [name for name in _LAUNCH_ONLY if name not in names]
-    found = [("inference", name) for name in names]
+    found = [("inference", name) for name in names] + idle_fields(config.sync)
     return found + ([("rollout", "min_group_size")] if config.rollout.incomplete_group == "drop" else [])
 
 
 def _inference_problems(inference: InferenceConfig) -> list[str]:
     problems: list[str] = []
-    given = inference.model_fields_set
-    other = _SGLANG_ONLY if inference.backend == "embedded" else _EMBEDDED_ONLY
+    fields = InferenceConfig.model_fields
+    given = {name for name in inference.model_fields_set if getattr(inference, name) != fields[name].default}
+    other = _SGLANG_ONLY if inference.backend == "embedded" else ()
     problems += [
         f"inference.{knob}: the {inference.backend} backend cannot honour it; remove it" for knob in other if knob in given
     ]
@@ -132,10 +157,6 @@ def _inference_problems(inference: InferenceConfig) -> list[str]:
             for knob in _LAUNCH_ONLY
             if knob in given and knob not in other
         ]
-    elif inference.backend == "sglang" and inference.sglang_python is None:
-        problems.append(
-            "inference.sglang_python: expected the Python of SGLang's environment, or inference.urls of running servers"
-        )
     if inference.host not in ("127.0.0.1", "localhost", "::1") and inference.api_key_env is None:
         problems.append(f"inference.host: {inference.host} is not loopback; set inference.api_key_env, or host to 127.0.0.1")
     return problems
@@ -165,10 +186,11 @@ def _training_problems(config: RunConfig) -> list[str]:
                 f"engine.stall_timeout_s: {stall_s:g} s is not more than the {limit_s:g} s {what} may take ({field}), so a "
                 "slow one would look like a stall; raise it"
             )
-    if trainer.dtype == "bfloat16" and config.engine.probe_tolerance < _BF16_TOLERANCE:
+    asked, least = config.engine.probe_tolerance, PROBE_TOLERANCE["bfloat16"] / 5
+    if asked is not None and asked < least and "bfloat16" in (trainer.dtype, config.resolved_inference.dtype):
         problems.append(
-            f"engine.probe_tolerance: log-probs computed in bfloat16 differ by about {_BF16_TOLERANCE:g} nats, which "
-            f"{config.engine.probe_tolerance:g} would call a failed update; raise it, or set trainer.dtype: float32"
+            f"engine.probe_tolerance: log-probs computed in bfloat16 differ by {least:g} nats and more, which {asked:g} "
+            "would call a failed update; raise or remove it, or set trainer.dtype and inference.dtype: float32"
         )
     if rollout.incomplete_group == "drop" and "min_group_size" in rollout.model_fields_set:
         problems.append("rollout.min_group_size: applies to incomplete_group: keep; set that, or remove it")
@@ -213,61 +235,12 @@ def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         >>> run.seed, run.algorithm.group_size
         (3, 8)
     """
-    merged = _copy(values)
-    for key, value in parse_overrides(overrides):
-        _set(merged, key, value)
+    merged = overridden(values, overrides)
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
         lines = [line for detail in error.errors(include_url=False) for line in _explain(detail)]
         raise ConfigError(f"{source} is not a valid run:\n" + "\n".join(f"  {line}" for line in lines)) from None
-
-
-def parse_overrides(flags: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return `(dotted key, value)` pairs from flags as typed.
-
-    Example:
-        >>> parse_overrides(["--trainer.lr", "1e-5", "--rollout.max_turns=6"])
-        [('trainer.lr', 1e-05), ('rollout.max_turns', 6)]
-    """
-    pairs: list[tuple[str, Any]] = []
-    rest = list(flags)
-    while rest:
-        flag = rest.pop(0)
-        if not flag.startswith("--") or len(flag) < 3:
-            raise ConfigError(f"expected a flag such as --trainer.lr 1e-5, got {flag!r}")
-        key, equals, text = flag[2:].partition("=")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"--{key} needs a value, such as --{key} 1")
-            text = rest.pop(0)
-        pairs.append((key.replace("-", "_"), _scalar(text)))
-    return pairs
-
-
-def _scalar(text: str) -> Any:  # noqa: ANN401 - a YAML value
-    try:
-        return (
-            float(text)
-            if "e" in text.lower() and text.lower().replace("e", "").strip("+-.0123456789") == ""
-            else yaml.safe_load(text)
-        )
-    except (ValueError, yaml.YAMLError):
-        return text
-
-
-def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _copy(cast("dict[str, Any]", v)) if isinstance(v, dict) else v for k, v in values.items()}
-
-
-def _set(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 - a YAML value
-    *parents, last = key.split(".")
-    for parent in parents:
-        below = values.setdefault(parent, {})
-        if not isinstance(below, dict):
-            raise ConfigError(f"--{key}: {parent} is a single value, it has no field {last}")
-        values = cast("dict[str, Any]", below)
-    values[last] = value
 
 
 def _explain(detail: ErrorDetails) -> list[str]:

@@ -5,7 +5,18 @@ Invariant: a config object is valid and never changes; what a component reads is
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import shlex
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+
+def _words(value: object) -> object:
+    return tuple(shlex.split(value)) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+"""A list of strings, or one string that is split as a shell would: on the command line one value needs no brackets."""
 
 
 class Config(BaseModel):

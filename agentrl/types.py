@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.packed import packed
+
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -93,6 +95,7 @@ class VersionSpan:
     version: int
 
 
+@packed(context_ids=np.int32, output_ids=np.int32, output_logprobs=np.float32)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One model call: the tokens it adds to its parent and what the server returned.

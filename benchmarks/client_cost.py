@@ -122,6 +122,7 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
         }
         per_turn: dict[str, dict[str, float]] = {name: {} for name in contestants}
         growth: dict[str, dict[str, float]] = {name: {} for name in contestants}
+        added: dict[str, dict[str, float]] = {name: {} for name in contestants}
         for context in contexts:
             cases = [Case(context, 8), Case(context, 32)]
             seconds = await _interleaved(fixture, contestants, cases, repeats)
@@ -129,7 +130,13 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
                 short, long = (median(seconds[name, case]) for case in cases)
                 per_turn[name][str(context)] = round(1e3 * short / 8, 4)
                 growth[name][str(context)] = round(long / short, 3)
-    return {"ms_per_turn_of_8": per_turn, "cpu_of_32_turns_over_8": growth, "construct_us": _construction(fixture)}
+                added[name][str(context)] = round(1e6 * (long - short) / 24, 1)
+    return {
+        "ms_per_turn_of_8": per_turn,
+        "cpu_of_32_turns_over_8": growth,
+        "us_per_added_turn": added,
+        "construct_us": _construction(fixture),
+    }
 
 
 async def _interleaved(
@@ -338,6 +345,10 @@ def _print(rows: dict[str, object]) -> None:
         print(f"{name:<16}{times}      " + "".join(f"{growth[name][context]:>10.2f}" for context in contexts))
     targets = "".join(f"{TARGET_MS.get(int(context), float('nan')):>10.3f}" for context in contexts)
     print(f"{'target':<16}{targets}      " + "".join(f"{TARGET_GROWTH:>10.2f}" for _ in contexts))
+    added: dict[str, dict[str, float]] = rows["us_per_added_turn"]  # type: ignore[assignment]  # pyright: ignore
+    print("CPU us of each turn more, at equal context:")
+    for name, row in added.items():
+        print(f"{name:<16}" + "".join(f"{row[context]:>10.1f}" for context in contexts))
     print(f"constructing a client: {rows['construct_us']} us")
 
 

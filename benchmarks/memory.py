@@ -1,16 +1,20 @@
 """Memory of token graphs: 256 episodes of 4,096 tokens, as the rollout side holds them while they run.
 
-Run: `python -m benchmarks.memory [--episodes 256] [--tokens 4096] [--turns 10]`. Takes some seconds. Prints what Python and
-numpy allocated for the graphs (conversation objects of the workflow included and not) and what the recorded turns hold
-themselves, in bytes per token.
+Run: `python -m benchmarks.memory` (some seconds; `--episodes 32` for less). It prints what Python and numpy allocated for
+episodes of 10 and of 32 turns and writes benchmarks/results/memory.json. The workflows keep their conversations, as running
+workflows do; their texts, which no graph can do without, are counted and not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import platform
 import tempfile
 import tracemalloc
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,9 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, VersionSpan
 from tests.support.tiny import build_tokenizer
 
+RESULTS = Path(__file__).parent / "results" / "memory.json"
+TARGET_MB = 20
+TURNS = (10, 32)
 WORDS = np.array(["the", "answer", "is", "what", "sum", "of", "these", "numbers", "use", "tool", "then", "result", "name"])
 
 
@@ -71,22 +78,31 @@ def measure(num_episodes: int, num_tokens: int, num_turns: int) -> dict[str, flo
     texts = sum(len(message["content"]) for _, messages in episodes for message in messages)
     return {
         "episodes": num_episodes,
-        "tokens_per_episode": tokens / num_episodes,
-        "total_mb": with_messages / 1e6,
-        "total_without_conversation_text_mb": (with_messages - texts) / 1e6,
-        "arrays_bytes_per_token": stored / tokens,
-        "total_bytes_per_token": with_messages / tokens,
+        "tokens_per_episode": round(tokens / num_episodes, 1),
+        "total_mb": round(with_messages / 1e6, 2),
+        "total_without_conversation_text_mb": round((with_messages - texts) / 1e6, 2),
+        "arrays_bytes_per_token": round(stored / tokens, 2),
+        "total_bytes_per_token": round(with_messages / tokens, 2),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--turns", type=int, default=10)
     options = parser.parse_args()
-    for name, value in measure(options.episodes, options.tokens, options.turns).items():
-        print(f"{name:36} {value:10.2f}")
+    rows = {f"{turns} turns": measure(options.episodes, options.tokens, turns) for turns in TURNS}
+    machine = {
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "machine": platform.machine(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine, "target_mb": TARGET_MB, **rows}, indent=1) + "\n")
+    print(" " * 38 + "".join(f"{name:>12}" for name in rows))
+    for figure in next(iter(rows.values())):
+        print(f"{figure:38}" + "".join(f"{row[figure]:12.2f}" for row in rows.values()))
 
 
 if __name__ == "__main__":

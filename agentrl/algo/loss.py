@@ -19,7 +19,7 @@ was sampled with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -78,11 +78,14 @@ SUMS = (
     "capped_negative",
     "fresh",
     "fresh_difference",
+    "interrupted",
+    "interrupted_fresh",
+    "interrupted_fresh_difference",
     "entropy",
     "entropy_tokens",
 )
 """What `LossMetrics.sums` holds, in order."""
-MAXIMA = ("ratio", "weight", "difference", "fresh_difference")
+MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
 """What `LossMetrics.maxima` holds, in order."""
 
 
@@ -133,6 +136,7 @@ def decoupled_ppo_loss(
     num_loss_tokens: int,
     config: AlgorithmConfig,
     fresh: Tensor | None = None,
+    interrupted: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> LossOutput:
     """Return the loss of one microbatch and its diagnostics; call backward on each and step once per batch.
@@ -147,13 +151,15 @@ def decoupled_ppo_loss(
         config: clip and cap settings.
         fresh: [..] bool, True where the behavior policy is the proximal one (the token's version is the trainer's); there
             the two log-probs ought to be equal, and `max_logprob_difference` shows by how much they are not.
+        interrupted: [..] bool, True where weights changed between the first token of the model call and this one.
         entropy: [..] float, nats, of the current policy; a diagnostic only.
 
     Raises:
         InvariantError: when shapes differ, or N is not positive.
     """
     given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
-    given |= {name: tensor for name, tensor in (("fresh", fresh), ("entropy", entropy)) if tensor is not None}
+    optional = {"fresh": fresh, "interrupted": interrupted, "entropy": entropy}
+    given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     _check(current_logprobs, given, num_loss_tokens)
     # Unselected values become 0 before any arithmetic: 0 * NaN is NaN, and so is its gradient.
     current = _selected(current_logprobs, loss_mask)
@@ -167,7 +173,8 @@ def decoupled_ppo_loss(
     with torch.no_grad():
         sides = _sides(ratio, advantages, loss_mask, weights.over, config)
         selected = {} if entropy is None else {"entropy": _selected(entropy, loss_mask), "entropy_tokens": loss_mask}
-        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, fresh, sides | selected, loss)
+        more = sides | selected | _flags(loss_mask, fresh, interrupted)
+        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, more, loss)
     return LossOutput(loss=loss, metrics=metrics)
 
 
@@ -186,6 +193,8 @@ def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     `behavior_log_weight_mean`, `behavior_log_weight_max`: of |log w| = |proximal - behavior|, nats, staleness included;
     `mean_logprob_difference`, `max_logprob_difference`: the same over `fresh` tokens only, where server and trainer speak
     of the same weights and ought to agree; left out when there is no such token; `num_fresh_tokens`;
+    `num_interrupted_tokens`: sampled after weights had changed in their model call; `num_interrupted_fresh_tokens`,
+    `mean_interrupted_difference`, `max_interrupted_difference`: the difference as above, over those that are fresh as well;
     `entropy`: mean, where it was given. A mean over no tokens is 0.
     """
     if not metrics:
@@ -193,9 +202,10 @@ def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     sums_tensor = torch.stack([one.sums for one in metrics]).sum(0)
     maxima_tensor = torch.stack([one.maxima for one in metrics]).amax(0)
     flat: list[float] = torch.cat([sums_tensor, maxima_tensor]).tolist()
-    sums: dict[str, float] = dict(zip(SUMS, flat[: len(SUMS)], strict=True))
-    maxima: dict[str, float] = dict(zip(MAXIMA, flat[len(SUMS) :], strict=True))
+    return _described(dict(zip(SUMS, flat, strict=False)), dict(zip(MAXIMA, flat[len(SUMS) :], strict=True)))
 
+
+def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
     def mean(total: str, count: str = "tokens") -> float:
         return sums[total] / sums[count] if sums[count] else 0.0
 
@@ -211,13 +221,16 @@ def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
         "behavior_log_weight_mean": mean("difference"),
         "behavior_log_weight_max": maxima["difference"],
         "num_fresh_tokens": sums["fresh"],
+        "num_interrupted_tokens": sums["interrupted"],
+        "num_interrupted_fresh_tokens": sums["interrupted_fresh"],
     }
     for sign in ("positive", "negative"):
         combined[f"clip_fraction_{sign}"] = mean(f"clipped_{sign}", sign)
         combined[f"cap_fraction_{sign}"] = mean(f"capped_{sign}", sign)
-    if sums["fresh"]:
-        combined["mean_logprob_difference"] = mean("fresh_difference", "fresh")
-        combined["max_logprob_difference"] = maxima["fresh_difference"]
+    for name, which in (("logprob", "fresh"), ("interrupted", "interrupted_fresh")):
+        if sums[which]:
+            combined[f"mean_{name}_difference"] = mean(f"{which}_difference", which)
+            combined[f"max_{name}_difference"] = maxima[f"{which}_difference"]
     if sums["entropy_tokens"]:
         combined["entropy"] = mean("entropy", "entropy_tokens")
     return combined
@@ -236,17 +249,16 @@ def _sides(ratio: Tensor, advantages: Tensor, mask: Tensor, over: Tensor, config
     }
 
 
+def _flags(mask: Tensor, fresh: Tensor | None, interrupted: Tensor | None) -> dict[str, Tensor]:
+    young = torch.zeros_like(mask) if fresh is None else fresh & mask
+    cut = torch.zeros_like(mask) if interrupted is None else interrupted & mask
+    return {"fresh": young, "interrupted": cut, "interrupted_fresh": cut & young}
+
+
 def _measure(
-    mask: Tensor,
-    log_weight: Tensor,
-    weight: Tensor,
-    ratio: Tensor,
-    fresh: Tensor | None,
-    more: dict[str, Tensor],
-    loss: Tensor,
+    mask: Tensor, log_weight: Tensor, weight: Tensor, ratio: Tensor, more: dict[str, Tensor], loss: Tensor
 ) -> LossMetrics:
     difference = log_weight.abs()
-    fresh = torch.zeros_like(mask) if fresh is None else fresh & mask
     terms = {
         "tokens": mask,
         "k1": -log_weight,
@@ -254,13 +266,13 @@ def _measure(
         "weight": weight * mask,
         "weight_squared": weight.double().square() * mask,
         "difference": difference,
-        "fresh": fresh,
-        "fresh_difference": difference * fresh,
+        "fresh_difference": difference * more["fresh"],
+        "interrupted_fresh_difference": difference * more["interrupted_fresh"],
         **more,
     }
     zero = torch.zeros((), dtype=torch.float64, device=mask.device)
     totals = {name: term.sum(dtype=torch.float64) for name, term in terms.items()} | {"loss": loss.double()}
-    peaks = {name: terms[name] for name in ("weight", "difference", "fresh_difference")} | {"ratio": ratio * mask}
+    peaks = {"ratio": ratio * mask} | {name: terms[name] for name in MAXIMA if name != "ratio"}
     return LossMetrics(
         sums=torch.stack([totals.get(name, zero) for name in SUMS]),
         maxima=torch.stack([peaks[name].amax().double() if mask.numel() else zero for name in MAXIMA]),

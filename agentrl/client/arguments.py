@@ -7,7 +7,7 @@ names it; none is dropped silently.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TypedDict, cast
 
@@ -87,6 +87,7 @@ _EXTRA_NAMES = frozenset({"top_k", "min_p", "ignore_eos", "stop_token_ids", "cha
 _NOT_IN_BODY = frozenset({"tools", "tool_choice", "timeout", "extra_body", "extra_headers", "extra_query"})
 _BODY_NAMES = (_NAMES | _EXTRA_NAMES) - _NOT_IN_BODY
 _PLAIN = (str, bool, int, float, list, dict, tuple)
+_UNCHANGING = frozenset({str, bool, int, float, type(None), NotGiven, Omit})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,35 @@ def read_arguments(
         timeout_s=_read_timeout(default_timeout if isinstance(timeout, (Omit, NotGiven)) else timeout),
         raw=raw is not None,
     )
+
+
+class ArgumentReader:
+    """Reads the arguments of an episode's calls; calls made like the last one cost a comparison."""
+
+    def __init__(self, defaults: SamplingConfig, *, vocab_size: int) -> None:
+        """Read with the run's defaults; see `read_arguments`."""
+        self._defaults = defaults
+        self._vocab_size = vocab_size
+        self._last: tuple[object, CallArguments] | None = None
+
+    def read(self, arguments: Mapping[str, object], default_timeout: object) -> CallArguments:
+        """Return the arguments of one call; see `read_arguments`."""
+        tools = arguments.get("tools")
+        shown = not (tools is None or isinstance(tools, (Omit, NotGiven)))
+        plain = {name: value for name, value in arguments.items() if name != "tools"} if shown else arguments
+        kinds = [*map(type, plain.values()), type(default_timeout)]
+        # Only what cannot change is compared; 1, 1.0 and True are equal, so their types are compared, too.
+        given = (kinds, [*plain.items()], default_timeout) if _UNCHANGING.issuperset(kinds) else None
+        if given is None or self._last is None or self._last[0] != given:
+            call = read_arguments(plain, self._defaults, default_timeout=default_timeout, vocab_size=self._vocab_size)
+            self._last = None if given is None else (given, call)
+        else:
+            call = self._last[1]
+        if not shown:
+            return call
+        choice = arguments.get("tool_choice")
+        choice = "auto" if choice is None or isinstance(choice, (Omit, NotGiven)) else choice
+        return replace(call, tools=_read_tools(tools, choice))
 
 
 def _read_body(body: object) -> dict[str, object]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
+from typing import Any, NoReturn, Self, TypedDict, Unpack
 
 import anyio
-from openai.resources.chat import AsyncChat
-from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion
 
-from agentrl.client.arguments import CallArguments, CreateArguments, read_arguments
+from agentrl.client.arguments import CallArguments
 from agentrl.client.base import EpisodeClient
+from agentrl.client.chat import Chat
 from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import Episode, completion_id
 from agentrl.client.messages import MessageLike, checked_messages
@@ -101,7 +100,21 @@ class Client(EpisodeClient):
     @cached_property
     def chat(self) -> Chat:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
         """The chat endpoint, the one that is served."""
-        return Chat(self)
+        return Chat(self, self.answer)
+
+    async def answer(
+        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, Any]
+    ) -> ChatCompletion | ChatStream | RawResponse:
+        """Return the policy's answer; this is `chat.completions.create`.
+
+        An aborted generation raises: text cut by the server, not by the policy, must not look like an answer.
+        `finish_reason` is `stop`, `length` or `tool_calls`.
+        """
+        episode = self.episode
+        call = episode.arguments.read(arguments, self.timeout)
+        checked = checked_messages(messages)
+        result = ChatStream(episode, checked, call) if stream else await _complete(episode, checked, call)
+        return RawResponse(result, getattr(result, "id", "")) if call.raw else result
 
     async def generate(
         self, input_ids: Sequence[int] | Int32Array, *, timeout: float | None = None, **sampling: Unpack[GenerateArguments]
@@ -132,7 +145,7 @@ class Client(EpisodeClient):
             prompt = episode.graph.prepare_ids(ids[end:], parent)
             request = episode.request(prompt, params)
             generation = await _sample(episode.backend, request, timeout)
-            episode.ledger.add_generation(generation, episode.record(prompt, request, generation))
+            episode.record(prompt, request, generation, given=generation)
         return generation
 
     def copy(self, *, timeout: object = None, **options: object) -> Self:
@@ -152,71 +165,6 @@ class Client(EpisodeClient):
     async def request(self, cast_to: object, options: Any, **details: object) -> NoReturn:  # noqa: ANN401
         """Refuse an endpoint that is not served."""
         refuse(f"{options.method.upper()} {options.url}")
-
-
-class Chat(AsyncChat):
-    """`client.chat`."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._owner = client
-
-    @cached_property
-    def completions(self) -> Completions:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
-        """`client.chat.completions`."""
-        return Completions(self._owner)
-
-
-class Completions(AsyncCompletions):
-    """`client.chat.completions`."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._owner = client
-
-    @overload
-    async def create(
-        self, *, messages: Iterable[MessageLike], stream: Literal[False] | None = None, **arguments: Unpack[CreateArguments]
-    ) -> ChatCompletion: ...
-
-    @overload
-    async def create(
-        self, *, messages: Iterable[MessageLike], stream: Literal[True], **arguments: Unpack[CreateArguments]
-    ) -> ChatStream: ...
-
-    async def create(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
-        self, *, messages: Iterable[MessageLike], stream: object = None, **arguments: Unpack[CreateArguments]
-    ) -> ChatCompletion | ChatStream | RawResponse:
-        """Return the policy's answer to `messages`, and record it as a turn of the episode.
-
-        Takes what the OpenAI API takes; see `CreateArguments`. An aborted generation raises: text cut by the server, not by
-        the policy, must not look like an answer. `finish_reason` is `stop`, `length` or `tool_calls`.
-
-        Returns:
-            A `ChatCompletion`; a `ChatStream` of chunks for `stream=True`, whose turn is recorded with its last chunk.
-
-        Raises:
-            TypeError: an argument the OpenAI API does not have.
-            WorkflowError: an argument that is wrong or cannot be honoured, or the episode is closed.
-            EpisodeLimit: the turn or token budget is spent, or the context leaves no room; nothing was sent.
-            TokenError: the chat template cannot render the messages.
-            ServerError: the backend failed, aborted the call, or returned nothing usable; `CallTimeout` after `timeout`.
-
-        Cancellation: the request is aborted and nothing is recorded.
-        """
-        client = self._owner
-        episode = client.episode
-        options: dict[str, object] = {**arguments}
-        call = read_arguments(
-            options, episode.sampling, default_timeout=client.timeout, vocab_size=episode.renderer.vocab_size
-        )
-        plain = checked_messages(messages)
-        result = ChatStream(episode, plain, call) if stream is True else await _complete(episode, plain, call)
-        return RawResponse(result, getattr(result, "id", "")) if call.raw else result
-
-    async def parse(self, **arguments: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Refuse: structured output needs constrained decoding."""
-        refuse("chat.completions.parse (structured output)")
 
 
 async def _complete(episode: Episode, messages: Sequence[Any], call: CallArguments) -> ChatCompletion:

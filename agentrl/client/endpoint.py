@@ -6,24 +6,24 @@ of completion, with messages and rewards and without token ids, so nothing of it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Self, Unpack, cast, overload
+from typing import Any, NoReturn, Self, cast
 
 import numpy as np
 import openai
 from openai import AsyncOpenAI, AsyncStream
 from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.resources.chat import AsyncChat
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from agentrl.client.arguments import RAW_RESPONSE_HEADER, CreateArguments
+from agentrl.client.arguments import RAW_RESPONSE_HEADER
 from agentrl.client.base import EpisodeClient
+from agentrl.client.chat import Chat
 from agentrl.client.config import SamplingConfig
-from agentrl.client.ledger import Ledger
+from agentrl.client.ledger import Ledger, Place
 from agentrl.client.messages import MessageLike
 from agentrl.client.surface import CallTimeout, RawResponse
 from agentrl.errors import RequestRejected, ServerError, ServerUnavailable, WorkflowError
@@ -65,9 +65,27 @@ class EndpointClient(EpisodeClient):
         self.__dict__.update(own)
 
     @cached_property
-    def chat(self) -> EndpointChat:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
+    def chat(self) -> Chat:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
         """The chat endpoint; its calls are the episode's turns."""
-        return EndpointChat(self)
+        return Chat(self, self.answer)
+
+    async def answer(
+        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, Any]
+    ) -> ChatCompletion | EndpointStream | RawResponse:
+        """Return the endpoint's answer, after the retries of the openai client; this is `chat.completions.create`."""
+        episode = self.episode
+        filled = episode.fill(arguments)
+        headers = {str(name): value for name, value in (filled.pop("extra_headers", None) or {}).items()}
+        raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
+        ask = cast("Callable[..., Awaitable[Any]]", AsyncCompletions(self).create)
+        with episode.ledger.call():
+            with _translated(str(self.base_url)):
+                result = await ask(messages=list(messages), stream=stream, extra_headers=headers, **filled)
+            if isinstance(result, ChatCompletion):
+                episode.record(result, filled.get("temperature"))
+            else:
+                result = EndpointStream(result, self, filled.get("temperature"), Place(episode.ledger))
+        return RawResponse(result, getattr(result, "id", "")) if raw else result
 
     async def generate(self, *arguments: object, **options: object) -> NoReturn:
         """Refuse: an OpenAI-compatible endpoint takes text, not token ids."""
@@ -109,7 +127,7 @@ class EndpointEpisode:
         self._turns: list[Turn] = []
         self._tokens: dict[str, float] = {}
 
-    def fill(self, arguments: CreateArguments) -> dict[str, Any]:
+    def fill(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return `arguments` with the model and the run's defaults."""
         filled: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
         filled["model"] = self.model
@@ -134,7 +152,7 @@ class EndpointEpisode:
             message=choice.message.model_dump(exclude_none=True) if choice is not None else {},
             temperature=float(temperature) if isinstance(temperature, (int, float)) else 1.0,
         )
-        self.ledger.add_turn(completion.id, len(self._turns))
+        self.ledger.add_turn(completion.id, len(self._turns), completion)
         self._turns.append(turn)
         if completion.usage is not None:
             for name in ("prompt_tokens", "completion_tokens"):
@@ -177,68 +195,11 @@ def _translated(url: str) -> Generator[None, None, None]:
         raise ServerError(f"{url}: {error}", url=url) from error
 
 
-class EndpointChat(AsyncChat):
-    """`client.chat`."""
-
-    def __init__(self, client: EndpointClient) -> None:
-        super().__init__(client)
-        self._owner = client
-
-    @cached_property
-    def completions(self) -> EndpointCompletions:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's descriptor
-        """`client.chat.completions`."""
-        return EndpointCompletions(self._owner)
-
-
-class EndpointCompletions(AsyncCompletions):
-    """`client.chat.completions`."""
-
-    def __init__(self, client: EndpointClient) -> None:
-        super().__init__(client)
-        self._owner = client
-
-    @overload
-    async def create(
-        self, *, messages: Iterable[MessageLike], stream: Literal[False] | None = None, **arguments: Unpack[CreateArguments]
-    ) -> ChatCompletion: ...
-
-    @overload
-    async def create(
-        self, *, messages: Iterable[MessageLike], stream: Literal[True], **arguments: Unpack[CreateArguments]
-    ) -> AsyncStream[ChatCompletionChunk]: ...
-
-    async def create(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
-        self, *, messages: Iterable[MessageLike], stream: object = None, **arguments: Unpack[CreateArguments]
-    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse:
-        """Return the endpoint's answer and record it as a turn; takes what `AsyncOpenAI` takes.
-
-        Raises:
-            EpisodeLimit: the turn budget is spent; nothing was sent.
-            ServerError: the endpoint refused, failed or did not answer, after the retries of the openai client.
-
-        Cancellation: the request is dropped and nothing is recorded.
-        """
-        episode = self._owner.episode
-        filled = episode.fill(arguments)
-        headers = {str(name): value for name, value in (filled.pop("extra_headers", None) or {}).items()}
-        raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
-        inherited = cast("Callable[..., Awaitable[Any]]", super().create)
-        with ExitStack() as place:
-            place.enter_context(episode.ledger.call())
-            with _translated(str(self._owner.base_url)):
-                result = await inherited(messages=list(messages), stream=stream is True, extra_headers=headers, **filled)
-            if isinstance(result, ChatCompletion):
-                episode.record(result, filled.get("temperature"))
-            else:
-                result = EndpointStream(result, self._owner, filled.get("temperature"), place.pop_all())
-        return RawResponse(result, getattr(result, "id", "")) if raw else result
-
-
 class EndpointStream(AsyncStream[ChatCompletionChunk]):
     """The endpoint's stream; its turn is recorded with the last chunk."""
 
     def __init__(
-        self, inner: AsyncStream[ChatCompletionChunk], client: EndpointClient, temperature: object, place: ExitStack
+        self, inner: AsyncStream[ChatCompletionChunk], client: EndpointClient, temperature: object, place: Place
     ) -> None:
         self.response = inner.response
         self._inner = inner

@@ -6,15 +6,16 @@ timed out, cancelled); a budget is checked before the call it forbids.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from uuid import uuid4
+from os import urandom
 
 import numpy as np
 
+from agentrl.client.arguments import ArgumentReader
 from agentrl.client.config import SamplingConfig
-from agentrl.client.ledger import Ledger
+from agentrl.client.ledger import Ledger, Place
 from agentrl.errors import ReplyError, ServerUnavailable, WorkflowError
 from agentrl.inference.base import Backend, GenerateRequest, Generation, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
@@ -43,6 +44,7 @@ class Episode:
         self.sampling = sampling
         self.id = episode_id
         self.graph = TokenGraph(renderer, episode_id=episode_id, task_id=task_id, history=sampling.history)
+        self.arguments = ArgumentReader(sampling, vocab_size=renderer.vocab_size)
         self.ledger = Ledger(episode_id, max_turns)
         self._max_tokens = max_episode_tokens
         limits = [limit for limit in (max_context_tokens, renderer.max_context) if limit is not None]
@@ -50,7 +52,7 @@ class Episode:
         self._on_turn = on_turn
         self._output_tokens = 0
 
-    def call(self) -> AbstractContextManager[None]:
+    def call(self) -> Place:
         """Return a context that holds one call's place in the turn budget.
 
         Raises:
@@ -82,7 +84,7 @@ class Episode:
         if self._max_tokens is not None:
             room = min(room, self._max_tokens - self._output_tokens)
         return GenerateRequest(
-            request_id=uuid4().hex,
+            request_id=urandom(16).hex(),
             episode_id=self.id,
             input_ids=prompt.input_ids,
             input_json=prompt.input_json,
@@ -97,8 +99,14 @@ class Episode:
                 f"{len(generation.output_ids)} tokens; nothing was recorded, and calling again is safe"
             )
 
-    def record(self, prompt: Prompt, request: GenerateRequest, generation: Generation) -> int:
+    def record(self, prompt: Prompt, request: GenerateRequest, generation: Generation, given: object = None) -> int:
         """Append the turn that `generation` makes of `prompt`; return its index.
+
+        Args:
+            prompt: what was sent.
+            request: how it was sent.
+            generation: what came back.
+            given: an object that stands for the turn in `reward`, beside the completion's id.
 
         Raises:
             WorkflowError: the episode was closed while the call ran.
@@ -116,7 +124,7 @@ class Episode:
             temperature=request.sampling.temperature,
         )
         self._output_tokens += len(generation.output_ids)
-        self.ledger.add_turn(completion_id(request), turn)
+        self.ledger.add_turn(completion_id(request), turn, given)
         if self._on_turn is not None:
             self._on_turn(self.graph.turns[turn])
         return turn
@@ -174,19 +182,16 @@ class Episode:
 
     def _check_generation(self, request: GenerateRequest, generation: Generation) -> None:
         ids, logprobs = generation.output_ids, generation.output_logprobs
+        if 0 < len(ids) == len(logprobs) <= request.sampling.max_new_tokens and math.isfinite(np.add.reduce(logprobs)):
+            return
         where = f"episode {self.id}, request {request.request_id}"
-        if not len(ids):
-            raise ReplyError(
-                f"{where}: the server returned an empty completion ({generation.stop_reason}); expected a token"
-            )
+        if not 0 < len(ids) <= request.sampling.max_new_tokens:
+            what = "an empty completion" if not len(ids) else f"{len(ids)} tokens"
+            asked = f"asked for 1 to {request.sampling.max_new_tokens}"
+            raise ReplyError(f"{where}: the server returned {what} ({generation.stop_reason}); {asked}")
         if len(ids) != len(logprobs):
             raise ReplyError(f"{where}: the server returned {len(ids)} ids but {len(logprobs)} log-probs")
-        if int(ids.min()) < 0 or int(ids.max()) >= self.renderer.vocab_size:
-            raise ReplyError(f"{where}: the server returned an id outside the vocabulary of {self.renderer.vocab_size}")
-        if len(ids) > request.sampling.max_new_tokens:
-            raise ReplyError(f"{where}: asked for {request.sampling.max_new_tokens} tokens at most, got {len(ids)}")
-        if not np.isfinite(logprobs).all():
-            raise ReplyError(f"{where}: the server returned log-probs that are not finite")
+        raise ReplyError(f"{where}: the server returned log-probs that are not finite")
 
 
 def completion_id(request: GenerateRequest) -> str:

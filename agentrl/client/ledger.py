@@ -6,8 +6,7 @@ Invariant: a turn has at most one reward, finite; after `close` nothing changes 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,6 +14,33 @@ from agentrl.checks import check_reward
 from agentrl.errors import EpisodeLimit, RewardError, WorkflowError
 from agentrl.inference.base import Generation
 from agentrl.types import StopReason
+
+_AMBIGUOUS = -1
+
+
+class Place:
+    """One running call's place in the turn budget: given back on leaving the block, or when nobody holds it any more."""
+
+    __slots__ = ("_ledger",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Take a place."""
+        ledger.in_flight += 1
+        self._ledger: Ledger | None = ledger
+
+    def close(self) -> None:
+        """Give the place back; once is enough."""
+        if self._ledger is not None:
+            self._ledger.in_flight -= 1
+            self._ledger = None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Ledger:
@@ -27,10 +53,12 @@ class Ledger:
         """The first budget a call was refused for."""
         self.rewards: dict[int, float] = {}
         """Reward by turn index."""
+        self.in_flight = 0
+        """Running calls."""
         self._max_turns = max_turns
-        self._in_flight = 0
+        self._count = 0
         self._turns: dict[str, int] = {}
-        self._generations: dict[int, tuple[Generation, int]] = {}
+        self._objects: dict[int, tuple[object, int]] = {}
         self._closed = False
 
     def check_open(self) -> None:
@@ -40,37 +68,37 @@ class Ledger:
                 f"episode {self.episode_id} is closed; the workflow must not use its client after it has returned"
             )
 
-    @contextmanager
-    def call(self) -> Generator[None, None, None]:
-        """Hold one call's place in the turn budget.
+    def call(self) -> Place:
+        """Return a context that holds one call's place in the turn budget, taken now.
 
         Raises:
             WorkflowError: the episode is closed.
             EpisodeLimit: the turn budget is spent, running calls included.
         """
         self.check_open()
-        taken = len(self._turns) + self._in_flight
+        taken = self._count + self.in_flight
         if self._max_turns is not None and taken >= self._max_turns:
-            running = f", {self._in_flight} of them running" if self._in_flight else ""
+            running = f", {self.in_flight} of them running (close a stream that is left early)" if self.in_flight else ""
             raise self.spent(StopReason.TURN_LIMIT, f"{taken} of {self._max_turns} turns are spent{running}")
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
+        return Place(self)
 
     def spent(self, reason: StopReason, what: str) -> EpisodeLimit:
         """Return the error for a spent budget, and remember which was the first."""
         self.limit = self.limit or reason
         return EpisodeLimit(f"episode {self.episode_id}: {what}")
 
-    def add_turn(self, identity: str, turn: int) -> None:
-        """Let `reward` find a turn by its completion's id."""
-        self._turns[identity] = turn
+    def add_turn(self, identity: str, turn: int, given: object = None) -> None:
+        """Count a completed call, and let `reward` find its turn.
 
-    def add_generation(self, generation: Generation, turn: int) -> None:
-        """Let `reward` find the turn of a token-level call by the object the caller was given."""
-        self._generations[id(generation)] = (generation, turn)
+        Args:
+            identity: the id of its completion.
+            turn: its index.
+            given: the object the caller was given, where ids may be missing or the same for several calls.
+        """
+        self._count += 1
+        self._turns[identity] = turn if identity not in self._turns else _AMBIGUOUS
+        if given is not None:
+            self._objects[id(given)] = (given, turn)
 
     def reward(self, target: object, value: object) -> int:
         """Set the reward of the turn that `target` (a completion, chunk, its id, or a generation) stands for; return it.
@@ -109,10 +137,10 @@ class Ledger:
         return reward
 
     def _find(self, target: object) -> int:
+        entry = self._objects.get(id(target))
+        if entry is not None:
+            return entry[1]
         if isinstance(target, Generation):
-            entry = self._generations.get(id(target))
-            if entry is not None:
-                return entry[1]
             raise WorkflowError(f"episode {self.episode_id}: this generation is not of this episode's client.generate")
         identity = target if isinstance(target, str) else getattr(target, "id", None)
         if not isinstance(identity, str):
@@ -120,6 +148,11 @@ class Ledger:
                 f"client.reward takes a completion, its id, or a generation, got {type(target).__name__} {target!r:.80}"
             )
         turn = self._turns.get(identity)
+        if turn == _AMBIGUOUS:
+            raise WorkflowError(
+                f"episode {self.episode_id}: the endpoint gave several completions the id {identity!r}; "
+                "reward the completion object, not its id or a chunk"
+            )
         if turn is None:
             raise WorkflowError(
                 f"episode {self.episode_id}: {identity!r} is no completed model call of this episode; "

@@ -6,7 +6,7 @@ Invariant: no message is dropped, reordered or reworded, and what the caller pas
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
@@ -16,37 +16,25 @@ from agentrl.types import Message
 
 MessageLike: TypeAlias = Mapping[str, object] | BaseModel
 """A message as a mapping, or as the openai object a completion carries."""
+_USUAL = frozenset({dict, ChatCompletionMessage})
 
 
 def checked_messages(messages: Iterable[MessageLike]) -> list[Message]:
-    """Return the messages as the token graph takes them: the same objects, but `developer` as the `system` templates know.
+    """Return the messages as the token graph takes them: the same objects.
 
     Raises:
         WorkflowError: for an empty conversation, or something that is not a message.
     """
     if isinstance(messages, (str, Mapping, BaseModel)):
         raise WorkflowError(f"messages must be a list of messages, got one {type(messages).__name__}")
-    # Nearly all messages are plain dicts or were made by this client; asking their exact type is ten times cheaper.
-    checked = [
-        message
-        if (kind := type(message)) is ChatCompletionMessage or (kind is dict and message.get("role") != "developer")
-        else _checked(message, index)
-        for index, message in enumerate(cast("Iterable[Any]", messages))
-    ]
+    checked: list[object] = [*messages]
     if not checked:
         raise WorkflowError("messages is empty; a model call needs at least one message")
-    return checked
-
-
-def _checked(message: object, index: int) -> Message:
-    if isinstance(message, BaseModel):
-        # The graph reads objects by attribute, and knows one it has seen by its identity: a copy would cost that.
-        if getattr(message, "role", None) == "developer":
-            return {**message.model_dump(exclude_none=True), "role": "system"}
-        return cast("Message", message)
-    if not isinstance(message, Mapping):
-        raise WorkflowError(
-            f"messages[{index}] must be a dict or an openai message, got {type(message).__name__} {message!r:.80}"
-        )
-    fields = cast("Message", message)
-    return {**fields, "role": "system"} if fields.get("role") == "developer" else fields
+    # Nearly all messages are plain dicts or were made by this client; asking their exact type is ten times cheaper.
+    if not _USUAL.issuperset(map(type, checked)):
+        for index, message in enumerate(checked):
+            if not isinstance(message, (Mapping, BaseModel)):
+                raise WorkflowError(
+                    f"messages[{index}] must be a dict or an openai message, got {type(message).__name__} {message!r:.80}"
+                )
+    return cast("list[Message]", checked)

@@ -6,9 +6,10 @@ in, and a stream that is left before records nothing.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -18,6 +19,7 @@ from openai.types.chat import ChatCompletionChunk
 from agentrl.client.arguments import CallArguments
 from agentrl.client.deltas import Delta, DeltaSplitter
 from agentrl.client.episode import Episode, completion_id
+from agentrl.client.ledger import Place
 from agentrl.client.replies import chunk, finish_reason, reply_header, token_logprobs, usage
 from agentrl.client.surface import CallTimeout, timed_out
 from agentrl.errors import ReplyError
@@ -31,12 +33,15 @@ class StreamResponse:
     status_code = 200
 
     def __init__(self, stream: ChatStream, request_id: str) -> None:
-        self._stream = stream
+        # A stream that nobody holds must go at once, and its place in the turn budget with it: no cycle.
+        self._stream = weakref.ref(stream)
         self.headers: Mapping[str, str] = {"content-type": "text/event-stream", "x-request-id": request_id}
 
     async def aclose(self) -> None:
         """Close the stream."""
-        await self._stream.close()
+        stream = self._stream()
+        if stream is not None:
+            await stream.close()
 
 
 class ChatStream(AsyncStream[ChatCompletionChunk]):
@@ -57,7 +62,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         with episode.call():
             self._prompt = episode.graph.prepare(messages, call.tools)
             self._request = episode.request(self._prompt, call.sampling)
-        self._place = ExitStack()
+        self._place: Place | None = None
         self.id = completion_id(self._request)
         self._header = reply_header(self.id, call.model)
         self.response = StreamResponse(self, self.id)  # pyright: ignore[reportAttributeAccessIssue] - stands for the HTTP response
@@ -89,10 +94,14 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
 
     async def close(self) -> None:
         """Leave the stream; unless its last token is in, the request is aborted and nothing is recorded."""
-        self._done = True
         self._ready.clear()
-        self._place.close()
+        self._leave()
         await self._sampling.aclose()
+
+    def _leave(self) -> None:
+        self._done = True
+        if self._place is not None:
+            self._place.close()
 
     async def _advance(self) -> None:
         try:
@@ -102,11 +111,9 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
                 return
             await self._sampling.aclose()
             self._finish(piece.generation)
-            self._place.close()
-            self._done = True
+            self._leave()
         except BaseException as error:
-            self._done = True
-            self._place.close()
+            self._leave()
             await self._sampling.__aexit__(type(error), error, error.__traceback__)
             raise
 
@@ -114,7 +121,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         remaining = None if self._deadline is None else max(0.0, self._deadline - anyio.current_time())
         with anyio.move_on_after(remaining):
             if self._chunks is None:
-                self._place.enter_context(self._episode.call())
+                self._place = self._episode.call()
                 self._chunks = await self._sampling.enter_async_context(self._episode.backend.stream(self._request))
                 self._ready.append(chunk(self._header, {"role": "assistant", "content": ""}))
             try:

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from agentrl.configbase import Config
 
+PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+"""Nats a probe prompt's log-probs may differ where server and trainer compute in this type, unless the run says another."""
+
 
 class EngineConfig(Config):
     """When to evaluate, save and give up."""
@@ -24,8 +27,8 @@ class EngineConfig(Config):
     """Newest published weights that stay on disk."""
     publish_dir: str | None = None
     """Where published weights go; None: inside the run directory. Must be visible to every server."""
-    probe_tolerance: float = Field(default=1e-3, gt=0)
-    """Largest difference, nats, between server and trainer log-probs on the probe prompt after an update."""
+    probe_tolerance: float | None = Field(default=None, gt=0)
+    """Largest log-prob difference, nats, of server and trainer on the probe prompt after an update. None: by dtype."""
     max_logprob_difference: float | None = Field(default=None, gt=0)
     """Stop when a token's behavior log-prob differs more, nats, from the trainer's under the same version. None: report."""
     stall_timeout_s: float = Field(default=900.0, gt=0)

@@ -68,6 +68,7 @@ class Engine:
         name: what the display calls the run.
         progress: shows the run to a person; None: to nobody.
         probe_ids: token ids whose log-probs are compared after each update; None: a fixed sentence.
+        send_dtype: send weights from the trainer's memory, in this type; None: through files.
         resume: where an earlier process left off, as `trainer` does after it was restored; None: a new run.
 
     Raises:
@@ -94,6 +95,7 @@ class Engine:
         progress: Progress | None = None,
         probe_ids: Sequence[int] | None = None,
         resume: RunState | None = None,
+        send_dtype: str | None = None,
     ) -> None:
         """Wire a run; `run` starts it."""
         self._workflow, self._renderer = workflow, renderer
@@ -118,9 +120,12 @@ class Engine:
         self._buffer = self._make_buffer(changed)
         self._journal = self._make_journal(run_dir, name)
         probe = probe_ids or renderer.encode_content(PROBE_TEXT)
+        weights = WeightPublisher(
+            trainer=trainer, inference=inference, run_dir=run_dir, config=engine, probe_ids=probe, send_dtype=send_dtype
+        )
         self._training = TrainLoop(
             trainer=trainer,
-            weights=WeightPublisher(trainer=trainer, inference=inference, run_dir=run_dir, config=engine, probe_ids=probe),
+            weights=weights,
             buffer=self._buffer,
             clock=self._clock,
             journal=self._journal,

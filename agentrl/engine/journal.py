@@ -133,6 +133,8 @@ class Journal:
             "publish_s": published.publish_s,
             "update_s": published.update_s,
             "pause_s": published.pause_s,
+            "update_bytes": published.num_bytes,
+            "sync_share": (published.publish_s + published.update_s) / elapsed,
             **prefixed("dropped_groups", self._buffer.dropped),
             **prefixed("failed_episodes", self._budget.by_reason),
             **prefixed("wasted_tokens", totals.wasted),

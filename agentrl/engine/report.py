@@ -66,6 +66,12 @@ class RunReport:
     """Servers stood still for updates."""
     max_logprob_difference: float | None
     """Largest difference of a behavior log-prob from the trainer's under the same version, nats; None: not measured."""
+    interrupted_tokens: int
+    """Trained tokens sampled after weights had changed in their model call."""
+    mean_interrupted_difference: float | None
+    """Of those whose version the trainer still had: distance of behavior log-probs from the trainer's, nats; None: none."""
+    max_interrupted_difference: float | None
+    """The largest of the same: rounding under `inference.pause_mode: exact`, the error of `fast`."""
     max_probe_difference: float | None
     """Largest difference on the probe after an update, nats; None: not measured."""
     evaluations: tuple[Mapping[str, MetricValue], ...]
@@ -94,6 +100,10 @@ class Totals:
     sync_s: float = 0.0
     pause_s: float = 0.0
     logprob_difference: float | None = None
+    interrupted_tokens: int = 0
+    interrupted_compared: int = 0
+    interrupted_sum: float = 0.0
+    interrupted_max: float | None = None
     probe_difference: float | None = None
     evaluations: list[Mapping[str, MetricValue]] = field(default_factory=list[Mapping[str, MetricValue]])
     checkpoint: str | None = None
@@ -119,6 +129,7 @@ class Totals:
         self.pause_s += published.pause_s
         self.probe_difference = _larger(self.probe_difference, published.probe_difference)
         self.logprob_difference = _larger(self.logprob_difference, report.metrics.get("max_logprob_difference"))
+        self._add_interrupted(report.metrics)
         if report.skipped is not None:
             self.skipped[report.skipped] += 1
             self.add_waste("skipped_step", loss_tokens)
@@ -126,6 +137,13 @@ class Totals:
         self.trained_tokens += loss_tokens
         self.staleness_sum += int(prepared.staleness.sum())
         self.staleness_max = max(self.staleness_max, int(prepared.staleness.max(initial=0)))
+
+    def _add_interrupted(self, metrics: Mapping[str, float]) -> None:
+        compared = int(metrics.get("num_interrupted_fresh_tokens", 0))
+        self.interrupted_tokens += int(metrics.get("num_interrupted_tokens", 0))
+        self.interrupted_compared += compared
+        self.interrupted_sum += compared * metrics.get("mean_interrupted_difference", 0.0)
+        self.interrupted_max = _larger(self.interrupted_max, metrics.get("max_interrupted_difference"))
 
     def add_waste(self, cause: str, tokens: int) -> None:
         """Count tokens that will never be trained."""
@@ -170,6 +188,11 @@ class Totals:
             sync_seconds=self.sync_s,
             pause_seconds=self.pause_s,
             max_logprob_difference=self.logprob_difference,
+            interrupted_tokens=self.interrupted_tokens,
+            mean_interrupted_difference=(
+                self.interrupted_sum / self.interrupted_compared if self.interrupted_compared else None
+            ),
+            max_interrupted_difference=self.interrupted_max,
             max_probe_difference=self.probe_difference,
             evaluations=tuple(self.evaluations),
             checkpoint=self.checkpoint,

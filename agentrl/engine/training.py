@@ -96,9 +96,11 @@ class TrainLoop:
     def _check_logprobs(self, number: int, report: StepReport) -> None:
         found, limit = report.metrics.get("max_logprob_difference"), self._config.max_logprob_difference
         if found is not None and limit is not None and found > limit:
+            cut = report.metrics.get("max_interrupted_difference", 0.0)
             raise InvariantError(
                 f"step {number}: a behavior log-prob differs by {found:.3g} nats from the trainer's under the same version, "
                 f"over engine.max_logprob_difference = {limit:g}; servers and trainer do not compute the same model"
+                + (f", or inference.pause_mode is fast (interrupted model calls: up to {cut:.3g} nats)" if cut else "")
             )
 
     async def _checkpoint(self, number: int) -> None:

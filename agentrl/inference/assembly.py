@@ -63,8 +63,9 @@ class Assembly:
         if self._count:
             sampled = ",".join(str(token) for piece in self._ids for token in piece.tolist())
             input_json = input_json + b"," + sampled.encode()
-            # The same seed would draw the noise of the first piece again.
-            sampling = sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + self._count)
+            # The same seed would draw the noise of the first piece again. Servers take 63 bits and a sign.
+            seed = sampling.seed
+            sampling = sampling if seed is None else replace(sampling, seed=(seed + self._count + 2**63) % 2**64 - 2**63)
         remaining = sampling.max_new_tokens - self._count
         body = generate_body(
             sampling, rid=rid, input_json=input_json, max_new_tokens=remaining, stream=stream, cache_salt=cache_salt

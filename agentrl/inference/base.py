@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from agentrl.transfer import WeightFeed
 from agentrl.types import Float32Array, Int32Array, Publication, StopReason, VersionSpan
+
+CONTEXT_RESERVE = 6
+"""Tokens at the end of the context that a prompt must leave free, and one more: SGLang answers 400 to a longer one."""
+CONTEXT_HEADROOM = CONTEXT_RESERVE + 2
+"""Tokens by which a server's context exceeds what is promised of it; it ends outputs 2 tokens short of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,10 @@ class Backend(Protocol):
         ...
 
 
+WeightSource: TypeAlias = Publication | WeightFeed
+"""Where servers get the weights of one version: from files, or from the trainer's memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
     """What a weight update cost and proved."""
@@ -110,6 +120,8 @@ class UpdateReport:
     """Servers left out because they failed; they must catch up before they serve again."""
     probe_difference: float | None = None
     """Largest absolute difference, nats, between a server's and the trainer's log-probs on the probe prompt."""
+    num_bytes: int | None = None
+    """Sent to each server; None where servers read files themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +144,7 @@ class Inference(Backend, Protocol):
         """The version every server that serves has."""
         ...
 
-    async def update_weights(self, publication: Publication, probe: Probe | None = None) -> UpdateReport:
+    async def update_weights(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
         """Pause, swap, verify and continue on every server; running requests go on mid-sequence with the new weights.
 
         Raises:

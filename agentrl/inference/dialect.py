@@ -3,8 +3,9 @@
 Invariant: what a server cannot do is known before the first call, so nothing is sent that it would silently ignore.
 
 - A, before 0.5.6: a pause always aborts; `/continue_generation` takes no body; updates take no `flush_cache`.
-- B, 0.5.6 to 0.5.20: pause modes; version spans per token from 0.5.20 on.
-- C, from 0.5.21: `/model_info` and `/server_info` replace the `get_` forms.
+- B, 0.5.6 to 0.5.20: pause modes; version spans per token from 0.5.20 on; weights from a process group, tensor by tensor.
+- C, from 0.5.21: `/model_info` and `/server_info` replace the `get_` forms; weights from a process group only between
+  `/begin_weight_update` and `/end_weight_update`, each bucket in one piece.
 """
 
 from __future__ import annotations
@@ -32,6 +33,21 @@ class Dialect:
     """Pause keeps requests (`retract`, `in_place`); without it, requests in flight are aborted and sent again."""
     spans: bool
     """Replies say which weight version sampled each token."""
+
+    @property
+    def groups(self) -> bool:
+        """Whether weights may come from a process group."""
+        return self.name != "A"
+
+    @property
+    def sessions(self) -> bool:
+        """Whether they are refused outside of a begin/end session."""
+        return self.name == "C"
+
+    @property
+    def flat_buckets(self) -> bool:
+        """Whether a bucket comes as one broadcast; some releases of dialect B would, but which ones is not told."""
+        return self.name == "C"
 
     @property
     def exact_checksums(self) -> bool:

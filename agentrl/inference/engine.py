@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from agentrl.inference.base import SamplingParams
+from agentrl.transfer import Bucket, GroupAddress
 
 PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
 
@@ -39,9 +40,11 @@ class EngineRequest:
     """[N] ids, N >= 1."""
     sampling: EngineSampling
     logprob_start_len: int = -1
-    """Report log-probs of `input_ids[logprob_start_len:]` (the first one is null); -1: of output tokens only."""
+    """Report log-probs of `input_ids[logprob_start_len:]` (the first one is null); -1: of output tokens only; N: of none."""
     stream: bool = False
     """Notify `Sink.progress` after each step."""
+    cache_key: tuple[str, str] = ("", "")
+    """SGLang's `extra_key` and `cache_salt`: only requests with equal ones share cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ class EngineInfo:
     weight_version: str
     vocab_size: int
     max_context_tokens: int
-    """Longest prompt plus output of one request."""
+    """SGLang's context length; what of it prompts and outputs may fill is checked in `http_wire`."""
     max_running_requests: int
     max_total_tokens: int
     """Capacity of the KV cache."""
@@ -131,7 +134,44 @@ class ControlReply:
 
     success: bool
     message: str
-    num_paused_requests: int = 0
+
+
+class WeightGroups(Protocol):
+    """Takes weights from process groups; a part of an `Engine`."""
+
+    async def join(self, address: GroupAddress, rank: int) -> ControlReply:
+        """Join a group as `rank`; returns when it is complete. Cancellation: it may be joined."""
+        ...
+
+    async def leave(self, name: str) -> ControlReply:
+        """Forget a group. Cancellation: it is forgotten or not."""
+        ...
+
+    async def begin(self) -> ControlReply:
+        """Open a session; one that is open already is a refusal. Cancellation: it is open or not."""
+        ...
+
+    async def receive(
+        self,
+        bucket: Bucket,
+        group: str,
+        *,
+        flat: bool,
+        weight_version: str | None,
+        flush_cache: bool,
+        abort_all_requests: bool,
+    ) -> ControlReply:
+        """Take a bucket from a group; with `weight_version`, serve everything taken in this session under that name.
+
+        `flat`: the bucket is one broadcast; otherwise each of its tensors is. Outside of a session it is a refusal.
+
+        Cancellation: the bucket is lost, and the session stays open.
+        """
+        ...
+
+    async def end(self) -> ControlReply:
+        """Close the session and serve what was taken in it. Cancellation: as before, or done."""
+        ...
 
 
 class Engine(Protocol):
@@ -145,6 +185,11 @@ class Engine(Protocol):
     @property
     def load(self) -> EngineLoad:
         """Return what `/v1/loads` reports; `load.paused` decides `/ready`."""
+        ...
+
+    @property
+    def groups(self) -> WeightGroups:
+        """Return what takes weights from process groups."""
         ...
 
     async def run(self) -> None:

@@ -11,27 +11,37 @@ import os
 import re
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 
-from agentrl.errors import ConfigError, ServerError
-from agentrl.inference.config import InferenceConfig
+from agentrl.errors import ConfigError, ServerError, ServerUnavailable
+from agentrl.inference.base import CONTEXT_HEADROOM
+from agentrl.inference.config import CPU_RUNNING_REQUESTS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
 from agentrl.inference.pool import ServerPool
 from agentrl.inference.process import Recipe, ServerProcess
 from agentrl.inference.scope import task_group
 from agentrl.inference.sglang import SGLangServer
+from agentrl.inference.sglang_recipe import find_sglang_python, sglang_recipe
 
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
 """Times one server process is started again in a run."""
-_READY_SGLANG = re.compile(r"The server is fired up and ready to roll|Uvicorn running on")
+MAX_PORTS = 3
+"""Ports a starting server is tried on, each of the others having been taken between its choice and its use."""
+_PORT_TAKEN = re.compile(r"(?i)address already in use|cannot listen on .*in use")
 _READY_EMBEDDED = re.compile(r'^\{.*"url": ?"(http[^"]+)"')
-_SGLANG_CPU = ("--attention-backend", "torch_native", "--dtype", "float32", "--max-total-tokens", "16384")
-_SGLANG_CPU_LAUNCHER = Path(__file__).parents[2] / "scripts" / "sglang_launcher.py"
+
+
+class Launched(NamedTuple):
+    """A server process that is ready."""
+
+    process: ServerProcess
+    url: str
 
 
 @asynccontextmanager
@@ -54,28 +64,29 @@ async def launch_pool(
     Cancellation: every process started here has ended, within 5 seconds.
     """
     key = api_key(config)
-    recipes = [] if config.urls else _recipes(config, Path(model_path), seed, Path(log_dir))
-    processes = [ServerProcess(recipe) for recipe in recipes]
+    builders = [] if config.urls else _builders(config, Path(model_path), seed, Path(log_dir))
+    launched: dict[int, Launched] = {}
     try:
-        async with task_group() as tasks:
-            urls = await _start(processes, tasks, config) if processes else list(config.urls)
-            servers = [
-                SGLangServer(
-                    url,
-                    vocab_size=vocab_size,
-                    api_key=key,
-                    request_timeout_s=config.request_timeout_s,
-                    control_timeout_s=config.control_timeout_s,
-                )
-                for url in urls
-            ]
-            async with ServerPool(servers, config) as pool:
-                for process, url in zip(processes, urls, strict=False):
-                    tasks.start_soon(_supervise, process, url, pool, tasks, config)
-                yield pool
-            tasks.cancel_scope.cancel()
+        with PortReserve(config.host) as ports:
+            async with task_group() as tasks:
+                await _start_all(config, builders, ports, tasks, launched)
+                servers = [
+                    SGLangServer(
+                        url,
+                        vocab_size=vocab_size,
+                        api_key=key,
+                        request_timeout_s=config.request_timeout_s,
+                        control_timeout_s=config.control_timeout_s,
+                    )
+                    for url in config.urls or [launched[index].url for index in range(len(builders))]
+                ]
+                async with ServerPool(servers, config) as pool:
+                    for each in launched.values():
+                        tasks.start_soon(_supervise, each.process, each.url, pool, tasks, config)
+                    yield pool
+                tasks.cancel_scope.cancel()
     finally:
-        await _stop(processes)
+        await _stop([each.process for each in launched.values()])
 
 
 def api_key(config: InferenceConfig) -> str | None:
@@ -92,16 +103,47 @@ def api_key(config: InferenceConfig) -> str | None:
     return key
 
 
-async def _start(processes: list[ServerProcess], tasks: anyio.abc.TaskGroup, config: InferenceConfig) -> list[str]:
-    urls = [""] * len(processes)
+async def start_server(
+    build: Callable[[int], Recipe], take_port: Callable[[], int], tasks: anyio.abc.TaskGroup, timeout_s: float
+) -> Launched:
+    """Start a server and return it once it is ready; where its port was taken meanwhile, again on another one.
 
+    Args:
+        build: gives the recipe for a port.
+        take_port: gives a free port.
+        tasks: where its output is read from then on.
+        timeout_s: deadline of one attempt, seconds.
+
+    Raises:
+        ServerUnavailable: it ended before it was ready, for another reason or on `MAX_PORTS` ports.
+        ServerTimeout: it is not ready in time.
+
+    Cancellation: the process is ended.
+    """
+    for attempt in range(MAX_PORTS):
+        process = ServerProcess(build(take_port()))
+        try:
+            return Launched(process, await process.start(tasks, timeout_s))
+        except ServerUnavailable as error:
+            if attempt + 1 == MAX_PORTS or not _PORT_TAKEN.search(str(error)):
+                raise
+            logger.warning("%s: its port was taken meanwhile; starting it on another", process.recipe.log_path.stem)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _start_all(
+    config: InferenceConfig,
+    builders: Sequence[Callable[[int], Recipe]],
+    ports: PortReserve,
+    tasks: anyio.abc.TaskGroup,
+    launched: dict[int, Launched],
+) -> None:
     async def start(index: int) -> None:
-        urls[index] = await processes[index].start(tasks, config.start_timeout_s)
+        launched[index] = await start_server(builders[index], ports.take, tasks, config.start_timeout_s)
 
     async with task_group() as starting:
-        for index in range(len(processes)):
+        for index in range(len(builders)):
             starting.start_soon(start, index)
-    return urls
 
 
 async def _supervise(
@@ -129,88 +171,75 @@ async def _stop(processes: list[ServerProcess]) -> None:
                 stopping.start_soon(process.stop)
 
 
-def _recipes(config: InferenceConfig, model_path: Path, seed: int, log_dir: Path) -> list[Recipe]:
-    build = _embedded_recipe if config.backend == "embedded" else _sglang_recipe
-    ports = _free_ports(config.host, config.servers)
-    return [
-        build(config, model_path, seed, index, port, log_dir / f"server-{index}.log") for index, port in enumerate(ports)
-    ]
+def _builders(config: InferenceConfig, model_path: Path, seed: int, log_dir: Path) -> list[Callable[[int], Recipe]]:
+    """Return, for each server to launch, how to build its recipe for a port."""
+    if config.backend == "sglang":
+        find_sglang_python(config)
+    build = _embedded_recipe if config.backend == "embedded" else sglang_recipe
+
+    def builder(index: int) -> Callable[[int], Recipe]:
+        return lambda port: build(config, model_path, seed, index, port, log_dir / f"server-{index}.log")
+
+    return [builder(index) for index in range(config.servers)]
 
 
 def _embedded_recipe(config: InferenceConfig, model_path: Path, seed: int, index: int, port: int, log_path: Path) -> Recipe:
+    threads = str(config.threads or 1)
     options: dict[str, object] = {
         "--model-path": model_path,
         "--host": config.host,
         "--port": port,
         "--random-seed": seed + index,
         "--device": config.device,
-        "--threads": config.threads,
-        "--max-running-requests": config.max_running_requests,
-        "--max-context-tokens": config.max_context_tokens,
+        "--dtype": config.dtype or "float32",
+        "--threads": threads,
+        "--max-running-requests": config.max_running_requests or CPU_RUNNING_REQUESTS,
+        "--max-context-tokens": (config.max_context_tokens or EMBEDDED_CONTEXT_TOKENS) + CONTEXT_HEADROOM,
     }
     if config.api_key_env is not None:
         options["--api-key-env"] = config.api_key_env
     flags = [str(word) for pair in options.items() for word in pair]
     return Recipe(
         command=(sys.executable, "-m", "agentrl.inference.serve", *flags, "--exit-with-stdin"),
-        environment={"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)},
-        ready=_READY_EMBEDDED,
+        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        ready=(_READY_EMBEDDED,),
         url="",
         log_path=log_path,
     )
 
 
-def gpu_flags(args: Sequence[str], index: int) -> list[str]:
-    """Return the flags that give SGLang server number `index` GPUs of its own, unless `args` place it already.
+class PortReserve:
+    """Free ports, each kept from other programs while the block is open, and open to the server it is for.
 
-    Example:
-        >>> gpu_flags(["--tp", "2"], 3), gpu_flags([], 1), gpu_flags(["--base-gpu-id", "4"], 1)
-        (['--base-gpu-id', '6'], ['--base-gpu-id', '1'], [])
+    A bound socket that does not listen does that on Linux, as long as both sides set SO_REUSEADDR: the system gives the
+    port to nobody who asks for any free one. Somebody who asks for this very number still gets it; see `start_server`.
     """
-    if any(arg.startswith("--base-gpu-id") for arg in args):
-        return []
-    size = 1
-    for at, arg in enumerate(args):
-        name, _, value = arg.partition("=")
-        if name in ("--tp", "--tp-size", "--tensor-parallel-size"):
-            size = int(value or args[at + 1])
-    return ["--base-gpu-id", str(index * size)]
 
+    def __init__(self, host: str) -> None:
+        """Reserve ports of `host`."""
+        self._host = host
+        self._held = ExitStack()
 
-def _sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, index: int, port: int, log_path: Path) -> Recipe:
-    if config.sglang_python is None:
-        raise ConfigError("inference.sglang_python: expected the Python of SGLang's environment, to launch servers with it")
-    flags = ["--model-path", str(model_path), "--host", config.host, "--port", str(port), "--random-seed", str(seed + index)]
-    environment: dict[str, str] = {}
-    start = ["-m", "sglang.launch_server"]
-    given = config.sglang_args
-    if "--device=cpu" in given or ("cpu" in given and given[given.index("cpu") - 1] == "--device"):
-        if not _SGLANG_CPU_LAUNCHER.exists():
+    def __enter__(self) -> PortReserve:
+        """Open the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of all ports."""
+        self._held.close()
+
+    def take(self) -> int:
+        """Return a free port.
+
+        Raises:
+            ConfigError: the host is not an address of this machine.
+        """
+        held = self._held.enter_context(socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((self._host, 0))
+        except OSError as error:
             raise ConfigError(
-                f"inference.sglang_args: --device cpu needs {_SGLANG_CPU_LAUNCHER}, which a clone of agentrl has"
-            )
-        start = [str(_SGLANG_CPU_LAUNCHER)]
-        environment = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        flags += [*_SGLANG_CPU, "--mem-fraction-static", "0.3", "--skip-server-warmup"]
-    else:
-        flags += gpu_flags(given, index)
-    key = api_key(config)
-    if key is not None:
-        flags += ["--api-key", key]
-    return Recipe(
-        command=(config.sglang_python, *start, *flags, *given),
-        environment=environment,
-        ready=_READY_SGLANG,
-        url=f"http://{config.host}:{port}",
-        log_path=log_path,
-        logs_on_stdout=True,
-    )
-
-
-def _free_ports(host: str, count: int) -> list[int]:
-    with ExitStack() as probes:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sockets = [probes.enter_context(socket.socket(family)) for _ in range(count)]
-        for probe in sockets:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in sockets]
+                f"inference.host: cannot listen on {self._host}: {error.strerror or error}; set an address of this machine"
+            ) from error
+        return int(held.getsockname()[1])

@@ -23,6 +23,11 @@ class ServerInfo(msgspec.Struct, frozen=True):
     engine: str | None = None
     incremental_streaming_output: bool = False
     """Streamed ids are the new ones only; by default they are all so far."""
+    device: str | None = None
+    tp_size: int = 1
+    """Ranks that each hold a part of every layer."""
+    pp_size: int = 1
+    dp_size: int = 1
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import anyio
 
-from agentrl.errors import AgentRLError, ServerError, ServerTimeout, ServerUnavailable, WeightSyncError
-from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk, Probe, UpdateReport
+from agentrl.errors import AgentRLError, ServerError, ServerTimeout, ServerUnavailable, TrainError, WeightSyncError
+from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk, Probe, UpdateReport, WeightSource
 from agentrl.inference.config import InferenceConfig
+from agentrl.inference.delivery import leave_all
 from agentrl.inference.failover import Failover, PoolStream
-from agentrl.inference.roster import Member, Roster, Server, State
+from agentrl.inference.roster import PAUSES, Member, Roster, Server, State
 from agentrl.inference.scope import deadline, only_error, task_group
-from agentrl.inference.updates import Updater
-from agentrl.types import Publication
+from agentrl.inference.updates import CLEANUP_S, Updater
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class ServerPool:
         """
         self._config = config
         self._roster = Roster(servers)
-        self._updater = Updater(self._roster, mode=config.pause_mode, on_failure=config.on_server_failure)
+        self._updater = Updater(self._roster, mode=PAUSES[config.pause_mode], on_failure=config.on_server_failure)
         self._failover = Failover(self._roster, config, suspect=self._suspect, lose=self._lose)
         self._stack = AsyncExitStack()
         self._fatal: ServerUnavailable | None = None
@@ -154,7 +154,7 @@ class ServerPool:
         """Forget where an episode is at home; call it when the episode has ended."""
         self._roster.release(episode_id)
 
-    async def update_weights(self, publication: Publication, probe: Probe | None = None) -> UpdateReport:
+    async def update_weights(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
         """Pause, load, verify and continue on every server; see `Inference.update_weights`.
 
         Raises:
@@ -164,7 +164,7 @@ class ServerPool:
         Cancellation: servers that were paused are continued within `updates.CLEANUP_S`; those that have the new weights
             serve, the others are brought up to them.
         """
-        report = await self._updater.update(publication, probe)
+        report = await self._updater.update(source, probe)
         for member in self._roster.members:
             if member.url in report.evicted:
                 logger.warning("update to version %d goes on without %s: %s", report.version, member.url, member.reason)
@@ -226,8 +226,10 @@ class ServerPool:
             self._roster.admit(member)
 
     async def _close(self) -> None:
-        with anyio.CancelScope(shield=True):  # closes sockets; waits for nothing
+        with anyio.CancelScope(shield=True):  # closes sockets; servers that run on get CLEANUP_S to leave their groups
             await self._stack.aclose()
+            if self._config.urls:
+                await leave_all(self._roster.members, timeout_s=CLEANUP_S)
             for member in self._roster.members:
                 await member.server.aclose()
 
@@ -288,7 +290,7 @@ class ServerPool:
         except (ServerTimeout, ServerUnavailable) as error:
             self._roster.evict(member, State.DEAD, str(error))
         except AgentRLError as error:
-            if not isinstance(error, (ServerError, WeightSyncError)):
+            if not isinstance(error, (ServerError, WeightSyncError, TrainError)):
                 raise
             self._roster.evict(member, State.STUCK, str(error))
         else:

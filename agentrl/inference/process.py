@@ -16,8 +16,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 
 import anyio
-from anyio.abc import Process, TaskGroup
-from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.abc import ByteReceiveStream, Process, TaskGroup
 
 from agentrl.errors import ServerTimeout, ServerUnavailable
 
@@ -34,10 +33,10 @@ class Recipe:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     """Added to this process's own."""
-    ready: re.Pattern[str]
-    """A line of its output that says it is ready; group 1, if there is one, is its base URL."""
+    ready: tuple[re.Pattern[str], ...]
+    """It is ready when each has been found in a line of its output; a group 1 is its base URL."""
     url: str
-    """Its base URL, where the line does not say it."""
+    """Its base URL, where no line says it."""
     log_path: Path
     logs_on_stdout: bool = False
     """Ready line and log come over one pipe."""
@@ -76,8 +75,8 @@ class ServerProcess:
             raise ServerUnavailable(f"cannot start {recipe.command[0]}: {error}") from error
         try:
             with anyio.move_on_after(timeout_s):
-                url, lines = await self._until_ready()
-                tasks.start_soon(self._drain, lines)
+                url, output = await self._until_ready()
+                tasks.start_soon(self._drain, output)
                 return url
             raise ServerTimeout(f"{self.named}: not ready after {timeout_s:g} s; its log ends with:\n{self.last_lines()}")
         except BaseException:
@@ -124,24 +123,29 @@ class ServerProcess:
             return f"(cannot be read: {error})"
         return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
 
-    async def _until_ready(self) -> tuple[str, BufferedByteReceiveStream]:
+    async def _until_ready(self) -> tuple[str, ByteReceiveStream]:
         assert self._process is not None
         assert self._process.stdout is not None
-        lines = BufferedByteReceiveStream(self._process.stdout)
-        while True:
+        output, url, missing, line = self._process.stdout, self.recipe.url, list(self.recipe.ready), b""
+        while missing:
             try:
-                line = await lines.receive_until(b"\n", _MAX_LINE)
-            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound):
-                await self._process.wait()
-                raise ServerUnavailable(f"{await self.ended()}") from None
-            self._log(line + b"\n")
-            if (match := self.recipe.ready.search(line.decode(errors="replace"))) is not None:
-                return (match[1] if match.re.groups else self.recipe.url), lines
+                data = await output.receive()
+            except anyio.EndOfStream:
+                raise ServerUnavailable(await self.ended()) from None
+            self._log(data)
+            *lines, line = (line + data).split(b"\n")
+            line = line[-_MAX_LINE:]  # a line without an end must not fill the memory
+            for text in (whole.decode(errors="replace") for whole in lines):
+                for pattern in tuple(missing):
+                    if (match := pattern.search(text)) is not None:
+                        missing.remove(pattern)
+                        url = match[1] if pattern.groups else url
+        return url, output
 
-    async def _drain(self, lines: BufferedByteReceiveStream) -> None:
+    async def _drain(self, output: ByteReceiveStream) -> None:
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
             while True:
-                self._log(await lines.receive())
+                self._log(await output.receive())
 
     def _log(self, data: bytes) -> None:
         with self.recipe.log_path.open("ab") as log:

@@ -15,10 +15,14 @@ from typing import Literal, Protocol
 import anyio
 
 from agentrl.errors import ServerUnavailable
-from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk, WeightSource
+from agentrl.inference.group_calls import Receiver
+from agentrl.transfer import WeightChannel
 from agentrl.types import Float32Array, Int32Array, Publication
 
 PauseMode = Literal["retract", "in_place"]
+PAUSES: Mapping[Literal["exact", "fast"], PauseMode] = {"exact": "retract", "fast": "in_place"}
+"""What servers are told, by what `inference.pause_mode` says."""
 
 
 class Server(Protocol):
@@ -42,6 +46,11 @@ class Server(Protocol):
     @property
     def checksum_kind(self) -> str:
         """`agentrl`: `checksums` are those of a `Publication`. Anything else: comparable with the same kind only."""
+        ...
+
+    @property
+    def groups(self) -> Receiver:
+        """Its part in taking weights from the trainer's memory."""
         ...
 
     async def connect(self) -> None:
@@ -92,7 +101,7 @@ class State(StrEnum):
     BEHIND = "behind"
     """Answers, and is to be given the current weights now."""
     STUCK = "stuck"
-    """Answers, but did not take the current weights; tried again at every health interval, and by the next update."""
+    """Answers, but could not be given the current weights; tried again at every health interval, and by the next update."""
     DEAD = "dead"
     """Does not answer; asked again at every health interval."""
 
@@ -119,6 +128,10 @@ class Member:
     """Held by whoever pauses, loads and resumes: a weight update, or its own way back into the pool."""
     catch_up: anyio.CancelScope | None = None
     """Of its way back; a weight update cancels it and takes over."""
+    group: str = ""
+    """Its process group with the trainer, the last it was in."""
+    channel: WeightChannel | None = None
+    """The trainer's end of that group; None once the server was out of the pool, as it may have been restarted."""
 
     @property
     def url(self) -> str:
@@ -140,8 +153,10 @@ class Roster:
         self.version = 0
         self.target = 0
         """The highest version a server may be sampling with; above `version` only during an update."""
-        self.publication: Publication | None = None
+        self.source: WeightSource | None = None
         """The current weights; None before the first update."""
+        self.digests: dict[str, tuple[str, Mapping[str, str]]] = {}
+        """Of the current weights: what kinds of server other than agentrl's report, and which server of the kind did."""
         self._sessions: OrderedDict[str, Member] = OrderedDict()
         self._max_sessions = max_sessions
         self._changed = anyio.Event()
@@ -198,7 +213,7 @@ class Roster:
 
     def evict(self, member: Member, state: State, reason: str) -> None:
         """Take a server out; its calls in flight go elsewhere."""
-        member.state, member.reason = state, reason
+        member.state, member.reason, member.channel = state, reason, None
         for scope in member.scopes:
             scope.cancel()
         self._notify()

@@ -13,13 +13,16 @@ import anyio.lowlevel
 import numpy as np
 
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable, WeightSyncError
-from agentrl.inference.base import Probe, UpdateReport
+from agentrl.inference.base import Probe, UpdateReport, WeightSource
 from agentrl.inference.performance import Stage
 from agentrl.inference.scope import deadline
 from agentrl.inference.script import Fault, scripted_logprobs
+from agentrl.transfer import GroupAddress, GroupRequest, Manifest, scripted_checksums
 from agentrl.types import Float32Array, Int32Array, Publication
 
-ControlCall = Literal["connect", "check", "pause", "load_weights", "checksums", "score", "resume"]
+ControlCall = Literal[
+    "connect", "check", "pause", "load_weights", "checksums", "score", "resume", "join_group", "receive_weights"
+]
 
 
 class ScriptedControl:
@@ -35,7 +38,9 @@ class ScriptedControl:
         self._paused = False
         self._tensor_checksums: Mapping[str, str] | None = None
         self.updates: list[Publication] = []
-        """Weights it was given, in order."""
+        """Weights it was given from files, in order."""
+        self.groups = ScriptedReceiver(self)
+        """Its part in taking weights from a trainer's memory; nothing is really sent."""
         self.control_faults: dict[ControlCall, Fault] = {}
         """What the control calls do instead of their work; change it at any time."""
 
@@ -78,7 +83,7 @@ class ScriptedControl:
         self.stage.version = version
         self.stage.resume()
 
-    async def update_weights(self, publication: Publication, probe: Probe | None = None) -> UpdateReport:
+    async def update_weights(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
         """Pause, take over the version, continue, and compare `scripted_logprobs` with the probe.
 
         Raises:
@@ -89,7 +94,7 @@ class ScriptedControl:
         began = anyio.current_time()
         try:
             await self.pause("retract")
-            await self.load_weights(publication)
+            num_bytes = await self._take(source)
         finally:
             self._continue()
         pause_s = anyio.current_time() - began
@@ -98,63 +103,92 @@ class ScriptedControl:
             difference = float(np.abs(await self.score(probe.token_ids) - probe.logprobs).max())
             if not difference <= probe.tolerance:
                 raise WeightSyncError(f"{self._url}: the probe differs by {difference:.2e} nats from the trainer's")
-        return UpdateReport(version=self.version, pause_s=pause_s, updated=(self._url,), probe_difference=difference)
+        return UpdateReport(
+            version=self.version, pause_s=pause_s, updated=(self._url,), probe_difference=difference, num_bytes=num_bytes
+        )
 
     async def connect(self) -> None:
         """See `Server.connect`."""
-        await self._control("connect")
+        await self.control("connect")
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to close."""
 
     async def check(self) -> int:
         """See `Server.check`."""
-        await self._control("check")
+        await self.control("check")
         return self.version
 
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
         """See `Server.pause`."""
         self._paused = True
-        await self._control("pause")
+        await self.control("pause")
         self.stage.pause(retract=mode == "retract")
 
     async def resume(self) -> None:
         """See `Server.resume`."""
         self._paused = False
-        await self._control("resume")
+        await self.control("resume")
         self._continue()
 
     async def load_weights(self, publication: Publication) -> None:
         """See `Server.load_weights`; the path is not read."""
-        await self._control("load_weights")
+        await self.control("load_weights")
         self.stage.version = publication.version
         self._tensor_checksums = publication.tensor_checksums
         self.updates.append(publication)
 
     async def checksums(self) -> Mapping[str, str] | None:
         """Return those of the publication it was last given."""
-        wrong = await self._control("checksums") is Fault.WRONG_WEIGHTS
+        wrong = await self.control("checksums") is Fault.WRONG_WEIGHTS
         held = self._tensor_checksums
         return {name: digest[::-1] for name, digest in held.items()} if wrong and held is not None else held
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
         """Return `scripted_logprobs` of its version."""
-        wrong = await self._control("score") is Fault.WRONG_WEIGHTS
+        wrong = await self.control("score") is Fault.WRONG_WEIGHTS
         return scripted_logprobs(token_ids, self.version) - np.float32(0.5 if wrong else 0.0)
+
+    async def _take(self, source: WeightSource) -> int | None:
+        if isinstance(source, Publication):
+            await self.load_weights(source)
+            return None
+        request = self.groups.request()
+        [address] = await source.channel.open([request], ())
+        await self.groups.join(address)
+        async with source.channel.sending(
+            source.version, [request.name], dtype=source.dtype, digests=True, again=False
+        ) as sending:
+            await sending.start([request.name])
+            await self.groups.receive(sending.manifest, request.name)
+            await sending.finish(())
+            return sending.manifest.num_bytes
+
+    def given(self, manifest: Manifest) -> None:
+        """Take note of weights that came from a trainer's memory."""
+        self.stage.version = manifest.version
+        self._tensor_checksums = scripted_checksums(manifest.version, manifest.buckets)
 
     def _continue(self) -> None:
         self._paused = False
         self.stage.resume()
 
-    async def _control(self, name: ControlCall) -> Fault | None:
+    async def control(self, name: ControlCall) -> Fault | None:
+        """Do what the fault of a control call says; return the fault, if there is one that lets the call go on.
+
+        Raises:
+            ServerError, WeightSyncError: what the fault stands for.
+
+        Cancellation: nothing is left behind.
+        """
         fault = self.control_faults.get(name)
         if fault is Fault.HANG:
             with deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
                 await self._died.wait()
         if self._dead is not None or fault in (Fault.REFUSE, Fault.DIE):
             raise ServerUnavailable(f"{self._url}: refused {name}: {self._dead or fault}", url=self._url)
-        if fault is Fault.BAD_REQUEST and name == "load_weights":
-            raise WeightSyncError(f"{self._url}: did not load: {fault}")
+        if fault is Fault.BAD_REQUEST and name in ("load_weights", "join_group", "receive_weights"):
+            raise WeightSyncError(f"{self._url}: did not {name}: {fault}")
         if fault is Fault.BAD_REQUEST:
             raise RequestRejected(f"{self._url}: HTTP 400 to {name}", status=400, url=self._url)
         await anyio.lowlevel.checkpoint()
@@ -180,3 +214,38 @@ class ScriptedControl:
             raise ServerUnavailable(f"{self._url}: HTTP 500, as scripted", status=500, url=self._url)
         if fault is Fault.NOT_JSON:
             raise ReplyError(f"{self._url}: the reply is a web page, as scripted", url=self._url)
+
+
+class ScriptedReceiver:
+    """A `Receiver` that pretends."""
+
+    def __init__(self, server: ScriptedControl) -> None:
+        """Begin in no group."""
+        self._server = server
+        self.joined: list[GroupAddress] = []
+        """Groups it was told to join, in order."""
+        self.left: list[str] = []
+        """Groups it was told to leave, in order."""
+        self.received: list[Manifest] = []
+        """Weights it was given, in order."""
+
+    def request(self) -> GroupRequest:
+        """See `Receiver.request`."""
+        return GroupRequest(f"{self._server.url}/{len(self.joined)}", ranks=1, nccl=False, flat=True)
+
+    async def join(self, address: GroupAddress) -> None:
+        """See `Receiver.join`."""
+        await self._server.control("join_group")
+        self.joined.append(address)
+
+    async def leave(self, name: str) -> None:
+        """See `Receiver.leave`."""
+        self.left.append(name)
+
+    async def receive(self, manifest: Manifest, group: str) -> None:
+        """See `Receiver.receive`; refuses when `group` is not the one it joined last."""
+        await self._server.control("receive_weights")
+        if not self.joined or group != self.joined[-1].name:
+            raise WeightSyncError(f"{self._server.url}: is not in the group {group}")
+        self.received.append(manifest)
+        self._server.given(manifest)

@@ -19,6 +19,7 @@ from agentrl.inference.engine import ControlReply, EngineInfo, EngineLoad, Engin
 from agentrl.inference.performance import Performance
 from agentrl.inference.script import Fault, scripted_logprobs
 from agentrl.inference.scripted import ScriptedServer
+from agentrl.transfer import Bucket, GroupAddress, scripted_checksums
 
 
 class ScriptedEngine:
@@ -48,6 +49,8 @@ class ScriptedEngine:
         self._tasks: TaskGroup | None = None
         self._checksums: Mapping[str, str] = {}
         self._waiting: dict[str, Performance] = {}
+        self.groups = ScriptedGroups(self)
+        """Pretends to take weights from process groups."""
 
     @property
     def info(self) -> EngineInfo:
@@ -137,7 +140,7 @@ class ScriptedEngine:
         self._model_path = model_path
         if weight_version is not None:
             self._stage.version = int(weight_version)
-        return ControlReply(success=True, message="scripted", num_paused_requests=len(self._stage.playing))
+        return ControlReply(success=True, message="scripted")
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
         """See `Engine.set_weight_version`."""
@@ -153,6 +156,10 @@ class ScriptedEngine:
         """See `Engine.checksums`."""
         wrong = self._server.control_faults.get("checksums") is Fault.WRONG_WEIGHTS
         return {name: digest[::-1] if wrong else digest for name, digest in self._checksums.items()}
+
+    def serve(self, checksums: Mapping[str, str], weight_version: str) -> None:
+        """Take over weights that did not come from files."""
+        self._checksums, self._stage.version = checksums, int(weight_version)
 
     def encode(self, text: str) -> list[int]:
         """See `Engine.encode`."""
@@ -193,6 +200,58 @@ class ScriptedEngine:
             if not finished:
                 progress.finish = Finish(kind="abort", message=performance.aborted or "the server stops")
             sink.finish(progress)
+
+
+class ScriptedGroups:
+    """Implements `WeightGroups` by keeping account; nothing is sent or received."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        """Begin in no group."""
+        self._engine = engine
+        self._names: set[str] = set()
+        self._taken: Bucket | None = None
+
+    async def join(self, address: GroupAddress, rank: int) -> ControlReply:
+        """See `WeightGroups.join`."""
+        self._names.add(address.name)
+        return ControlReply(success=True, message="scripted")
+
+    async def leave(self, name: str) -> ControlReply:
+        """See `WeightGroups.leave`."""
+        known = name in self._names
+        self._names.discard(name)
+        return ControlReply(success=known, message="scripted" if known else "there is no such group")
+
+    async def begin(self) -> ControlReply:
+        """See `WeightGroups.begin`."""
+        if self._taken is not None:
+            return ControlReply(success=False, message="a session is open already")
+        self._taken = ()
+        return ControlReply(success=True, message="scripted")
+
+    async def receive(
+        self,
+        bucket: Bucket,
+        group: str,
+        *,
+        flat: bool,
+        weight_version: str | None,
+        flush_cache: bool,
+        abort_all_requests: bool,
+    ) -> ControlReply:
+        """See `WeightGroups.receive`; without a session too, as SGLang did before 0.5.21."""
+        if group not in self._names:
+            return ControlReply(success=False, message=f"group {group} is not there")
+        self._taken = (*(self._taken or ()), *bucket)
+        if weight_version is not None:
+            self._engine.serve(scripted_checksums(int(weight_version), [self._taken]), weight_version)
+            self._taken = ()
+        return ControlReply(success=True, message="scripted")
+
+    async def end(self) -> ControlReply:
+        """See `WeightGroups.end`."""
+        known, self._taken = self._taken is not None, None
+        return ControlReply(success=known, message="scripted" if known else "no session is open")
 
 
 def digests(folder: str) -> list[tuple[str, str]]:

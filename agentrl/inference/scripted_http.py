@@ -37,6 +37,8 @@ _CONTROL: dict[str, ControlCall] = {
     "/continue_generation": "resume",
     "/update_weights_from_disk": "load_weights",
     "/weights_checker": "checksums",
+    "/init_weights_update_group": "join_group",
+    "/update_weights_from_distributed": "receive_weights",
 }
 
 

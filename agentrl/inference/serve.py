@@ -21,6 +21,8 @@ import orjson
 from aiohttp import web
 
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.inference.base import CONTEXT_HEADROOM
+from agentrl.inference.embedded.hazards import Hazard, parse_faults
 from agentrl.inference.engine import Engine
 from agentrl.inference.http import create_app
 
@@ -37,9 +39,11 @@ class ServeOptions:
     port: int = 0
     """0 picks a free port."""
     api_key: str | None = None
-    weight_version: str = "0"
+    weight_version: str = "default"
+    """What SGLang calls the weights it started with; a policy version of 0."""
     max_running_requests: int = 64
     max_context_tokens: int = 4096
+    """Longest context plus output of one request."""
     threads: int = 1
     device: str = "auto"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -47,6 +51,8 @@ class ServeOptions:
     random_seed: int = 0
     exit_with_stdin: bool = False
     """End when standard input is closed: what a parent process holds open for as long as it lives."""
+    faults: frozenset[Hazard] = frozenset()
+    """Hazards of SGLang's to copy, for tests of clients."""
 
 
 def check_address(host: str, api_key: str | None) -> None:
@@ -76,9 +82,16 @@ def check_address(host: str, api_key: str | None) -> None:
 
 @asynccontextmanager
 async def serving(
-    engine: Engine, *, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
+    engine: Engine,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    api_key: str | None = None,
+    blocking_health: bool = False,
 ) -> AsyncGenerator[str]:
     """Serve `engine` for the length of the block; yields the base URL. Needs the asyncio event loop.
+
+    Args: as for `serve`.
 
     Raises:
         ConfigError: for an address off loopback without a key, or one that cannot be bound.
@@ -87,7 +100,7 @@ async def serving(
     """
     check_address(host, api_key)
     runner = web.AppRunner(
-        create_app(engine, api_key=api_key),
+        create_app(engine, api_key=api_key, blocking_health=blocking_health),
         handler_cancellation=True,
         access_log=None,
         shutdown_timeout=_SHUTDOWN_S,
@@ -115,6 +128,7 @@ async def serve(
     api_key: str | None = None,
     exit_with_stdin: bool = False,
     on_ready: Callable[[str], None] | None = None,
+    blocking_health: bool = False,
 ) -> None:
     """Serve `engine` until SIGTERM, SIGINT or, if asked, the end of standard input; needs the asyncio event loop.
 
@@ -125,6 +139,7 @@ async def serve(
         api_key: demanded of every call.
         exit_with_stdin: also end when standard input is closed.
         on_ready: called with the base URL once the server answers.
+        blocking_health: see `create_app`.
 
     Raises:
         ConfigError: for an address off loopback without a key, or one that cannot be bound.
@@ -133,7 +148,7 @@ async def serve(
     """
     async with anyio.create_task_group() as group:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with serving(engine, host=host, port=port, api_key=api_key) as url:
+            async with serving(engine, host=host, port=port, api_key=api_key, blocking_health=blocking_health) as url:
                 if on_ready is not None:
                     on_ready(url)
                 if exit_with_stdin:
@@ -173,11 +188,12 @@ def run_server(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
             model_path=options.model_path,
             weight_version=options.weight_version,
             max_running_requests=options.max_running_requests,
-            max_context_tokens=options.max_context_tokens,
+            max_context_tokens=options.max_context_tokens + CONTEXT_HEADROOM,
             device=options.device,
             dtype=options.dtype,
             memory_fraction=options.memory_fraction,
             random_seed=options.random_seed,
+            faults=options.faults,
         )
     )
 
@@ -189,6 +205,7 @@ def run_server(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
             api_key=options.api_key,
             exit_with_stdin=options.exit_with_stdin,
             on_ready=on_ready,
+            blocking_health=Hazard.BLOCKING_HEALTH in options.faults,
         )
 
     anyio.run(main)
@@ -201,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 picks a free port (default)")
     parser.add_argument("--api-key-env", help="name of the environment variable that holds the key")
-    parser.add_argument("--weight-version", default="0")
+    parser.add_argument("--weight-version", default="default", help="what the weights are called until the first update")
     parser.add_argument("--max-running-requests", type=int, default=64)
     parser.add_argument("--max-context-tokens", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=1)
@@ -209,13 +226,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     parser.add_argument("--memory-fraction", type=float, default=0.25, help="share of memory the KV cache may grow to")
     parser.add_argument("--random-seed", type=int, default=0)
+    parser.add_argument("--fault", action="append", default=[], help="a hazard of SGLang's to copy; may be repeated")
     parser.add_argument("--exit-with-stdin", action="store_true", help="end when standard input is closed")
     given = vars(parser.parse_args(arguments))
     try:
         key_name = given.pop("api_key_env")
         if key_name is not None and not os.environ.get(key_name):
             raise ConfigError(f"--api-key-env: the environment variable {key_name} is not set")
-        run_server(ServeOptions(api_key=os.environ[key_name] if key_name else None, **given), announce)
+        key = os.environ[key_name] if key_name else None
+        run_server(ServeOptions(api_key=key, faults=parse_faults(given.pop("fault")), **given), announce)
     except AgentRLError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -19,11 +19,13 @@ from typing import Literal
 import numpy as np
 import orjson
 
-from agentrl.errors import InvariantError, RequestRejected, WeightSyncError
+from agentrl.errors import InvariantError, ReplyError, RequestRejected, WeightSyncError
 from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.calls import Calls
+from agentrl.inference.control import Control
 from agentrl.inference.dialect import Dialect, dialect_of
-from agentrl.inference.messages import Checksums, Load, Loads, ModelInfo, Outcome, ServerInfo, decode, parse_version
+from agentrl.inference.group_calls import GroupCalls, Receiver
+from agentrl.inference.messages import Checksums, Load, Loads, ModelInfo, ServerInfo, decode, parse_version
 from agentrl.inference.scope import deadline
 from agentrl.inference.transport import Transport
 from agentrl.inference.wire import parse_scores, score_body
@@ -53,9 +55,14 @@ class SGLangServer:
         of one model call, `control_timeout_s` that of one control call.
         """
         self._transport = Transport(url, api_key=api_key)
-        self._control_timeout_s = control_timeout_s
+        self._control = Control(self._transport, timeout_s=control_timeout_s)
         self._calls = Calls(self._transport, vocab_size=vocab_size, timeout_s=request_timeout_s)
         self._dialect: Dialect | None = None
+        self._info = ServerInfo(version="")
+        self.groups: Receiver = GroupCalls(
+            self._control, lambda: (self.dialect, self._info), flush=self._flush, has=self._has
+        )
+        """Its part in taking weights from the trainer's memory."""
         self._version = 0
         self._paused = False
         self._mode: Literal["retract", "in_place"] = "retract"
@@ -116,8 +123,10 @@ class SGLangServer:
 
         Cancellation: as before the call.
         """
-        body = await self._get("server_info", "its version")
-        info = decode(body, ServerInfo, "/server_info", self.url)
+        body = await self._control.get("server_info", "its version")
+        info = self._info = decode(body, ServerInfo, "/server_info", self.url)
+        if info.incremental_streaming_output:
+            raise ReplyError(f"{self.url}: start it without --incremental-streaming-output: agentrl reads cumulative streams")
         self._dialect = dialect_of(info.version, info.engine, self.url)
         self._version = await self.check()
         self._calls.pin = None if self._dialect.spans else self._version
@@ -156,7 +165,7 @@ class SGLangServer:
 
         Cancellation: the server has been told or not.
         """
-        with deadline(self._control_timeout_s, lambda: f"{self.url}: waited for /abort_request of {request_id}", self.url):
+        with deadline(self._control.timeout_s, lambda: f"{self.url}: waited for /abort_request of {request_id}", self.url):
             await self._calls.abort(request_id)
 
     async def check(self) -> int:
@@ -167,7 +176,7 @@ class SGLangServer:
 
         Cancellation: nothing is left behind.
         """
-        info = decode(await self._get("model_info", "a sign of life"), ModelInfo, "/model_info", self.url)
+        info = decode(await self._control.get("model_info", "a sign of life"), ModelInfo, "/model_info", self.url)
         if info.weight_version is None:  # servers that do not count: the version given last
             return self._version
         return parse_version(info.weight_version, self.url)
@@ -180,7 +189,8 @@ class SGLangServer:
 
         Cancellation: nothing is left behind.
         """
-        return tuple(decode(await self._control("GET", "/v1/loads", None, "its load"), Loads, "/v1/loads", self.url).loads)
+        body = await self._control.call("GET", "/v1/loads", None, "its load")
+        return tuple(decode(body, Loads, "/v1/loads", self.url).loads)
 
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
         """Stop sampling; calls in flight stay open, new ones are held here until `resume`.
@@ -196,9 +206,9 @@ class SGLangServer:
         self._calls.close_gate()
         self._paused, self._mode = True, mode
         if not dialect.spans:
-            await self._calls.interrupt(min(10.0, self._control_timeout_s / 2))
+            await self._calls.interrupt(min(10.0, self._control.timeout_s / 2))
         body = orjson.dumps({"mode": mode} if dialect.pause_modes else {})
-        await self._control("POST", "/pause_generation", body, f"the pause ({mode})")
+        await self._control.call("POST", "/pause_generation", body, f"the pause ({mode})")
 
     async def resume(self) -> None:
         """Continue sampling and let held calls go. Does nothing to a server that is not paused.
@@ -209,7 +219,7 @@ class SGLangServer:
         Cancellation: as after an error.
         """
         try:
-            await self._control("POST", "/continue_generation", b"{}", "the end of the pause")
+            await self._control.call("POST", "/continue_generation", b"{}", "the end of the pause")
             self._paused = False
         finally:
             self._calls.open_gate()
@@ -224,30 +234,32 @@ class SGLangServer:
 
         Cancellation: it may have either weights.
         """
-        if not self._paused:
-            raise InvariantError(f"{self.url}: weights may only change while paused; call pause() before load_weights()")
-        flush = self._mode == "retract"
+        flush = self._flush()
         update = {
             "model_path": publication.path,
             "weight_version": str(publication.version),
             "flush_cache": flush,
             "abort_all_requests": False,
         }
-        what = f"weights of version {publication.version} from {publication.path}"
-        try:
-            body = await self._control("POST", "/update_weights_from_disk", orjson.dumps(update), what)
-            outcome = decode(body, Outcome, "/update_weights_from_disk", self.url)
-        except RequestRejected as error:
-            outcome = Outcome(success=False, message=str(error))
-        if not outcome.success:
-            raise WeightSyncError(f"{self.url}: did not load {what}: {outcome.message}")
-        self._version = publication.version
-        self._calls.pin = None if self.dialect.spans else publication.version
+        what = f"load weights of version {publication.version} from {publication.path}"
+        await self._control.weights("/update_weights_from_disk", update, what)
+        await self._has(publication.version, publication.checksum, flush=flush)
+
+    def _flush(self) -> bool:
+        """Return whether new weights come with a flush of the cache; `pause` must have been called."""
+        if not self._paused:
+            raise InvariantError(f"{self.url}: weights may only change while paused; call pause() before they do")
+        return self._mode == "retract"
+
+    async def _has(self, version: int, unique: str, *, flush: bool) -> None:
+        """Take note of new weights; `unique` tells them from others of the same version."""
+        self._version = version
+        self._calls.pin = None if self.dialect.spans else version
         # In place, cached prefixes of earlier versions stay; the salt keeps new requests from using them.
-        self._calls.cache_salt = "" if flush else f"v{publication.version}-{publication.checksum}"
+        self._calls.cache_salt = "" if flush else f"v{version}-{unique}"
         reported = await self.check()
-        if reported != publication.version:
-            raise WeightSyncError(f"{self.url}: loaded {what} but reports version {reported}")
+        if reported != version:
+            raise WeightSyncError(f"{self.url}: took weights of version {version} but reports version {reported}")
 
     async def checksums(self) -> Mapping[str, str] | None:
         """Return the digest of each tensor being served; None from servers that cannot tell.
@@ -260,7 +272,7 @@ class SGLangServer:
         Cancellation: nothing is left behind.
         """
         try:
-            body = await self._control("POST", "/weights_checker", b'{"action":"checksum"}', "checksums of its weights")
+            body = await self._control.call("POST", "/weights_checker", b'{"action":"checksum"}', "checksums of its weights")
         except RequestRejected as error:
             if error.status == 404:
                 return None
@@ -279,22 +291,9 @@ class SGLangServer:
         Cancellation: nothing is left behind.
         """
         body = score_body(np.asarray(token_ids, np.int32))
-        reply = await self._control("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")
+        reply = await self._control.call("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")
         return parse_scores(reply, token_ids, self.url)
 
     async def flush_cache(self) -> None:
         """Drop the prefix cache; `RequestRejected` while anything runs. Cancellation: it is dropped or not."""
-        await self._control("POST", "/flush_cache", b"{}", "a flush of its prefix cache")
-
-    async def _get(self, name: str, what: str) -> bytes:
-        """GET an endpoint that servers before 0.5.21 know by another name."""
-        try:
-            return await self._control("GET", f"/{name}", None, what)
-        except RequestRejected as error:
-            if error.status != 404:
-                raise
-        return await self._control("GET", f"/get_{name}", None, what)
-
-    async def _control(self, method: str, path: str, body: bytes | None, what: str) -> bytes:
-        with deadline(self._control_timeout_s, lambda: f"{self.url}{path}: waited for {what}", self.url):
-            return await self._transport.call(method, path, body)
+        await self._control.call("POST", "/flush_cache", b"{}", "a flush of its prefix cache")

@@ -1,9 +1,10 @@
-"""One weight update over all servers: pause, load, verify, continue, probe.
+"""One weight update over all servers: pause, load (from files or from the trainer's memory), verify, continue, probe.
 
 Invariants: no server samples with new weights while another that serves still samples with the former ones, so versions
 never go back along an episode, wherever its turns are sampled; whatever happens, a server that was paused is told to
 continue; a server serves only if its digests agree: an embedded server's with the published ones, SGLang's (of another kind)
-with those of the other servers, where the probe says whether they are the published weights.
+with those of the other servers, where the probe says whether they are the published weights; a server whose weights may be
+those of two versions, as after an update that was cut off, does not serve before it has taken all of one.
 
 Who waits for what: every server waits, paused, for the slowest to load; each control call has the server's deadline, and
 a server that misses it is left out.
@@ -12,16 +13,17 @@ a server that misses it is left out.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import anyio
 import numpy as np
 
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
-from agentrl.inference.base import Probe, UpdateReport
+from agentrl.inference.base import Probe, UpdateReport, WeightSource
+from agentrl.inference.delivery import Delivery, compare, opened
 from agentrl.inference.roster import Member, PauseMode, Roster, State
 from agentrl.inference.scope import task_group
-from agentrl.types import Publication
 
 CLEANUP_S = 3.0
 """Seconds spent on telling paused servers to continue after an error or a cancellation."""
@@ -44,7 +46,7 @@ class Updater:
         self._lock = anyio.Lock()  # two callers of `update`
         self.running = False
 
-    async def update(self, publication: Publication, probe: Probe | None) -> UpdateReport:
+    async def update(self, source: WeightSource, probe: Probe | None) -> UpdateReport:
         """Give all servers the published weights; see `Inference.update_weights`. A second update waits for the first.
 
         Raises:
@@ -55,16 +57,16 @@ class Updater:
         """
         roster = self._roster
         async with self._lock:
-            if publication.version < roster.version:
-                raise WeightSyncError(f"version {publication.version} is older than the servers' version {roster.version}")
+            if source.version < roster.version:
+                raise WeightSyncError(f"version {source.version} is older than the servers' version {roster.version}")
             members = [member for member in roster.members if member.state is not State.DEAD]
             if not members:
-                raise WeightSyncError(f"no server to give version {publication.version}: {roster.reasons()}")
+                raise WeightSyncError(f"no server to give version {source.version}: {roster.reasons()}")
             self.running = True
-            roster.target = publication.version
+            roster.target = source.version
             try:
                 await self._take_over(members)
-                return await _Update(roster, publication, self._mode, self._on_failure, members).run(probe)
+                return await _Update(roster, source, self._mode, self._on_failure, members).run(probe)
             finally:
                 self.running = False
                 roster.target = roster.version
@@ -97,29 +99,39 @@ class Updater:
         roster = self._roster
         async with member.control:
             while not self.running and member.state is not State.SERVING:
-                target = roster.publication
+                target = roster.source
                 with anyio.CancelScope() as member.catch_up:
                     await self._bring_up(member, target)
                 cancelled, member.catch_up = member.catch_up.cancelled_caught, None
-                if not cancelled and not self.running and roster.publication is target:
+                if not cancelled and not self.running and roster.source is target:
                     roster.admit(member)
 
-    async def _bring_up(self, member: Member, target: Publication | None) -> None:
+    async def _bring_up(self, member: Member, target: WeightSource | None) -> None:
+        roster, server = self._roster, member.server
         if target is None:
-            version = await member.server.check()
-            if version != self._roster.version:
+            version = await server.check()
+            if version != roster.version:
                 raise WeightSyncError(
-                    f"{member.url}: has version {version}, the others {self._roster.version}, and no weights have been "
+                    f"{member.url}: has version {version}, the others {roster.version}, and no weights have been "
                     "published yet that it could be given"
                 )
             return
+
+        async def each(action: Callable[[Member], Awaitable[None]]) -> Sequence[Member]:
+            await action(member)
+            return [member]
+
         try:
-            await member.server.pause(self._mode)
-            await member.server.load_weights(target)
-            compare(target, {member: await member.server.checksums()})
-            await member.server.resume()
+            async with opened(target, roster, [member], each, again=True) as delivery:
+                await server.pause(self._mode)
+                await delivery.start([member])
+                await delivery.load(member)
+                await delivery.complete([member])
+                delivery.check(member)
+                compare(delivery.delivered, {member: await server.checksums()}, roster.digests)
+                await server.resume()
         finally:
-            if member.server.paused:
+            if server.paused:
                 await _resume_quietly(member)
 
 
@@ -129,12 +141,12 @@ class _Update:
     def __init__(
         self,
         roster: Roster,
-        publication: Publication,
+        source: WeightSource,
         mode: PauseMode,
         on_failure: Literal["evict", "stop"],
         members: Sequence[Member],
     ) -> None:
-        self._roster, self._publication = roster, publication
+        self._roster, self._source = roster, source
         self._mode: PauseMode = mode
         self._on_failure: Literal["evict", "stop"] = on_failure
         self._alive = list(members)
@@ -143,36 +155,48 @@ class _Update:
         self._failures: dict[Member, Exception] = {}
 
     async def run(self, probe: Probe | None) -> UpdateReport:
-        version, members = self._publication.version, tuple(self._alive)
-        began = anyio.current_time()
+        members = tuple(self._alive)
         try:
-            await self._each(self._pause)
-            await self._each(self._load)
-            compare(self._publication, self._digests)
-            self._commit()
-            await self._each(self._resume)
-            pause_s = anyio.current_time() - began
+            async with opened(self._source, self._roster, members, self._each, again=False) as delivery:
+                began = anyio.current_time()
+                await self._each(self._pause)
+                await delivery.start(self._alive)
+                await self._each(partial(self._load, delivery))
+                await delivery.complete(self._alive)
+                await self._each(partial(self._check, delivery))
+                compare(delivery.delivered, self._digests)
+                self._commit()
+                await self._each(self._resume)
+                pause_s = anyio.current_time() - began
         finally:
             self._settle()
             await _resume_all([member for member in members if member.server.paused])
         difference = None if probe is None else await self._probe(probe)
         return UpdateReport(
-            version=version,
+            version=self._source.version,
             pause_s=pause_s,
             updated=tuple(member.url for member in self._alive),
             evicted=tuple(member.url for member in self._failures),
             probe_difference=difference,
+            num_bytes=delivery.num_bytes,
         )
 
     async def _pause(self, member: Member) -> None:
         await member.server.pause(self._mode)
 
-    async def _load(self, member: Member) -> None:
+    async def _load(self, delivery: Delivery, member: Member) -> None:
         self._touched.add(member)
-        await member.server.load_weights(self._publication)
+        await delivery.load(member)
         digests = await member.server.checksums()
-        compare(self._publication, {member: digests})
+        compare(delivery.delivered, {member: digests})
         self._digests[member] = digests
+
+    async def _check(self, delivery: Delivery, member: Member) -> None:
+        try:
+            delivery.check(member)
+        except WeightSyncError:
+            del self._digests[member]
+            raise
 
     async def _resume(self, member: Member) -> None:
         await member.server.resume()
@@ -180,7 +204,11 @@ class _Update:
     def _commit(self) -> None:
         """From here on the new version is the one that serves; called before any server continues."""
         roster = self._roster
-        roster.version, roster.publication = self._publication.version, self._publication
+        roster.version, roster.source = self._source.version, self._source
+        roster.digests = {}
+        for member, digests in self._digests.items():
+            if digests is not None and member.server.checksum_kind != "agentrl":
+                roster.digests.setdefault(member.server.checksum_kind, (member.url, digests))
         for member in self._alive:
             if member.state is not State.SERVING:
                 roster.admit(member)
@@ -188,7 +216,7 @@ class _Update:
     def _settle(self) -> None:
         """After an error or a cancellation: let those serve that surely have the same weights."""
         roster = self._roster
-        if roster.publication is self._publication:
+        if roster.source is self._source:
             return
         ours = {member: digests for member, digests in self._digests.items() if member.server.checksum_kind == "agentrl"}
         if ours:
@@ -201,8 +229,8 @@ class _Update:
             if ours and member not in ours:
                 roster.evict(member, State.BEHIND, f"missed the update to version {roster.version}")
 
-    async def _each(self, action: Callable[[Member], Awaitable[None]]) -> None:
-        """Run `action` on all servers still in the update at once; those that fail are evicted.
+    async def _each(self, action: Callable[[Member], Awaitable[None]]) -> Sequence[Member]:
+        """Run `action` on all servers still in the update at once; those that fail are evicted, the others returned.
 
         Raises:
             WeightSyncError: when none is left, or one failed and the policy is to stop.
@@ -215,7 +243,8 @@ class _Update:
         if failed and (not self._alive or self._on_failure == "stop"):
             why = "; ".join(f"{member.url}: {self._failures[member]}" for member in failed)
             what = "no server holds" if not self._alive else "not every server holds"
-            raise WeightSyncError(f"{what} version {self._publication.version}: {why}") from self._failures[failed[0]]
+            raise WeightSyncError(f"{what} version {self._source.version}: {why}") from self._failures[failed[0]]
+        return self._alive
 
     async def _attempt(self, action: Callable[[Member], Awaitable[None]], member: Member) -> None:
         try:
@@ -237,36 +266,11 @@ class _Update:
         worst = max(differences, key=lambda member: differences[member])
         if not differences[worst] <= probe.tolerance:
             raise WeightSyncError(
-                f"{worst.url}: with version {self._publication.version}, log-probs of the probe differ from the trainer's "
+                f"{worst.url}: with version {self._source.version}, log-probs of the probe differ from the trainer's "
                 f"by up to {differences[worst]:.2e} nats, tolerance {probe.tolerance:.0e}: the server does not compute what "
                 "the trainer trains (other weights, another dtype, or another attention kernel?)"
             )
         return differences[worst]
-
-
-def compare(publication: Publication, digests: Mapping[Member, Mapping[str, str] | None]) -> None:
-    """Compare what servers hold with what was published, or, where digests are of another kind, with one another.
-
-    Raises:
-        WeightSyncError: naming the servers and the first tensors that differ.
-    """
-    first: dict[str, tuple[str, Mapping[str, str]]] = {}
-    for member, held in digests.items():
-        if held is None:
-            continue
-        kind = member.server.checksum_kind
-        if kind == "agentrl":
-            peer, expected = "the published weights", publication.tensor_checksums
-            names = sorted(expected.keys() | held.keys())
-        else:
-            peer, expected = first.setdefault(kind, (member.url, held))
-            names = sorted(expected.keys() & held.keys())
-        differing = [name for name in names if expected.get(name) != held.get(name)]
-        if differing:
-            raise WeightSyncError(
-                f"{member.url}: after the update to version {publication.version}, {len(differing)} of {len(names)} tensors "
-                f"differ from {peer} ({publication.path}): {', '.join(differing[:3])}"
-            )
 
 
 async def _resume_all(members: Sequence[Member]) -> None:

@@ -138,7 +138,8 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
     """Check what would kill a server: an id outside the vocabulary ends SGLang's scheduler, not only the request.
 
     Raises:
-        RequestRejected: for no ids, ids outside the vocabulary, `input_json` of another length, or no token to sample.
+        RequestRejected: for no ids, ids outside the vocabulary, `input_json` of another length, no token to sample, or a
+            seed of more than 64 bits.
     """
     ids = request.input_ids
     if not len(ids) or request.sampling.max_new_tokens < 1:
@@ -146,6 +147,9 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
             f"request {request.request_id}: {len(ids)} input ids and max_new_tokens {request.sampling.max_new_tokens}; "
             "a model call needs at least one of each"
         )
+    seed = request.sampling.seed
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise RequestRejected(f"request {request.request_id}: seed {seed} does not fit the 64 bits that servers take")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise RequestRejected(

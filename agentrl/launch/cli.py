@@ -43,9 +43,10 @@ def train(
         raise ConfigError("--replace deletes the run that --resume would go on with; pass one of them")
     run = load_config(config, overrides)
     if dry_run:
-        from agentrl.launch.plan import describe_plan, resolved_yaml
+        from agentrl.launch.plan import describe_plan, missing_here, resolved_yaml
 
-        print(f"{describe_plan(run)}\n\n{resolved_yaml(run)}", end="")
+        missing = "".join(f"not on this machine: {line}\n" for line in missing_here(run))
+        print(f"{describe_plan(run)}\n{missing}\n{resolved_yaml(run)}", end="")
         return
     from agentrl.launch.local import train as train_locally
 
@@ -101,6 +102,7 @@ def serve(
     max_running_requests: int = 64,
     max_context_tokens: int = 4096,
     api_key_env: str | None = None,
+    fault: tuple[str, ...] = (),
 ) -> None:
     """Serve a checkpoint with the embedded server, which speaks SGLang's HTTP protocol.
 
@@ -113,6 +115,7 @@ def serve(
         max_running_requests: Sequences decoded together.
         max_context_tokens: Longest context plus output of one request.
         api_key_env: Environment variable that holds the key clients must send.
+        fault: A hazard of SGLang's to copy, to test a client with; may be repeated, `sglang` for all of them.
     """
     from agentrl.launch.serve import serve_checkpoint
 
@@ -125,6 +128,7 @@ def serve(
         max_running_requests=max_running_requests,
         max_context_tokens=max_context_tokens,
         api_key_env=api_key_env,
+        faults=fault,
     )
 
 

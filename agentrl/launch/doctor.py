@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,12 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.config import RunConfig, load_config
-from agentrl.errors import AgentRLError, WorkflowError
-from agentrl.inference.launch import launch_pool
+from agentrl.errors import AgentRLError, ConfigError, WorkflowError
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.dialect import dialect_of
+from agentrl.inference.launch import PortReserve, api_key, launch_pool
+from agentrl.inference.sglang import SGLangServer
+from agentrl.inference.sglang_recipe import find_sglang_python
 from agentrl.launch.local import describe_error, load_renderer
 from agentrl.launch.tasks import TaskSets, load_tasks
 from agentrl.rollout.episode import run_episode
@@ -33,6 +38,8 @@ from agentrl.workflow import RolloutWorkflow, load_workflow
 
 _Result = TypeVar("_Result")
 _MIN_DISK_MB = 1024
+_ASK_S = 60.0
+"""Seconds a Python may take to say which SGLang it has."""
 
 
 @dataclass(slots=True)
@@ -74,7 +81,10 @@ def examine(config: Path | None, overrides: Sequence[str] = (), console: Console
             "config", partial(load_config, config, overrides), lambda run: f"{config}: run {run.name!r} is valid"
         )
         if run is not None:
+            _servers(report, run)
             _run_parts(report, run)
+    else:
+        _sglang_here(report)
     report.console.print("Nothing to fix." if report.num_failed == 0 else f"{report.num_failed} to fix.")
     return report.num_failed == 0
 
@@ -123,6 +133,65 @@ def _torch() -> str:
     return f"{torch.__version__}, no CUDA device: training and serving run on the CPU"
 
 
+def _sglang_here(report: Report) -> None:
+    """Say which SGLang is installed; one is needed only by runs that ask for it."""
+    try:
+        report.ok("sglang", _installed_sglang(InferenceConfig()))
+    except ConfigError as error:
+        report.ok("sglang", f"none: {error}")
+
+
+def _installed_sglang(config: InferenceConfig) -> str:
+    """Return version, dialect and Python of the SGLang that would be launched.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    python = find_sglang_python(config)
+    command = [python, "-c", "import importlib.metadata as m; print(m.version('sglang'))"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{python} does not run: {error}; install SGLang again with make sglang-install") from error
+    if asked.returncode != 0:
+        last = (asked.stderr.strip().splitlines() or ["(it says nothing)"])[-1]
+        raise ConfigError(
+            f"{python} has no SGLang: {last}; run make sglang-install, or name another inference.sglang_python"
+        )
+    version = asked.stdout.strip()
+    return f"{version} at {python}, dialect {dialect_of(version, None, python).name}"
+
+
+def _servers(report: Report, run: RunConfig) -> None:
+    """Check what the servers of a run need before one is started, or ask the running ones what they are."""
+    if run.inference.urls:
+        for url in run.inference.urls:
+            report.check("server", partial(_ask, run, url), lambda said: said)
+        return
+    if run.inference.backend == "sglang":
+        report.check("sglang", partial(_installed_sglang, run.inference), lambda found: found)
+    report.check(
+        "port", partial(_free_port, run.inference), lambda port: f"{run.inference.host} has free ports, such as {port}"
+    )
+    report.check("key", partial(api_key, run.inference), lambda key: "set" if key else "none; the servers are loopback only")
+
+
+def _free_port(config: InferenceConfig) -> int:
+    with PortReserve(config.host) as ports:
+        return ports.take()
+
+
+def _ask(run: RunConfig, url: str) -> str:
+    return anyio.run(_running_server, run, url)
+
+
+async def _running_server(run: RunConfig, url: str) -> str:
+    key, wait_s = api_key(run.inference), run.inference.control_timeout_s
+    async with SGLangServer(url, vocab_size=1, api_key=key, control_timeout_s=wait_s) as server:
+        dialect = server.dialect
+        return f"{url}: {dialect.engine} {dialect.version}, dialect {dialect.name}, policy version {server.version}"
+
+
 def _run_parts(report: Report, run: RunConfig) -> None:
     tasks = report.check(
         "tasks",
@@ -146,7 +215,7 @@ async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow
     log_dir = Path(run.runs_dir) / f".doctor-{os.getpid()}"
     try:
         async with launch_pool(
-            run.inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
+            run.resolved_inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
         ) as pool:
             episode = await run_episode(
                 workflow, tasks.train[0], backend=pool, renderer=renderer, rollout=run.rollout, sampling=run.sampling

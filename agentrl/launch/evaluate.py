@@ -108,7 +108,7 @@ async def _at_checkpoint(
     renderer = load_renderer(run, checkpoint)
     log_dir = Path(run.runs_dir) / "eval-logs"
     async with launch_pool(
-        run.inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
+        run.resolved_inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
     ) as pool:
         return await evaluate(
             workflow,

@@ -22,6 +22,7 @@ from agentrl.engine.report import RunReport
 from agentrl.errors import AgentRLError, ConfigError, RunStopped
 from agentrl.inference.launch import launch_pool
 from agentrl.inference.pool import ServerPool
+from agentrl.inference.sglang_recipe import find_sglang_python
 from agentrl.launch.plan import describe_plan, resolved_yaml
 from agentrl.launch.resume import find_checkpoint
 from agentrl.launch.tasks import TaskSets, load_tasks
@@ -46,8 +47,10 @@ def load_parts(run: RunConfig) -> Parts:
     """Return tokenizer, tasks and workflow of a run.
 
     Raises:
-        ConfigError: naming what is missing or wrong.
+        ConfigError: naming what is missing or wrong, an SGLang to launch included.
     """
+    if run.inference.backend == "sglang" and not run.inference.urls:
+        find_sglang_python(run.inference)
     return Parts(load_renderer(run, run.model.path), load_tasks(run.tasks), load_workflow(run.workflow, run.workflow_args))
 
 
@@ -57,14 +60,12 @@ def load_renderer(run: RunConfig, model: str | Path) -> Renderer:
     Raises:
         ConfigError: a tokenizer file is missing, or the servers' limit is more than the model has positions.
     """
-    launched_here = run.inference.backend == "embedded" and not run.inference.urls
-    limit = run.inference.max_context_tokens if launched_here else None
+    limit = run.inference.context_limit
     renderer = Renderer.load(model, template_options=run.sampling.template_options, max_context=limit)
-    positions = renderer.model_positions
-    asked = "max_context_tokens" in run.inference.model_fields_set
-    if asked and limit is not None and positions is not None and limit > positions:
+    asked, positions = run.inference.max_context_tokens, renderer.model_positions
+    if asked is not None and positions is not None and asked > positions:
         raise ConfigError(
-            f"inference.max_context_tokens: {limit} is more than the {positions} positions of {model}; lower it"
+            f"inference.max_context_tokens: {asked} is more than the {positions} positions of {model}; lower it"
         )
     return renderer
 
@@ -110,10 +111,11 @@ async def train(run: RunConfig, *, existing: Existing = "error", progress: Progr
                 algorithm=run.algorithm,
                 rollout=run.rollout,
                 sampling=run.sampling,
-                engine=run.engine,
+                engine=run.resolved_engine,
                 seed=run.seed,
                 name=run.name,
                 progress=progress or make_progress(),
+                send_dtype=run.resolved_inference.dtype if run.route.method == "distributed" else None,
                 resume=None if checkpoint is None else checkpoint.state,
             )
             return await engine.run()
@@ -126,7 +128,11 @@ async def train(run: RunConfig, *, existing: Existing = "error", progress: Progr
 
 def _pool(run: RunConfig, renderer: Renderer) -> AbstractAsyncContextManager[ServerPool]:
     return launch_pool(
-        run.inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=run.run_dir / "logs"
+        run.resolved_inference,
+        model_path=run.model.path,
+        vocab_size=renderer.vocab_size,
+        seed=run.seed,
+        log_dir=run.run_dir / "logs",
     )
 
 
@@ -138,6 +144,7 @@ def _trainer(run: RunConfig) -> AbstractAsyncContextManager[RemoteTrainer]:
         total_steps=run.engine.steps,
         seed=run.seed,
         log_path=run.run_dir / "logs" / "trainer.log",
+        sync=run.route.sync,
     )
 
 

@@ -1,13 +1,19 @@
-"""What a run will do, in words: weights, tasks, servers, loss, staleness rule, devices, files.
+"""What a run will do, in words: weights, tasks, servers, loss, staleness rule, devices, memory, files.
 
-Invariant: the plan is computed from the resolved config alone; printing it starts nothing.
+Invariant: the plan is computed from the resolved config and, for memory, the model's config.json; it needs neither weights
+nor a GPU, and printing it starts nothing. What this machine lacks is said, not demanded.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import yaml
 
 from agentrl.config import RunConfig, inapplicable
+from agentrl.errors import ConfigError
+from agentrl.inference.sglang_recipe import find_sglang_python, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.launch.memory import memory_rows
 
 
 def resolved_yaml(config: RunConfig) -> str:
@@ -27,6 +33,7 @@ def describe_plan(config: RunConfig) -> str:
         ("tasks", _tasks(config)),
         ("weights", _weights(config)),
         ("servers", _servers(config)),
+        *memory_rows(config),
         ("sampling", _sampling(config)),
         ("episodes", _episodes(config)),
         ("batch", _batch(config)),
@@ -59,11 +66,40 @@ def _servers(config: RunConfig) -> str:
     inference = config.inference
     if inference.urls:
         return f"{len(inference.urls)} running {inference.backend} server(s): {', '.join(inference.urls)}"
-    where = f"on {inference.host}"
+    name = "embedded" if inference.backend == "embedded" else "SGLang"
+    requests = f"{inference.max_running_requests} requests" if inference.max_running_requests else "as many requests as fit"
+    context = f"{inference.context_limit} tokens" if inference.context_limit else "up to the model's positions"
+    limits = f"{requests} of {context}, {config.resolved_inference.dtype}"
+    return f"{inference.servers} {name}, launched on {inference.host}, {_server_device(config)}, {limits}"
+
+
+def _server_device(config: RunConfig) -> str:
+    inference = config.inference
     if inference.backend == "embedded":
-        limits = f"{inference.max_running_requests} requests of {inference.max_context_tokens} tokens each"
-        return f"{inference.servers} embedded, launched {where}, device {inference.device}, {limits}"
-    return f"{inference.servers} SGLang, launched {where} with {inference.sglang_python}"
+        return f"device {inference.device}"
+    if runs_on_cpu(inference):
+        return "on the CPU" + (", as there is no GPU" if inference.device == "auto" else "")
+    ways = tensor_parallel(inference)
+    gpus = [first_gpu(inference, index) + way for index in range(inference.servers) for way in range(ways)]
+    return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
+
+
+def missing_here(config: RunConfig) -> list[str]:
+    """Return what the run needs and this machine does not have, as far as that shows without starting anything."""
+    inference, gpu = config.inference, gpu_is_present()
+    missing: list[str] = []
+    if not Path(config.model.path).is_dir():
+        missing.append(f"model.path: there is no directory {config.model.path}")
+    if config.trainer.device.startswith("cuda") and not gpu:
+        missing.append(f"trainer.device: {config.trainer.device}, and there is no GPU")
+    if not inference.urls and inference.device.startswith("cuda") and not gpu:
+        missing.append(f"inference.device: {inference.device}, and there is no GPU")
+    if inference.backend == "sglang" and not inference.urls:
+        try:
+            find_sglang_python(inference)
+        except ConfigError as error:
+            missing.append(str(error))
+    return missing
 
 
 def _sampling(config: RunConfig) -> str:
@@ -120,11 +156,17 @@ def _staleness(config: RunConfig) -> str:
 
 def _updates(config: RunConfig) -> str:
     mode = config.inference.pause_mode
-    exact = (
-        "exact: recorded log-probs equal a recompute" if mode == "retract" else "keeps stale KV: recorded log-probs deviate"
-    )
-    place = config.engine.publish_dir or f"{config.run_dir}/weights"
-    return f"from disk ({place}), checksum and probe compared; pause {mode} ({exact})"
+    meaning = {
+        "exact": "recorded log-probs equal a recompute",
+        "fast": "keeps stale KV: recorded log-probs deviate, by what the metrics say",
+    }[mode]
+    route, sync = config.route, config.route.sync
+    way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
+    if route.method == "distributed":
+        backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
+        way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
+    probe = f"probe within {config.resolved_engine.probe_tolerance:g} nats"
+    return f"{way}, {route.reason}; checksum compared, {probe}; pause {mode} ({meaning})"
 
 
 def _evaluation(config: RunConfig) -> str:

@@ -6,12 +6,14 @@ Invariant: the server ends when this function returns, and the function returns 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
+from agentrl.inference.embedded.hazards import parse_faults
 from agentrl.inference.launch import api_key
 from agentrl.inference.serve import ServeOptions, run_server
 
@@ -26,11 +28,12 @@ def serve_checkpoint(
     max_running_requests: int,
     max_context_tokens: int,
     api_key_env: str | None,
+    faults: Sequence[str] = (),
 ) -> None:
     """Serve until interrupted; says where, once the server answers.
 
     Raises:
-        ConfigError: the checkpoint, the device, the address or the key cannot be used.
+        ConfigError: the checkpoint, the device, the address or the key cannot be used, or a fault is not known.
     """
     if not model.is_dir():
         raise ConfigError(f"{model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)")
@@ -43,6 +46,7 @@ def serve_checkpoint(
         threads=threads,
         max_running_requests=max_running_requests,
         max_context_tokens=max_context_tokens,
+        faults=parse_faults(faults),
     )
     console = Console(file=sys.stderr)
     said = "serving {} at {} (Ctrl-C ends it)"

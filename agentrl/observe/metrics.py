@@ -21,6 +21,8 @@ event `step`, one for each training step:
 | trainer_wait_s | the trainer waited for this batch, seconds |
 | rollout_wait_s | rollouts waited for the staleness bound since the last step, seconds |
 | train_s, publish_s, update_s, pause_s | training; writing weights; replacing them at the servers; servers paused |
+| update_bytes | of the weights, as each server read or was sent them |
+| sync_share | publish_s and update_s as a share of the time since the last step |
 | probe_difference | largest log-prob difference of server and trainer on the probe, nats |
 | skipped | why the weights stayed as they were: `zero_variance`, `no_tokens`, or the trainer's reason |
 | forks.REASON | turns of the batch that forked, by reason |
@@ -29,6 +31,9 @@ event `step`, one for each training step:
 | wasted_tokens.CAUSE | sampled for training since the run began and never trained, by cause (below) |
 | workflow.NAME | mean of what workflows recorded as NAME, over the batch's episodes that did |
 | trainer.NAME | what the trainer reports: loss, grad_norm, KLs, clip fractions, ... |
+| trainer.max_logprob_difference, trainer.mean_... | recorded log-probs against the trainer's under the same version, nats |
+| trainer.max_interrupted_difference, trainer.mean_... | of these, tokens sampled after an update within their model call |
+| trainer.num_interrupted_tokens | trained tokens sampled after an update within their model call |
 
 Causes of waste: `failed_episode` (attempts that failed in groups that were trained), `dropped_group`, `over_age`,
 `skipped_step`, `greedy` (temperature 0 has no policy gradient).

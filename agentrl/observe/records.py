@@ -43,8 +43,9 @@ class JsonLines:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_file():
+                os.truncate(path, _whole_lines(path))
             self._file = path.open("ab", buffering=0)
-            self._file.truncate(_whole_lines(path))
         except OSError as error:
             raise _cannot_write(path, error) from error
 

@@ -12,28 +12,16 @@ included, to the point where the model writes; it is the text the template write
 from __future__ import annotations
 
 import itertools
-import json
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from agentrl.errors import TokenError
 from agentrl.tokens.guard import GuardedTemplate, Rendered, Tools
 from agentrl.tokens.parse import THINK_OPEN
-from agentrl.tokens.template import PlainMessage
-
-Roles = tuple[str, ...]
-"""The roles of new messages; an assistant message with tool calls is `call`."""
-
-_STANDARD: tuple[Roles, ...] = (
-    ("user",),
-    ("tool",),
-    ("tool", "tool"),
-    ("tool", "user"),
-    ("user", "assistant", "user"),
-    ("user", "call", "tool"),
-)
+from agentrl.tokens.probe import USUAL, Probe, Roles, leading_results, question, roles_of, stub
+from agentrl.tokens.template import ChatTemplate, PlainMessage
+from agentrl.tokens.trace import Trace, TracingEnvironment, Untraceable
 
 
 class Shape(NamedTuple):
@@ -54,22 +42,19 @@ class Shape(NamedTuple):
 class DeltaRenderer:
     """Renders new messages after a model output; immutable but for a bounded memory of probed shapes."""
 
-    def __init__(
-        self, template: GuardedTemplate, *, ends: Sequence[str], controls: Sequence[str], text_arguments: bool
-    ) -> None:
+    def __init__(self, template: GuardedTemplate, probe: Probe, *, ends: Sequence[str], controls: Sequence[str]) -> None:
         """Probe the template.
 
         Args:
             template: the guarded template.
+            probe: makes up conversations.
             ends: texts of the end-of-sequence tokens.
             controls: texts of all control tokens.
-            text_arguments: whether the template wants tool arguments as JSON text.
         """
         self._template = template
-        self._text_arguments = text_arguments
-        self._probe = str(10**27 + secrets.randbelow(9 * 10**27))
+        self._probe = probe
         self._ends = tuple(ends)
-        self._plain_tail = self._split([*self._base(0)], None, generation_prompt=False)[1]
+        self._plain_tail = self._split(probe.base(0), None, generation_prompt=False)[1]
         starts = [(self._plain_tail.find(text), -len(text), text) for text in controls if text in self._plain_tail]
         self.end_of_turn: str | None = min(starts)[2] if starts else None
         """The token text that ends an assistant message; None if the template writes none."""
@@ -78,6 +63,7 @@ class DeltaRenderer:
         self.shape = lru_cache(maxsize=256)(self._shape)
         self.shows = lru_cache(maxsize=64)(self._shows)
         self._rest = lru_cache(maxsize=64)(self._text_after_calls)
+        self._tracing: tuple[ChatTemplate, TracingEnvironment] | None = None
         self.renders_tools = self._sees_tools()
         """Whether the template shows the tools to the model."""
 
@@ -99,29 +85,57 @@ class DeltaRenderer:
         shape = self.shape(roles, bool(tools))
         if not shape.complete:
             raise TokenError(f"the chat template does not write new messages {roles} after the earlier ones")
-        calls = _leading(roles)
-        before = self._base(calls) if shape.local else [*history[:-1], self._assistant(calls)]
+        calls = leading_results(roles)
+        before = self._probe.base(calls) if shape.local else [*history[:-1], self._probe.assistant(calls)]
         _name_calls(before, new)
         shown = tools if shape.uses_tools or not shape.local else None
         rendered = self._template.render([*before, *new], shown, generation_prompt=generation_prompt)
-        _, found, tail = rendered.text.partition(self._probe)
-        at = self._closing_at(tail, calls, bool(shown)) if found else -1
+        return Rendered(self._after(rendered.text, roles, bool(shown))[1], rendered.nonce)
+
+    def trace(self, trace: Trace, new: Sequence[PlainMessage], tools: bool) -> str:
+        """Return what `render` returns for messages with traced texts, if their text depends on nothing else.
+
+        Raises:
+            Untraceable: it does, or the template does something with them that cannot be followed.
+            TokenError: the template cannot write them.
+            ConfigError: it cannot be compiled for tracing.
+        """
+        roles = roles_of(new)
+        shape = self.shape(roles, tools)
+        if not shape.local or not shape.complete or shape.uses_tools:
+            raise Untraceable
+        if self._tracing is None:
+            environment = TracingEnvironment()
+            self._tracing = self._template.template.within(environment), environment
+        template, environment = self._tracing
+        before = self._probe.base(leading_results(roles))
+        _name_calls(before, new)
+        skipped, text = self._after(template.render([*before, *new], None, generation_prompt=True), roles, False)
+        if len(trace.split(skipped)) > 1 or environment.passing in text:
+            raise Untraceable
+        return text
+
+    def _after(self, text: str, roles: Roles, tools: bool) -> tuple[str, str]:
+        """Return what stands between the probe text and the end of its message, and all that follows."""
+        _, found, tail = text.partition(self._probe.text)
+        at = self._closing_at(tail, leading_results(roles), tools) if found else -1
         if at < 0:
             raise TokenError(f"the chat template mixes new messages {roles} with the earlier ones")
-        return Rendered(tail[at:], rendered.nonce)
+        return tail[:at], tail[at:]
 
     def _shows(self, role: str) -> bool:
         """Return whether the template writes messages of a role (`call`: tool calls) anywhere in a conversation."""
         refused = True
-        shown: tuple[Tools, Tools] = (None, [_stub("f")])
+        shown: tuple[Tools, Tools] = (None, [stub("f")])
         befores: tuple[Roles, ...] = ((), ("user",), ("user", "assistant"), ("user", "call"))
         for before, after, tools in itertools.product(befores, ((), ("user",)), shown):
+            messages = self._probe.messages((*before, role, *after))
             try:
-                text = self._template.render(self._made_up((*before, role, *after)), tools, generation_prompt=True).text
+                text = self._template.render(messages, tools, generation_prompt=True).text
             except TokenError:
                 continue
             refused = False
-            if self._mark(len(before)) in text:
+            if self._probe.mark(len(before)) in text:
                 return True
         return refused  # the template itself will refuse it, with a better message
 
@@ -136,7 +150,7 @@ class DeltaRenderer:
     def _standard_shapes(self) -> list[Shape]:
         shapes: list[Shape] = []
         for tools in (False, True):
-            for roles in _STANDARD:
+            for roles in USUAL:
                 if tools or not {"tool", "call"} & set(roles):
                     try:
                         shapes.append(self.shape(roles, tools))
@@ -146,7 +160,7 @@ class DeltaRenderer:
 
     def _sees_tools(self) -> bool:
         try:
-            texts = [self._template.render([_user()], [_stub(name)], generation_prompt=True).text for name in ("f", "g")]
+            texts = [self._template.render([question()], [stub(name)], generation_prompt=True).text for name in ("f", "g")]
         except TokenError:
             return False
         return texts[0] != texts[1]
@@ -163,27 +177,27 @@ class DeltaRenderer:
         """Return what a template without end-of-turn token writes between the probe text and the end of the message."""
         if calls == 0:
             return ""
-        _, tail = self._split([*self._base(calls)], [_stub("f")] if tools else None, generation_prompt=False)
+        _, tail = self._split(self._probe.base(calls), [stub("f")] if tools else None, generation_prompt=False)
         return tail.removesuffix(self._plain_tail)
 
     def _split(self, messages: list[PlainMessage], tools: Tools, *, generation_prompt: bool) -> tuple[str, str]:
         text = self._template.render(messages, tools, generation_prompt=generation_prompt).text
-        front, found, tail = text.partition(self._probe)
+        front, found, tail = text.partition(self._probe.text)
         if not found:
             raise TokenError("the chat template does not write the text of assistant messages")
         return front, tail
 
     def _shape(self, roles: Roles, tools: bool) -> Shape:
-        new = self._made_up(roles)
-        calls = _leading(roles)
-        shown = [_stub("f")] if tools else None
-        base = self._base(calls)
+        new = self._probe.messages(roles)
+        calls = leading_results(roles)
+        shown = [stub("f")] if tools else None
+        base = self._probe.base(calls)
         _, tail = self._split([*base, *new], shown, generation_prompt=True)
-        places = [tail.find(self._mark(at)) for at in range(len(new))]
+        places = [tail.find(self._probe.mark(at)) for at in range(len(new))]
         complete = -1 not in places and places == sorted(places)
-        uses_tools = tools and not tail == self._tail(base, new, None) == self._tail(base, new, [_stub("g")])
+        uses_tools = tools and not tail == self._tail(base, new, None) == self._tail(base, new, [stub("g")])
         local, rewrites, rewrites_thinking = True, False, False
-        for history in (base, *self._histories(calls, tools)):
+        for history in (base, *self._probe.histories(calls, tools)):
             try:
                 asked = self._template.render(history[:-1], shown, generation_prompt=True).text
                 before, _ = self._split(history, shown, generation_prompt=False)
@@ -203,80 +217,6 @@ class DeltaRenderer:
         except TokenError:
             return None
 
-    def _histories(self, calls: int, tools: bool) -> list[list[PlainMessage]]:
-        last = self._assistant(calls)
-        thinking: PlainMessage = {"reasoning_content": "r", "thinking": "r"}
-        earlier: list[Roles] = [("system", "user", "assistant", "user"), ("user", "assistant", "user", "assistant", "user")]
-        if tools:
-            earlier += [("user", "call", "tool"), ("system", "user", "call", "tool", "tool", "assistant", "user")]
-        histories: list[list[PlainMessage]] = []
-        for before in (("user",), *earlier):
-            messages = self._made_up(before)
-            histories.append([*messages, last])
-            thought = [{**m, **thinking} if m["role"] == "assistant" else m for m in messages]
-            histories.append([*thought, {**last, **thinking}])
-        return histories
-
-    def _made_up(self, roles: Roles) -> list[PlainMessage]:
-        messages: list[PlainMessage] = []
-        for at, role in enumerate(roles):
-            mark = self._mark(at)
-            if role == "call":
-                count = _leading(roles[at + 1 :])
-                messages.append({"role": "assistant", "content": None, "tool_calls": self._calls(max(1, count), mark)})
-            else:
-                messages.append({"role": role, "content": mark})
-                if role == "tool":
-                    messages[-1]["tool_call_id"] = f"call0000{_leading(roles[:at][::-1]) % 10}"
-        return messages
-
-    def _mark(self, at: int) -> str:
-        return f"{self._probe[::-1]}{at:06d}"
-
-    def _base(self, calls: int) -> list[PlainMessage]:
-        return [_user(), self._assistant(calls)]
-
-    def _assistant(self, calls: int) -> PlainMessage:
-        if calls == 0:
-            return {"role": "assistant", "content": self._probe}
-        return {"role": "assistant", "content": None, "tool_calls": self._calls(calls, self._probe)}
-
-    def _calls(self, count: int, mark: str) -> list[dict[str, object]]:
-        calls: list[dict[str, object]] = []
-        for at in range(count):
-            arguments: object = {"x": mark if at == count - 1 else "y"}
-            arguments = json.dumps(arguments) if self._text_arguments else arguments
-            function: dict[str, object] = {"name": "f", "arguments": arguments}
-            calls.append({"type": "function", "function": function, "id": f"call0000{at % 10}"})
-        return calls
-
-
-def _leading(roles: Roles) -> int:
-    """Return how many tool results `roles` begins with."""
-    return next((at for at, role in enumerate(roles) if role != "tool"), len(roles))
-
-
-def roles_of(messages: Sequence[PlainMessage]) -> Roles:
-    """Return the shape of new messages."""
-    return tuple("call" if message.get("tool_calls") else str(message["role"]) for message in messages)
-
-
-def wants_text_arguments(template: GuardedTemplate) -> bool:
-    """Return whether a template needs tool arguments as JSON text: it breaks on a value, and not on text."""
-    for arguments in ({"x": "y"}, '{"x": "y"}'):
-        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": arguments}}
-        messages: list[PlainMessage] = [
-            _user(),
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "content": "z", "tool_call_id": "call00000"},
-        ]
-        try:
-            template.render(messages, [_stub("f")], generation_prompt=True)
-        except TokenError:
-            continue
-        return isinstance(arguments, str)
-    return False
-
 
 def _name_calls(before: Sequence[PlainMessage], new: Sequence[PlainMessage]) -> None:
     """Give the calls of the last message in `before` the ids and names that the tool results in `new` refer to."""
@@ -290,13 +230,3 @@ def _name_calls(before: Sequence[PlainMessage], new: Sequence[PlainMessage]) -> 
             call["id"] = message["tool_call_id"]
         if "name" in message:
             call["function"]["name"] = message["name"]
-
-
-def _user() -> PlainMessage:
-    return {"role": "user", "content": "q"}
-
-
-def _stub(name: str) -> Mapping[str, object]:
-    properties = {"x": {"type": "string", "description": "d"}}
-    parameters: dict[str, object] = {"type": "object", "properties": properties, "required": ["x"]}
-    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}

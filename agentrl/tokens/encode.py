@@ -4,9 +4,10 @@ The vocabulary is split in two. *Control tokens* are the added tokens that steer
 and everything that is, or contains, a marker such as `<tool_call>`, `<|im_end|>` or `[INST]`. Other added tokens (numbers,
 runs of spaces, frequent phrases) are ordinary vocabulary that text may use.
 
-A *twin* of the tokenizer knows each control token only under a secret name. Rendered text is encoded by it in one pass,
-after the control tokens the template wrote have been replaced by their secret names. So honest text gets exactly the ids
-of the plain tokenizer, and content gets no control id, whatever it says.
+A *twin* of the tokenizer knows control tokens not at all, or only under secret names. Rendered text is cut at the control
+tokens the template wrote, and what stands between them is encoded by the twin. Where cutting would change ids (a tokenizer that marks
+the start of a text, or strips spaces around tokens), the twin encodes the whole, with secret names in the places of the
+control tokens. So honest text gets exactly the ids of the plain tokenizer, and content gets no control id, whatever it says.
 
 Invariant: `encode_content` never returns an id of `control_ids`; `encode_rendered` returns as many as there are control
 tokens outside of content (see `agentrl.tokens.guard`).
@@ -18,6 +19,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import cast
 
 from tokenizers import Tokenizer
@@ -26,6 +28,8 @@ from agentrl.errors import ConfigError, TokenError
 
 _MARKER = re.compile(r"<[^<>\s][^<>\n]*>|\[/?[A-Z_][A-Z_0-9 ]+\]|<\||\|>|<｜|｜>")
 _MARK_OPEN, _MARK_CLOSE = "\ufdd0", "\ufdd1"
+_SHORT = 32
+"""Characters of a piece whose ids are remembered, such as the template's words between two control tokens."""
 
 
 class TokenCodec:
@@ -46,32 +50,40 @@ class TokenCodec:
         self._full = _tokenizer(tokenizer_json, where)
         self.control = _control_tokens(data, frozenset(eos_ids), self._full)
         """Control token texts and their ids."""
-        secret = secrets.token_hex(8)
-        self._mark_prefix = _MARK_OPEN + secret
-        self._marks = {text: f"{self._mark_prefix}{at}{_MARK_CLOSE}" for at, text in enumerate(self.control)}
-        self._twin = _tokenizer(json.dumps(_renamed(data, self._marks), ensure_ascii=False), where)
+        self._mark_prefix = _MARK_OPEN + _private(str(10**15 + secrets.randbelow(9 * 10**15)))
+        self._marks = {text: f"{self._mark_prefix}{_private(str(at))}{_MARK_CLOSE}" for at, text in enumerate(self.control)}
+        twin = _renamed(data, self._marks)
+        self.separable: bool = _separable(data)
+        """Whether text between control tokens gets the same ids alone as within the whole."""
+        self._bare = self.separable and len(self.control) == len(cast("list[object]", twin["added_tokens"]))
+        """Whether the twin has no added tokens: all of them are control tokens, which it does not meet. It is the faster."""
+        self._twin = _tokenizer(json.dumps({**twin, "added_tokens": []} if self._bare else twin, ensure_ascii=False), where)
         self._check_twin(where)
         longest_first = sorted(self.control, key=len, reverse=True)
         self.control_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         """Matches any control token text, the longest first."""
+        self._splitter = re.compile(f"({self.control_pattern.pattern})")
         unknown = _unknown_token(data)
         unknown_id = self._full.token_to_id(unknown) if unknown is not None else None
         self.control_ids = frozenset(self.control.values()) - ({unknown_id} - frozenset(eos_ids))
         """Ids no text can yield. The model's own stand-in for unknown characters, if it has one, is not among them."""
         self.size: int = max(self._full.get_vocab().values(), default=-1) + 1
         """One more than the largest id."""
-        self._anchor = self._find_anchor()
+        self._anchor = "" if self.separable else self._find_anchor()
+        self._encode_short = lru_cache(maxsize=4096)(self._encode)
 
     def _check_twin(self, where: str) -> None:
         vocabulary, twin = self._full.get_vocab(), self._twin.get_vocab()
         expected = {self._marks.get(text, text): number for text, number in vocabulary.items()}
+        if self._bare:
+            expected = {text: number for text, number in expected.items() if text in twin or not text.startswith(_MARK_OPEN)}
         if twin != expected:
             wrong = sorted(text for text in expected.keys() | twin.keys() if expected.get(text) != twin.get(text))
             raise ConfigError(
                 f"{where}: cannot separate control tokens from text: {len(wrong)} ids change, such as {wrong[:3]}; "
                 "added tokens must be listed in order of id"
             )
-        for text, mark in self._marks.items():
+        for text, mark in self._marks.items() if not self.separable else ():
             if self._twin.encode(mark, add_special_tokens=False).ids != [self.control[text]]:
                 raise ConfigError(f"{where}: control token {text!r} is not matched as a whole; its flags are not supported")
 
@@ -111,9 +123,25 @@ class TokenCodec:
         Raises:
             TokenError: if it is not valid Unicode text.
         """
+        if not self.separable:
+            return self._encode_whole(text, nonce=nonce, inside=inside)
+        ids: list[int] = []
+        for at, piece in enumerate(self.split(text)):
+            if at & 1:
+                ids.append(self.control[piece])
+            elif piece:
+                piece = piece.replace(nonce, "") if nonce else piece
+                ids += self._encode_short(piece) if len(piece) <= _SHORT else self._encode(piece)
+        return ids
+
+    def split(self, text: str) -> list[str]:
+        """Return text cut at control tokens: what stands between them and, at odd places, the tokens."""
+        return self._splitter.split(text)
+
+    def _encode_whole(self, text: str, *, nonce: str, inside: bool) -> list[int]:
+        marks = self._marks
         if self._mark_prefix in text:
             raise TokenError("text contains the secret name of a control token; this cannot happen by chance")
-        marks = self._marks
         marked = self.control_pattern.sub(lambda match: marks[match.group()], text)
         marked = marked.replace(nonce, "") if nonce else marked
         if inside and self._anchor:
@@ -172,6 +200,33 @@ def _control_tokens(data: Mapping[str, object], eos_ids: frozenset[int], tokeniz
         if not more:
             return control
         control |= more
+
+
+def _private(digits: str) -> str:
+    """Return digits as private-use characters, which no ordinary added token holds."""
+    return "".join([chr(0xE000 + int(digit)) for digit in digits])
+
+
+def _separable(data: Mapping[str, object]) -> bool:
+    """Return whether no step of the tokenizer looks over a control token; False if in doubt."""
+    added = [cast("dict[str, object]", token) for token in cast("list[object]", data.get("added_tokens") or [])]
+    if any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word")):
+        return False
+    steps = [*_steps(data.get("normalizer"), "normalizers"), *_steps(data.get("pre_tokenizer"), "pretokenizers")]
+    return all(
+        step.get("type") in ("NFC", "NFD", "NFKC", "NFKD", "Split", "Digits")
+        or (step.get("type") == "ByteLevel" and not step.get("add_prefix_space"))
+        for step in steps
+    )
+
+
+def _steps(step: object, parts: str) -> list[dict[str, object]]:
+    if not isinstance(step, dict):
+        return []
+    fields = cast("dict[str, object]", step)
+    if fields.get("type") != "Sequence":
+        return [fields]
+    return [inner for part in cast("list[object]", fields.get(parts) or []) for inner in _steps(part, parts)]
 
 
 def _unknown_token(data: Mapping[str, object]) -> str | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from agentrl.checks import check_reward, check_turn
 from agentrl.errors import ReplyError, TokenError, WorkflowError
 from agentrl.tokens.match import TurnIndex
-from agentrl.tokens.messages import tools_key
+from agentrl.tokens.messages import KEY_BYTES, tools_key
 from agentrl.tokens.placing import Placer, Tools, TurnTree
 from agentrl.tokens.prompt import Placed, Prompt, PromptBuilder
 from agentrl.tokens.renderer import Renderer
@@ -145,22 +146,18 @@ class TokenGraph:
             ReplyError: if an id is outside the vocabulary.
         """
         index = len(self._turns)
-        where = f"episode {self._episode_id}, turn {index}"
-        ids = np.array(output_ids, np.int32)
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._renderer.vocab_size:
+        where, salt = f"episode {self._episode_id}, turn {index}", f"{self._episode_id}/{index}".encode()
+        ids = np.asarray(output_ids, np.int32)
+        if len(ids) and int(np.maximum.reduce(ids.view(np.uint32))) >= self._renderer.vocab_size:  # a negative id is large
             raise ReplyError(f"{where}: the server returned an id outside the vocabulary of {self._renderer.vocab_size}")
         parsed = self._renderer.parse(
-            ids,
-            tools=prompt.tools,
-            stopped_on=matched_stop,
-            thinking_open=prompt.thinking_open,
-            salt=f"{self._episode_id}/{index}".encode(),
+            ids, tools=prompt.tools, stopped_on=matched_stop, thinking_open=prompt.thinking_open, salt=salt
         )
         turn = Turn(
             context_ids=prompt.context_ids,
             output_ids=ids,
-            output_logprobs=np.array(output_logprobs, np.float32),
-            spans=spans,
+            output_logprobs=np.asarray(output_logprobs, np.float32),
+            spans=_shared(spans),
             stop_reason=stop_reason,
             parent=prompt.parent,
             message=parsed.to_message(),
@@ -170,7 +167,7 @@ class TokenGraph:
         )
         check_turn(turn, None if prompt.parent is None else self._turns[prompt.parent], where)
         self._add(turn, prompt, thought=parsed.reasoning is not None)
-        self._prompts.recorded(index, prompt, ids)
+        self._prompts.recorded(index, prompt)
         return index
 
     def set_reward(self, turn: int, value: float) -> None:
@@ -205,18 +202,21 @@ class TokenGraph:
         )
 
     def _add(self, turn: Turn, prompt: Prompt, *, thought: bool) -> None:
-        tree, index = self._tree, len(self._turns)
-        above = prompt.parent is not None and tree.thought[prompt.parent]
+        tree, parent, match = self._tree, prompt.parent, prompt.match
+        tree.index.add(match, 0 if parent is None else tree.lengths[parent], turn.message, parent)
         tree.turns.append(turn)
         tree.tools.append(prompt.tools_key)
-        match = prompt.match
-        tree.lengths.append(0 if match is None else len(match.keys) + 1)
-        tree.thought.append(above or thought)
-        if match is not None:
-            tree.index.add(match.keys, match.node, match.common, turn.message, index)
+        tree.lengths.append(0 if match is None else len(match.keys) // KEY_BYTES + 1)
+        tree.thought.append(thought or (parent is not None and tree.thought[parent]))
         if prompt.fork is not None:
             self._forks[prompt.fork] += 1
         self.num_kept_thinking += prompt.kept_thinking
 
     def _text_of(self, turn: int) -> str:
         return self._renderer.decode(self._prompts.path_ids(turn), skip_special=False)
+
+
+@lru_cache(maxsize=1024)
+def _shared(spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """Return one object for equal spans: most turns were sampled by one version, and have one of few lengths."""
+    return spans

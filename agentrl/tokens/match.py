@@ -1,100 +1,29 @@
 """Finds the turn a request extends, by the meaning of its messages, at a cost that hardly grows with the history.
 
-Known conversations form a tree of message keys. A request walks it one lookup per message. The key of a message object seen
-before is not computed again while every text in it is still the same string object; strings cannot change, so mutated
-messages are noticed.
+Each turn keeps the keys of the messages between the end of its parent and its own end, output included. The turns whose
+conversations begin a request are found by walking down from the roots; while the turns form one line, by one comparison.
 
 Invariant: `find` returns the deepest recorded turn whose messages and output begin the request, or none.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from pydantic import BaseModel
-
-from agentrl.tokens.messages import calls_of, message_key, reader, reasoning_of
+from agentrl.tokens.messages import KEY_BYTES, calls_of, read_message, role_of
+from agentrl.tokens.reading import MessageReader
 from agentrl.types import Message, Turn
 
-
-class SeenMessage:
-    """A message object with its key, and the strings that prove it has not changed."""
-
-    __slots__ = ("_calls", "_content", "_extra", "_fields", "_texts", "key", "message", "reasoning", "role")
-
-    def __init__(self, message: object) -> None:
-        """Read `message`; see `message_key`."""
-        get = reader(message)
-        self.message = message
-        self.role: str = get("role")
-        self.key = message_key(message)
-        self.reasoning = reasoning_of(message) if self.role == "assistant" else None
-        self._fields, self._extra = _storage(message)
-        self._content: object = get("content")
-        self._calls: object = get("tool_calls")
-        self._texts = _texts(self._fields, self._extra, self.role, self._calls)
-        if not (self._content is None or type(self._content) is str) or self._texts is None:
-            self._fields = None
-
-    def unchanged(self) -> bool:
-        """Return whether the message object still says what it said; False where that cannot be seen cheaply."""
-        fields = self._fields
-        if (
-            fields is None
-            or fields.get("content") is not self._content
-            or fields.get("role") is not self.role
-            or fields.get("tool_calls") is not self._calls
-            or (self._extra is not None and fields is not getattr(self.message, "__dict__", None))
-        ):
-            return False
-        now = _texts(fields, self._extra, self.role, self._calls)
-        return now is not None and len(now) == len(self._texts or ()) and all(map(operator.is_, now, self._texts or ()))
-
-
-def _storage(message: object) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the dicts that hold the fields of a message: a dict itself, or a model's fields and extra fields."""
-    if type(message) is dict:
-        return cast("dict[str, Any]", message), None
-    if isinstance(message, BaseModel):
-        extra = message.__pydantic_extra__
-        return cast("dict[str, Any]", message.__dict__), {} if extra is None else extra
-    return None, None
-
-
-def _texts(
-    fields: dict[str, Any] | None, extra: dict[str, Any] | None, role: str, calls: object
-) -> tuple[object, ...] | None:
-    """Return every immutable value that key and reasoning depend on beside the content; None if one is mutable."""
-    if fields is None:
-        return None
-    if role != "assistant":
-        return (fields.get("name"),)
-    get = (extra or fields).get
-    texts = (get("reasoning_content"), get("reasoning"), get("thinking"))
-    if not calls:
-        return texts
-    found: list[object] = [*texts]
-    for call in cast("Sequence[object]", calls):
-        function = reader(call)("function")
-        inner = reader(call if function is None else function)
-        arguments = inner("arguments")
-        if arguments is not None and type(arguments) is not str:
-            return None
-        found += (inner("name"), arguments)
-    return tuple(found)
+_NONE = -1
 
 
 class Match(NamedTuple):
     """Where a request meets what is known."""
 
-    keys: list[bytes]
-    """Key of every message of the request."""
-    common: int
-    """Messages the request shares with some known conversation."""
-    node: int
-    """The place in the tree after the common messages."""
+    keys: bytes
+    """Keys of the messages of the request, `KEY_BYTES` each."""
     turn: int | None
     """The turn to extend: the deepest one with the same tools."""
     length: int
@@ -106,15 +35,21 @@ class Match(NamedTuple):
 
 
 class TurnIndex:
-    """The conversations of one episode as a tree of message keys."""
+    """The conversations of one episode as a tree of turns."""
 
     def __init__(self) -> None:
-        self._edges: dict[tuple[int, bytes], int] = {}
-        self._turns_at: dict[int, tuple[int, ...]] = {}
-        self._asked_at: set[int] = set()
-        self._outputs: dict[bytes, int] = {}
-        self._seen: dict[int, SeenMessage] = {}
-        self._last: tuple[Sequence[SeenMessage], list[int]] = ([], [])
+        """Start without turns."""
+        self._reader = MessageReader()
+        self._keys = b""
+        """Keys that each turn adds to its parent's, none for a call made of ids, one turn after the other."""
+        self._ends = array("L", [0])
+        """Where those of each turn end, after a 0."""
+        self._newest: list[int] = [_NONE]
+        """The latest child of the root, then of each turn."""
+        self._sibling: list[int] = []
+        """The child of the same parent recorded before each turn."""
+        self._is_line = True
+        """Whether every turn extends the one before it, so that all keys in order are one conversation."""
 
     def find(self, messages: Sequence[Message], tools: bytes, turns: Sequence[Turn], tools_of: Sequence[bytes]) -> Match:
         """Return where a request meets the known conversations.
@@ -128,90 +63,104 @@ class TurnIndex:
         Raises:
             TokenError: for a message that cannot be rendered.
         """
-        seen = self._look(messages)
-        keys = [item.key for item in seen]
-        nodes = self._walk(seen, turns)
-        common = len(nodes)
-        turn: int | None = None
-        length = length_any = 0
-        for at in range(common - 1, -1, -1):
-            here = self._turns_at.get(nodes[at])
-            if here is None:
-                continue
-            length_any = length_any or at + 1
-            same = [index for index in here if tools_of[index] == tools]
-            if same:
-                turn, length = (same[0] if len(same) == 1 else _closest(seen[at], same, turns)), at + 1
-                break
-        node = nodes[-1] if nodes else 0
-        rest = seen[common:]
-        changed = bool(rest) and rest[0].role == "assistant" and node in self._asked_at
-        edited = changed or any(item.role == "assistant" and item.key in self._outputs for item in rest)
-        return Match(keys, common, node, turn, length, length_any, edited)
+        keys, reasoning = self._reader.read(messages)
+        if self._keys and self._is_line and not reasoning and tools_of[-1] == tools and keys.startswith(self._keys):
+            length = len(self._keys) // KEY_BYTES
+            if "assistant" not in [role_of(message) for message in messages[length:]]:
+                return Match(keys, len(turns) - 1, length, length, False)
+        found = self._walk(keys, reasoning, turns)
+        same = [turn for turn in found if tools_of[turn] == tools]
+        end = max([found[turn] for turn in same], default=0)
+        deepest = [turn for turn in same if found[turn] == end]
+        turn = deepest[0] if deepest else None
+        if len(deepest) > 1:
+            at = end // KEY_BYTES - 1
+            turn = _closest(messages[at], reasoning.get(at), deepest, turns)
+        length_any = max(found.values(), default=0) // KEY_BYTES
+        answers = [at for at in range(length_any, len(messages)) if role_of(messages[at]) == "assistant"]
+        edited = bool(answers) and self._edited(keys, answers, found)
+        return Match(keys, turn, end // KEY_BYTES, length_any, edited)
 
-    def add(self, keys: Sequence[bytes], node: int, common: int, tail: Message, turn: int) -> None:
-        """Record that a request of messages `keys`, the first `common` of which lead to `node`, was answered by `tail`."""
-        for key in keys[common:]:
-            node = self._step(node, key)
-        self._asked_at.add(node)
-        key = message_key(tail)
-        self._outputs[key] = turn
-        node = self._step(node, key)
-        self._turns_at[node] = (*self._turns_at.get(node, ()), turn)
+    def add(self, match: Match | None, known: int, tail: Message, parent: int | None) -> None:
+        """Record the next turn.
 
-    def output_turn(self, key: bytes) -> int | None:
-        """Return the latest turn whose output has this key."""
-        return self._outputs.get(key)
+        Args:
+            match: of its request; None for a call made of ids.
+            known: messages of the request that the parent's conversation covers.
+            tail: the output.
+            parent: the turn above it.
+        """
+        added = b"" if match is None else match.keys[known * KEY_BYTES :] + read_message(tail).key
+        turn, place = len(self._sibling), 0 if parent is None else parent + 1
+        self._is_line = self._is_line and bool(added) and place == turn
+        self._keys += added
+        self._ends.append(len(self._keys))
+        self._sibling.append(self._newest[place])
+        self._newest[place] = turn
+        self._newest.append(_NONE)
 
-    def _step(self, node: int, key: bytes) -> int:
-        return self._edges.setdefault((node, key), len(self._edges) + 1)
+    def output_turn(self, keys: bytes, at: int) -> int | None:
+        """Return the latest turn whose output is message `at` of a request with these keys."""
+        key = keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+        return next((turn for turn in reversed(range(len(self._sibling))) if self._added(turn).endswith(key)), None)
 
-    def _look(self, messages: Sequence[Message]) -> list[SeenMessage]:
-        known = self._seen
-        found: list[SeenMessage] = []
-        for message in messages:
-            item = known.get(id(message))
-            if item is None or item.message is not message or not item.unchanged():
-                item = known[id(message)] = SeenMessage(message)
-            found.append(item)
-        if len(known) > 2 * len(messages) + 16:  # clients that build new objects for each request
-            self._seen = {id(item.message): item for item in found}
+    def _added(self, turn: int) -> bytes:
+        return self._keys[self._ends[turn] : self._ends[turn + 1]]
+
+    def _children(self, turn: int) -> Iterator[int]:
+        child = self._newest[turn + 1]
+        while child != _NONE:
+            yield child
+            child = self._sibling[child]
+
+    def _walk(self, keys: bytes, reasoning: Mapping[int, str], turns: Sequence[Turn]) -> dict[int, int]:
+        """Return the turns whose conversations begin the request, and where each ends in `keys`."""
+        found: dict[int, int] = {}
+        places = [(_NONE, 0)]
+        for turn, start in places:
+            for child in self._children(turn):
+                added = self._added(child)
+                end = start + len(added)
+                if added and keys.startswith(added, start) and _same(reasoning.get(end // KEY_BYTES - 1), turns[child]):
+                    found[child] = end
+                    places.append((child, end))
         return found
 
-    def _walk(self, seen: Sequence[SeenMessage], turns: Sequence[Turn]) -> list[int]:
-        """Return the places in the tree after each message, as far as the messages are known."""
-        last_seen, last_nodes = self._last
-        nodes: list[int] = []
-        node = 0
-        aligned = True
-        for at, item in enumerate(seen):
-            aligned = aligned and at < len(last_nodes) and last_seen[at] is item
-            if aligned:
-                node = last_nodes[at]
-            else:
-                after = self._edges.get((node, item.key))
-                if after is None:
-                    break
-                here = self._turns_at.get(after)
-                if here is not None and item.reasoning is not None and not _same_reasoning(item.reasoning, here, turns):
-                    break
-                node = after
-            nodes.append(node)
-        self._last = (seen, nodes)
-        return nodes
+    def _edited(self, keys: bytes, answers: Sequence[int], found: Mapping[int, int]) -> bool:
+        """Return whether one of the messages `answers`, known to no turn, is a model output changed or moved."""
+        common, asked = max(found.values(), default=0), False
+        for turn, start in ((_NONE, 0), *found.items()):
+            for child in self._children(turn):
+                request = self._added(child)[:-KEY_BYTES]
+                shared = _shared(request, keys[start:])
+                if start + shared > common:
+                    common, asked = start + shared, False
+                asked = asked or (start + shared == common and shared == len(request))
+        at = common // KEY_BYTES
+        return (asked and at in answers) or any(
+            self.output_turn(keys, answer) is not None for answer in answers if answer >= at
+        )
 
 
-def _same_reasoning(reasoning: str, here: Sequence[int], turns: Sequence[Turn]) -> bool:
-    return any((turns[index].message.get("reasoning_content") or "").strip() == reasoning.strip() for index in here)
+def _shared(first: bytes, second: bytes) -> int:
+    """Return the length of the keys that both begin with."""
+    length = len(first)
+    while not second.startswith(first[:length]):
+        length -= KEY_BYTES
+    return length
 
 
-def _closest(item: SeenMessage, same: Sequence[int], turns: Sequence[Turn]) -> int:
+def _same(reasoning: str | None, turn: Turn) -> bool:
+    return reasoning is None or (turn.message.get("reasoning_content") or "").strip() == reasoning.strip()
+
+
+def _closest(message: Message, reasoning: str | None, same: Sequence[int], turns: Sequence[Turn]) -> int:
     """Return the turn whose output a message most likely is: same call ids, then same reasoning, then the latest."""
-    ids = [call.id for call in calls_of(item.message)]
+    ids = [call.id for call in calls_of(message)]
 
     def likeness(index: int) -> tuple[bool, bool, int]:
         output = turns[index].message
         same_ids = [call.id for call in calls_of(output)] == ids
-        return same_ids, (output.get("reasoning_content") or None) == item.reasoning, index
+        return same_ids, (output.get("reasoning_content") or None) == reasoning, index
 
     return max(same, key=likeness)

@@ -1,8 +1,8 @@
 """Messages: what they mean (for comparing) and how a template sees them (plain JSON).
 
-Invariant: two messages with the same `message_key` mean the same thing to a model. Not part of the meaning: key order,
-`None` and unknown fields, ids of tool calls, how tool arguments are spelled as JSON, white space around assistant text,
-and reasoning (which clients drop; `reasoning_of` returns it for a second look).
+Invariant: two messages with the same `Read.key` mean the same thing to a model. Not part of the meaning: key order, `None`
+and unknown fields, ids of tool calls, how tool arguments are spelled as JSON, white space around assistant text, `developer`
+for `system`, and reasoning (which clients drop; `Read.reasoning` keeps it for a second look).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from agentrl.tokens.template import PlainMessage
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles a message may have. Templates build control tokens out of the role, so it is not free text."""
+
+KEY_BYTES = 16
 
 _INLINE_THINKING = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 
@@ -124,33 +126,57 @@ def split_thinking(text: str) -> Thinking:
 def reasoning_of(message: object) -> str | None:
     """Return the reasoning a message carries (own field, or inline in assistant text); None if it carries none."""
     get = reader(message)
+    content = get("content")
+    return _split_reasoning(get, content if isinstance(content, str) else "")[0]
+
+
+def _split_reasoning(get: Callable[[str], Any], text: str) -> tuple[str | None, str]:
+    inline, text = split_thinking(text) if "</think>" in text else (None, text)
     for name in ("reasoning_content", "reasoning", "thinking"):
         value = get(name)
         if isinstance(value, str) and value:
-            return value
-    content = get("content")
-    return split_thinking(content).reasoning if isinstance(content, str) else None
+            return value, text
+    return inline, text
 
 
-def message_key(message: object) -> bytes:
-    """Return 16 bytes that are equal for messages of equal meaning.
+class Read(NamedTuple):
+    """A message as it is compared with others."""
+
+    key: bytes
+    """`KEY_BYTES` that are equal for messages of equal meaning."""
+    reasoning: str | None
+    """What an assistant message carries."""
+
+
+def read_message(message: object) -> Read:
+    """Return the key of a message, and its reasoning.
 
     Raises:
         TokenError: for a message that cannot be rendered (role, parts that are not text, calls without a name).
     """
-    role = role_of(message)
     get = reader(message)
-    content = text_of(get("content"), f"{role} message")
-    fields = [role, content, ""]
-    if role == "assistant":
-        fields[1] = split_thinking(content).content.strip()
-        for call in calls_of(message):
-            fields += (call.name, canonical_arguments(call.arguments))
-    else:
+    role, content = get("role"), get("content")
+    if type(role) is not str or role not in ROLES:
+        role = role_of(message)
+    if type(content) is not str:
+        content = text_of(content, f"{role} message")
+    if role != "assistant":
         name = get("name")
-        fields[2] = name if isinstance(name, str) else ""
-    head = ",".join([str(len(field)) for field in fields])
-    return hashlib.blake2b((head + ";" + "".join(fields)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        name = name if isinstance(name, str) else ""
+        role = "system" if role == "developer" else role
+        return Read(_digest(f"{len(role)},{len(content)},{len(name)};{role}{content}{name}"), None)
+    reasoning, content = _split_reasoning(get, content)
+    content = content.strip()
+    if get("tool_calls") is None and get("function_call") is None:
+        return Read(_digest(f"9,{len(content)},0;assistant{content}"), reasoning)
+    fields = [role, content, ""]
+    for call in calls_of(message):
+        fields += (call.name, canonical_arguments(call.arguments))
+    return Read(_digest(f"{','.join([str(len(field)) for field in fields])};{''.join(fields)}"), reasoning)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
 
 
 def canonical_arguments(arguments: object) -> str:

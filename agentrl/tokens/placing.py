@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.tokens.match import Match, TurnIndex
+from agentrl.tokens.messages import role_of
 from agentrl.tokens.prompt import Placed
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import ForkReason, Message, Turn
@@ -96,9 +97,7 @@ class Placer:
         elif shape.rewrites_thinking:
             kept = self._tree.thought[turn]
         history = [] if shape.local else renderer.plain(messages[: match.length], self._reasoning(match, messages))
-        output = self._tree.turns[turn].output_ids
-        last = int(output[-1]) if len(output) else None
-        context = renderer.extend(history, new, tools, last_output_id=last)
+        context = renderer.extend(history, new, tools, last_output_id=self._last_id(turn))
         return Placed(turn, context.ids, context.thinking_open, fork, kept)
 
     def _root(self, match: Match, messages: Sequence[Message], tools: Tools, fork: ForkReason | None) -> Placed:
@@ -111,11 +110,11 @@ class Placer:
         found: dict[int, str] = {}
         if not any(self._tree.thought):
             return found
-        for at, key in enumerate(match.keys[start:]):
-            turn = self._tree.index.output_turn(key)
+        for at in range(start, len(messages)):
+            turn = self._tree.index.output_turn(match.keys, at) if role_of(messages[at]) == "assistant" else None
             text = None if turn is None else self._tree.turns[turn].message.get("reasoning_content")
             if text:
-                found[at] = text
+                found[at - start] = text
         if start >= match.length:
             return found
         for turn in self._ancestors(match.turn):
@@ -133,6 +132,10 @@ class Placer:
             found.append(turn)
             turn = self._tree.turns[turn].parent
         return found
+
+    def _last_id(self, turn: int) -> int | None:
+        output = self._tree.turns[turn].output_ids
+        return int(output[-1]) if len(output) else None
 
     def _rewritten(self, match: Match, turn: int, messages: Sequence[Message], tools: Tools) -> ForkReason | None:
         """Return why the template no longer writes what `turn` and its context hold; None if it does."""
@@ -162,7 +165,5 @@ class Placer:
         if not self._renderer.shape(new, bool(tools)).complete:
             return self._root(match, messages, tools, fork)
         history = self._renderer.plain(messages[:length], self._reasoning(match, messages))
-        output = self._tree.turns[parent].output_ids
-        last = int(output[-1]) if len(output) else None
-        context = self._renderer.extend(history, new, tools, last_output_id=last)
+        context = self._renderer.extend(history, new, tools, last_output_id=self._last_id(parent))
         return Placed(parent, context.ids, context.thinking_open, fork)

@@ -8,15 +8,19 @@ that does not extend the last recorded turn, also one pass over its ids.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import orjson
 
+from agentrl.packed import PackedArray
 from agentrl.tokens.match import Match
 from agentrl.types import ForkReason, Int32Array, Turn
+
+_CONTEXT_IDS, _OUTPUT_IDS = (cast("PackedArray", vars(Turn)[name]) for name in ("context_ids", "output_ids"))
 
 
 class RunningDigest(Protocol):
@@ -42,9 +46,9 @@ class Prompt:
     parent: int | None
     """The turn it extends; None for a root."""
     context_ids: Int32Array
-    """[C] int32: the ids it adds to its parent's."""
+    """[C] int32, read-only: the ids it adds to its parent's."""
     input_ids: Int32Array
-    """[N] int32: the whole context."""
+    """[N] int32, read-only: the whole context."""
     input_json: bytes
     """The same ids, decimal and comma-joined."""
     fork: ForkReason | None
@@ -75,11 +79,13 @@ class Placed(NamedTuple):
 class _Leaf(NamedTuple):
     """The end of the last recorded turn, ready to be extended."""
 
-    turn: int
-    pieces: tuple[bytes, ...]
-    """JSON of the prompt and of the output, without empty pieces."""
+    turn: int | None
+    ids: list[bytes]
+    """Ids from the root to the end of the turn, int32, in pieces."""
+    json: tuple[bytes, ...]
+    """The same, decimal and comma-joined, in pieces without empty ones."""
     digest: RunningDigest
-    """Of the pieces, joined by commas."""
+    """Of the JSON pieces, joined by commas."""
 
 
 class PromptBuilder:
@@ -90,27 +96,22 @@ class PromptBuilder:
         self._turns = turns
         self._leaf: _Leaf | None = None
 
-    def path_ids(self, turn: int | None, context: Int32Array | None = None) -> Int32Array:
-        """Return the ids from the root to the end of `turn`, then `context`, [N] int32."""
-        pieces: list[Int32Array] = [] if context is None else [context]
-        while turn is not None:
-            record = self._turns[turn]
-            pieces += (record.output_ids, record.context_ids)
-            turn = record.parent
-        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, np.int32)
+    def path_ids(self, turn: int | None) -> Int32Array:
+        """Return the ids from the root to the end of `turn`, [N] int32."""
+        return np.frombuffer(b"".join(self._path(turn)), np.int32)
 
     def build(self, placed: Placed, *, tools: bool, match: Match | None, tools_key: bytes) -> Prompt:
         """Return the prompt of a call that stands at `placed`."""
-        context = np.array(placed.ids, np.int32)
-        pieces, digest = self._known(placed.parent)
-        added = orjson.dumps(placed.ids)[1:-1]
+        leaf = self._at(placed.parent)
+        context = struct.pack(f"={len(placed.ids)}i", *placed.ids)
+        added, pieces, digest = orjson.dumps(placed.ids)[1:-1], leaf.json, leaf.digest.copy()
         if added:
             digest.update(b"," + added if pieces else added)
             pieces = (*pieces, added)
         return Prompt(
             parent=placed.parent,
-            context_ids=context,
-            input_ids=self.path_ids(placed.parent, context),
+            context_ids=np.frombuffer(context, np.int32),
+            input_ids=np.frombuffer(b"".join((*leaf.ids, context)), np.int32),
             input_json=b",".join(pieces),
             fork=placed.fork,
             tools=tools,
@@ -121,23 +122,31 @@ class PromptBuilder:
             digest=digest,
         )
 
-    def recorded(self, turn: int, prompt: Prompt, output_ids: Int32Array) -> None:
+    def recorded(self, turn: int, prompt: Prompt) -> None:
         """Remember the end of a turn just recorded, which the next call most likely extends."""
-        digest = prompt.digest.copy()
-        pieces = (prompt.input_json,) if prompt.input_json else ()
-        output = _ids_json(output_ids)
+        leaf, record = self._leaf, self._turns[turn]
+        ids = leaf.ids if leaf is not None and leaf.turn == prompt.parent else self._path(prompt.parent)
+        pieces, digest = (prompt.input_json,) if prompt.input_json else (), prompt.digest.copy()
+        output = _ids_json(record.output_ids)
         if output:
             digest.update(b"," + output if pieces else output)
             pieces = (*pieces, output)
-        self._leaf = _Leaf(turn, pieces, digest)
+        self._leaf = _Leaf(turn, [*ids, _CONTEXT_IDS.raw(record), _OUTPUT_IDS.raw(record)], pieces, digest)
 
-    def _known(self, parent: int | None) -> tuple[tuple[bytes, ...], RunningDigest]:
-        if parent is None:
-            return (), hashlib.blake2b(digest_size=16)
-        if self._leaf is not None and self._leaf.turn == parent:
-            return self._leaf.pieces, self._leaf.digest.copy()
-        known = _ids_json(self.path_ids(parent))
-        return (known,) if known else (), hashlib.blake2b(known, digest_size=16)
+    def _at(self, turn: int | None) -> _Leaf:
+        if self._leaf is not None and self._leaf.turn == turn:
+            return self._leaf
+        path = self._path(turn)
+        known = _ids_json(np.frombuffer(b"".join(path), np.int32))
+        return _Leaf(turn, path, (known,) if known else (), hashlib.blake2b(known, digest_size=16))
+
+    def _path(self, turn: int | None) -> list[bytes]:
+        pieces: list[bytes] = []
+        while turn is not None:
+            record = self._turns[turn]
+            pieces += (_OUTPUT_IDS.raw(record), _CONTEXT_IDS.raw(record))
+            turn = record.parent
+        return pieces[::-1]
 
 
 def _ids_json(ids: Int32Array) -> bytes:

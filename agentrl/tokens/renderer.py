@@ -8,40 +8,25 @@ ids are never decoded and encoded again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from agentrl.errors import ConfigError, TokenError
 from agentrl.tokens.decode import IncrementalDecoder
-from agentrl.tokens.delta import DeltaRenderer, Shape, roles_of, wants_text_arguments
+from agentrl.tokens.delta import DeltaRenderer, Shape
 from agentrl.tokens.encode import TokenCodec
 from agentrl.tokens.files import ModelFiles, read_model_files
 from agentrl.tokens.guard import GuardedTemplate, Rendered
 from agentrl.tokens.messages import plain_message
 from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, choose_parser, parse_text
+from agentrl.tokens.probe import Probe, roles_of, wants_text_arguments
+from agentrl.tokens.scaffold import Context, Scaffolds
+from agentrl.tokens.supervised import EncodedConversation, assistant_ids, encode_conversation
 from agentrl.tokens.template import ChatTemplate, PlainMessage
-from agentrl.types import BoolArray, Int32Array, Message
-
-
-class Context(NamedTuple):
-    """Ids a request adds, up to the point where the model writes."""
-
-    ids: list[int]
-    thinking_open: bool
-    """The prompt ends inside `<think>`, so the output begins with reasoning."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedConversation:
-    """A whole conversation as supervised training data."""
-
-    token_ids: Int32Array
-    """[L] int32."""
-    assistant_mask: BoolArray
-    """[L] bool: True on what the model would sample, end-of-turn tokens included."""
+from agentrl.types import Int32Array, Message
 
 
 class Renderer:
@@ -64,11 +49,11 @@ class Renderer:
         eos = {*files.eos_ids, *_known(codec, tokens.get("eos_token"))}
         ends = [text for number in eos if (text := codec.token_text(number)) is not None]
         try:
-            self._delta = DeltaRenderer(
-                self._template, ends=ends, controls=tuple(codec.control), text_arguments=self._text_arguments
-            )
+            probe = Probe(text_arguments=self._text_arguments)
+            self._delta = DeltaRenderer(self._template, probe, ends=ends, controls=tuple(codec.control))
         except TokenError as error:
             raise ConfigError(f"{where}: the chat template cannot render a question and an answer: {error}") from error
+        self._scaffolds = Scaffolds(self._delta.trace, codec)
         self.end_of_turn_id: int | None = _first(_known(codec, self._delta.end_of_turn))
         """The token the template ends an assistant message with; None if it ends them with text."""
         self.eos_ids: frozenset[int] = frozenset(eos | set(_known(codec, self._delta.end_of_turn)))
@@ -196,11 +181,15 @@ class Renderer:
         Raises:
             TokenError: if the template refuses the messages.
         """
-        rendered = self._delta.render(history, new, tools or None)
-        ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
-        if last_output_id in self._closers and ids and ids[0] in self._closers:
-            del ids[0]
-        return Context(ids, _opens_thinking(rendered))
+        context = self._scaffolds.fill(new, bool(tools))
+        if context is None:
+            rendered = self._delta.render(history, new, tools or None)
+            ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
+            context = Context(ids, _opens_thinking(rendered))
+            self._scaffolds.learn(new, bool(tools), context)
+        if last_output_id in self._closers and context.ids and context.ids[0] in self._closers:
+            return Context(context.ids[1:], context.thinking_open)
+        return context
 
     def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:
         """Return what the template does with new messages of these roles.
@@ -288,42 +277,9 @@ class Renderer:
         Raises:
             TokenError: if the template refuses the messages, or cannot be cut at the assistant messages.
         """
-        plain = self.plain(messages)
-        ids: list[int] = []
-        sampled: list[bool] = []
-        done = 0
-        for at, message in enumerate(plain):
-            if message["role"] != "assistant":
-                continue
-            if done == 0:
-                context = self.start(plain[:at], tools)
-            else:
-                context = self.extend(plain[:done], plain[done:at], tools, last_output_id=ids[-1])
-            output = self._assistant_ids(message, tools)
-            ids += context.ids
-            ids += output
-            sampled += [False] * len(context.ids)
-            sampled += [True] * len(output)
-            done = at + 1
-        return EncodedConversation(token_ids=np.array(ids, np.int32), assistant_mask=np.array(sampled, np.bool_))
-
-    def _assistant_ids(self, message: PlainMessage, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
-        asked: PlainMessage = {"role": "user", "content": "q"}
-        prompt = self._template.render([asked], tools or None, generation_prompt=True).text
-        whole, nonce = self._template.render([asked, message], tools or None, generation_prompt=False)
-        opened, _, _ = prompt.rpartition(THINK_OPEN)
-        if whole.startswith(prompt):
-            text = whole[len(prompt) :]
-        elif prompt.rstrip().endswith(THINK_OPEN) and whole.startswith(opened):
-            text = f"{message.get('reasoning_content', '')}\n{THINK_CLOSE}\n\n{whole[len(opened) :]}"
-        else:
-            raise TokenError(
-                "the chat template does not write an assistant message after its own generation prompt; "
-                f"expected {prompt[-40:]!r} before it"
-            )
-        end = self._codec.token_text(self.end_of_turn_id) if self.end_of_turn_id is not None else None
-        at = text.rfind(end) if end else -1
-        return self._codec.encode_rendered(text if at < 0 or not end else text[: at + len(end)], nonce=nonce, inside=True)
+        end = None if self.end_of_turn_id is None else self._codec.token_text(self.end_of_turn_id)
+        write = partial(assistant_ids, self._template, self._codec, end)
+        return encode_conversation(self, write, messages, tools)
 
 
 def _opens_thinking(rendered: Rendered) -> bool:

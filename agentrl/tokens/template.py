@@ -1,15 +1,17 @@
 """Chat templates: the model's own Jinja source, run in a sandbox that behaves like the one of transformers.
 
 Invariant: `ChatTemplate.render` returns the text that transformers' `apply_chat_template(tokenize=False)` returns for the
-same messages, or raises `TokenError`; it never returns more than `max_chars` characters. A template
-that loops without writing is not stopped.
+same messages, or raises `TokenError`; it never returns more than `max_chars` characters, and a template that loops or calls
+for longer than `max_seconds` is stopped.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import cast
 
@@ -17,6 +19,7 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -40,11 +43,11 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _SafeNamespace(jinja2.utils.Namespace):
+class SafeNamespace(jinja2.utils.Namespace):
     """A Jinja namespace without underscore names, which could reach interpreter internals."""
 
     def __init__(*args: object, **kwargs: object) -> None:
-        self = cast("_SafeNamespace", args[0])
+        self = cast("SafeNamespace", args[0])
         values: dict[str, object] = dict(*cast("Sequence[Mapping[str, object]]", args[1:]), **kwargs)
         for name in values:
             _refuse_private(name)
@@ -88,20 +91,60 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    filters = cast("dict[str, Callable[..., object]]", environment.filters)
-    filters["tojson"] = _tojson
-    variables = cast("dict[str, object]", environment.globals)
-    variables |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
-        "dict": _SafeDict(),
-        "namespace": _SafeNamespace,
-    }
-    return environment
+class OutOfTime(Exception):
+    """The template ran for longer than it may."""
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox of transformers, with a deadline for every rendering in the variable named `DEADLINE`."""
+
+    DEADLINE = "agentrl deadline"  # no template can name a variable with a space in it
+
+    def __init__(self) -> None:
+        """Set what transformers sets."""
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+        self.filters |= {"tojson": _tojson, self.DEADLINE: _timed}
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "dict": _SafeDict(),
+            "namespace": SafeNamespace,
+        }
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(jinja2.nodes.For):
+            loop.iter = jinja2.nodes.Filter(loop.iter, self.DEADLINE, [], [], None, None)
+        return cast("jinja2.nodes.Template", tree.set_environment(self))
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        """Return `obj.attribute`; at once for a key of a dict, which the sandbox finds by way of an exception."""
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            fields = cast("dict[str, object]", obj)
+            return fields[attribute] if attribute in fields else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def call(self, context: jinja2.runtime.Context, obj: object, /, *args: object, **kwargs: object) -> object:
+        """Call `obj` if the sandbox and the deadline allow it."""
+        _check_time(context)
+        return super().call(context, obj, *args, **kwargs)
+
+
+_DICT_NAMES = frozenset(dir(dict))
+
+
+def _check_time(context: jinja2.runtime.Context) -> None:
+    if time.monotonic() > cast("float", context.get(TemplateEnvironment.DEADLINE, math.inf)):
+        raise OutOfTime
+
+
+@jinja2.pass_context
+def _timed(context: jinja2.runtime.Context, items: Iterable[object]) -> Iterator[object]:
+    """Yield the items of a loop while there is time."""
+    for at, item in enumerate(items):
+        if not at & 63:
+            _check_time(context)
+        yield item
 
 
 class ChatTemplate:
@@ -123,7 +166,7 @@ class ChatTemplate:
             special_tokens: `bos_token`, `eos_token`, ... as text, visible to the template.
             options: further variables of the template, such as `enable_thinking`.
             max_chars: a rendering longer than this is refused.
-            max_seconds: a rendering that takes longer is refused; checked between two pieces of output.
+            max_seconds: a rendering that takes longer is refused; checked in loops and calls.
 
         Raises:
             ConfigError: if there is no default template, or a template is too long or not valid Jinja.
@@ -133,16 +176,27 @@ class ChatTemplate:
         self._max_chars = max_chars
         self._max_seconds = max_seconds
         self._variables: dict[str, object] = {**special_tokens, **options}
+        self._sources = dict(sources)
         self.source = "\n".join(sources[name] for name in sorted(sources))
-        environment = _environment()
-        self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             if len(source) > MAX_SOURCE_CHARS:
                 raise ConfigError(f"chat template {name!r}: {len(source)} characters, at most {MAX_SOURCE_CHARS} allowed")
+        self._templates = self._compiled(TemplateEnvironment())
+
+    def within(self, environment: TemplateEnvironment) -> ChatTemplate:
+        """Return the same template, compiled in another environment."""
+        other = copy.copy(self)
+        other._templates = self._compiled(environment)
+        return other
+
+    def _compiled(self, environment: TemplateEnvironment) -> dict[str, jinja2.Template]:
+        templates: dict[str, jinja2.Template] = {}
+        for name, source in self._sources.items():
             try:
-                self._templates[name] = environment.from_string(source)
+                templates[name] = environment.from_string(source)
             except jinja2.TemplateError as error:
                 raise ConfigError(f"chat template {name!r} is not valid Jinja: {error}") from error
+        return templates
 
     def render(
         self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, object]] | None, *, generation_prompt: bool
@@ -159,7 +213,8 @@ class ChatTemplate:
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates["default"]
-        variables = {
+        variables: dict[str, object] = {
+            TemplateEnvironment.DEADLINE: time.monotonic() + self._max_seconds,
             "messages": messages,
             "tools": tools,
             "documents": None,
@@ -170,22 +225,21 @@ class ChatTemplate:
             return self._limited(template.generate(variables))
         except TokenError:
             raise
+        except OutOfTime as error:
+            raise TokenError(f"the chat template ran for more than {self._max_seconds} s; it was stopped") from error
         except jinja2.TemplateError as error:
             raise TokenError(f"the chat template refused {_roles(messages)}: {error}") from error
         except Exception as error:
             raise TokenError(f"the chat template broke on {_roles(messages)}: {type(error).__name__}: {error}") from error
 
     def _limited(self, pieces: Iterator[str]) -> str:
-        deadline = time.monotonic() + self._max_seconds
         parts: list[str] = []
         length = 0
         for piece in pieces:
             parts.append(piece)
-            length += len(piece)
+            length += str.__len__(piece)  # see agentrl.tokens.trace
             if length > self._max_chars:
                 raise TokenError(f"the chat template wrote more than {self._max_chars} characters; it was stopped")
-            if not len(parts) & 255 and time.monotonic() > deadline:
-                raise TokenError(f"the chat template ran for more than {self._max_seconds} s; it was stopped")
         return "".join(parts)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agentrl.transfer import WeightChannel
 from agentrl.types import Float32Array, Int32Array, Publication, Sample
 
 
@@ -42,6 +43,11 @@ class StepReport:
 
 class Trainer(Protocol):
     """A worker that owns the trained weights."""
+
+    @property
+    def channel(self) -> WeightChannel:
+        """Its end of the process groups through which servers take the current weights from its memory."""
+        ...
 
     async def step(self, batch: TrainBatch) -> StepReport:
         """Train on `batch` and return what happened.

@@ -26,7 +26,7 @@ from agentrl.train.protocol import (
     unpack_float32,
     unpack_int32,
 )
-from agentrl.types import Float32Array, Int32Array, Sample
+from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -106,6 +106,27 @@ def split_logprobs(reply: LogprobsReply, sequences: Sequence[Int32Array]) -> lis
 def has_gradient(item: TrainSample) -> bool:
     """Return whether a trained token of `item` has an advantage other than 0 (NaN counts)."""
     return bool((item.advantages[item.sample.loss_mask] != 0).any())
+
+
+def interrupted(sample: Sample) -> BoolArray:
+    """Return, [L] bool, which sampled tokens came after weights had changed since the first token of their turn.
+
+    Under `inference.pause_mode: fast` they were sampled from keys and values of former weights, so that their recorded
+    log-probs are not those of the version they carry. An update between a request and its first token leaves no trace here.
+
+    Example:
+        >>> arrays = {"token_ids": [5, 6, 7, 8, 9], "token_versions": [-1, 2, 3, -1, 3], "turn_index": [0, 0, 0, 1, 1]}
+        >>> rest = {"loss_mask": np.ones(5, bool), "behavior_logprobs": np.zeros(5), "temperatures": np.ones(5)}
+        >>> interrupted(Sample(**{name: np.array(array) for name, array in (arrays | rest).items()})).tolist()
+        [False, False, True, False, False]
+    """
+    result = np.zeros(len(sample.token_ids), np.bool_)
+    sampled = np.flatnonzero(sample.token_versions >= 0)
+    if len(sampled):
+        turns, versions = sample.turn_index[sampled], sample.token_versions[sampled]
+        starts = np.flatnonzero(np.concatenate([[True], turns[1:] != turns[:-1]]))
+        result[sampled] = versions > np.repeat(versions[starts], np.diff(starts, append=len(turns)))
+    return result
 
 
 def check_batch(batch: TrainBatch, max_staleness: int) -> dict[str, float]:

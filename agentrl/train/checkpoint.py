@@ -20,7 +20,8 @@ from agentrl.sync.disk import atomic_directory, verify_directory, write_model
 from agentrl.sync.tensors import RawTensor, read_safetensors, write_safetensors
 
 STATE_FILE = "trainer.json"
-OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER_FILE = "optimizer.state"
+"""In safetensors format; not named so, because inference servers take every `*.safetensors` of a directory for weights."""
 
 _log = logging.getLogger(__name__)
 

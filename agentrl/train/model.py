@@ -173,11 +173,14 @@ class PolicyModel:
 
     def export(self) -> dict[str, RawTensor]:
         """Return the weights as float32 under their HF checkpoint names, tied ones once."""
+        return {name: raw_tensor(tensor) for name, tensor in self.weights().items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights as `export` does, where they are: they change with the next step."""
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
         kept = self.module.state_dict().keys()
         state |= {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
-        saved: dict[str, Tensor] = revert_weight_conversion(self.module, state)
-        return {name: raw_tensor(tensor) for name, tensor in saved.items()}
+        return revert_weight_conversion(self.module, state)
 
     def reload(self, path: Path) -> None:
         """Replace the weights by those of the HF checkpoint at `path`.

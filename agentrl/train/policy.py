@@ -27,7 +27,7 @@ from agentrl.algo.packing import sorted_microbatches, split_minibatches
 from agentrl.errors import TrainError
 from agentrl.sync.tensors import RawTensor
 from agentrl.train.base import StepReport, TrainBatch, TrainSample
-from agentrl.train.batches import check_batch, has_gradient
+from agentrl.train.batches import check_batch, has_gradient, interrupted
 from agentrl.train.checkpoint import Checkpoint, TrainerState
 from agentrl.train.config import TrainerConfig
 from agentrl.train.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
@@ -45,6 +45,7 @@ class _Part:
     behavior_logprobs: Tensor
     advantages: Tensor
     fresh: Tensor
+    interrupted: Tensor
     tokens: int
     """Real tokens in it, padding not counted."""
 
@@ -207,6 +208,7 @@ class PolicyTrainer:
                 num_loss_tokens=num_loss_tokens,
                 config=self._algorithm,
                 fresh=part.fresh,
+                interrupted=part.interrupted,
             )
             output.loss.backward()
             measured.append(output.metrics)
@@ -267,6 +269,7 @@ def _part(model: PolicyModel, items: Sequence[TrainSample], lengths: Sequence[in
         behavior_logprobs=wanted([sample.behavior_logprobs for sample in samples]),
         advantages=wanted([item.advantages for item in items]),
         fresh=wanted([sample.token_versions == policy_version for sample in samples]),
+        interrupted=wanted([interrupted(sample) for sample in samples]),
         tokens=sum(lengths),
     )
 

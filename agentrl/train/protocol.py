@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from agentrl.errors import InvariantError
+from agentrl.transfer import GroupAddress, GroupRequest, Manifest
 from agentrl.types import BoolArray, Float32Array, Int32Array
 
 HEADER_BYTES = 8
@@ -37,6 +38,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     """`TrainerConfig` as JSON."""
     algorithm: str
     """`AlgorithmConfig` as JSON."""
+    sync: str
+    """`SyncConfig` as JSON."""
     total_steps: int
     """Batches of the whole run; the learning-rate schedule ends there."""
     seed: int
@@ -83,6 +86,36 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
     directory: str
 
 
+class OpenGroups(msgspec.Struct, frozen=True, tag=True):
+    """Listen for servers, and close the groups that are not kept; answered by `GroupsOpened`."""
+
+    requests: tuple[GroupRequest, ...]
+    keep: tuple[str, ...]
+
+
+class BeginSending(msgspec.Struct, frozen=True, tag=True):
+    """Hold the weights still as `version` and make ready to send them; answered by `SendingBegun`."""
+
+    version: int
+    groups: tuple[str, ...]
+    dtype: str
+    digests: bool
+    again: bool
+    """Refuse unless the weights are those that were sent or written as `version`."""
+
+
+class StartSending(msgspec.Struct, frozen=True, tag=True):
+    """Send to these groups, whose servers receive now; answered by `SendingStarted`."""
+
+    groups: tuple[str, ...]
+
+
+class FinishSending(msgspec.Struct, frozen=True, tag=True):
+    """Close the abandoned groups, wait for the others, let the weights change again; answered by `SendingFinished`."""
+
+    abandoned: tuple[str, ...]
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
@@ -125,6 +158,29 @@ class Restored(msgspec.Struct, frozen=True, tag=True):
     note: str
 
 
+class GroupsOpened(msgspec.Struct, frozen=True, tag=True):
+    """Servers can join."""
+
+    addresses: tuple[GroupAddress, ...]
+
+
+class SendingBegun(msgspec.Struct, frozen=True, tag=True):
+    """The weights stand still."""
+
+    manifest: Manifest
+
+
+class SendingStarted(msgspec.Struct, frozen=True, tag=True):
+    """They are on their way."""
+
+
+class SendingFinished(msgspec.Struct, frozen=True, tag=True):
+    """They have left, or failed to."""
+
+    failures: dict[str, str]
+    """What went wrong, by group."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The request was refused or failed; the worker can answer others."""
 
@@ -133,8 +189,22 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Request: TypeAlias = Setup | Step | Publish | Logprobs | Save | Restore
-Reply: TypeAlias = Ready | Stepped | Published | LogprobsReply | Saved | Restored | Failed
+Request: TypeAlias = (
+    Setup | Step | Publish | Logprobs | Save | Restore | OpenGroups | BeginSending | StartSending | FinishSending
+)
+Reply: TypeAlias = (
+    Ready
+    | Stepped
+    | Published
+    | LogprobsReply
+    | Saved
+    | Restored
+    | GroupsOpened
+    | SendingBegun
+    | SendingStarted
+    | SendingFinished
+    | Failed
+)
 
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

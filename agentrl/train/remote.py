@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import anyio
 from anyio.abc import Process
@@ -20,9 +20,12 @@ from anyio.abc import Process
 from agentrl import errors
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, TrainError
+from agentrl.sync.config import SyncConfig
 from agentrl.train.base import StepReport, TrainBatch
 from agentrl.train.batches import pack_batch, pack_sequences, split_logprobs
+from agentrl.train.channel import TrainerChannel
 from agentrl.train.config import TrainerConfig
+from agentrl.train.log import log_tail, open_log
 from agentrl.train.protocol import (
     HEADER_BYTES,
     Failed,
@@ -50,8 +53,6 @@ _QUIT_S = 2.0
 """Seconds an idle worker gets to end by itself after its input is closed."""
 _KILL_S = 2.0
 """Seconds a killed worker gets to disappear."""
-_TAIL_BYTES = 4000
-"""End of the worker's log that a message carries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class RemoteTrainer:
         """Device the model is on, such as `cpu` or `cuda`."""
         self.num_parameters = 0
         """Trained numbers of the model."""
+        self.channel = TrainerChannel(self._call)
+        """Process groups with servers, for `sync.method: distributed`."""
         self._process = process
         self._log_path = log_path
         self._timeout_s = timeout_s
@@ -102,7 +105,8 @@ class RemoteTrainer:
 
         Cancellation: the worker goes on with the step; this trainer is not to be used again.
         """
-        reply = await self._call(pack_batch(batch), Stepped, f"training on {len(batch.samples)} samples")
+        async with self.channel.stepping():
+            reply = await self._call(pack_batch(batch), Stepped, f"training on {len(batch.samples)} samples")
         return StepReport(metrics=reply.metrics, skipped=reply.skipped)
 
     async def publish(self, version: int, directory: str) -> Publication:
@@ -152,7 +156,8 @@ class RemoteTrainer:
 
         Cancellation: this trainer is not to be used again.
         """
-        reply = await self._call(Restore(directory), Restored, f"restoring {directory}")
+        async with self.channel.stepping():
+            reply = await self._call(Restore(directory), Restored, f"restoring {directory}")
         return RestoreReport(policy_version=reply.policy_version, steps=reply.steps, note=reply.note)
 
     async def set_up(self, setup: Setup) -> None:
@@ -200,7 +205,7 @@ class RemoteTrainer:
             await self._process.wait()
         code = self._process.returncode
         how = "still running but its output is closed" if code is None else f"exit code {code}"
-        return f"{how}; the end of {self._log_path}:\n{_tail(self._log_path)}"
+        return f"{how}; the end of {self._log_path}:\n{log_tail(self._log_path)}"
 
 
 @asynccontextmanager
@@ -212,6 +217,7 @@ async def launch_trainer(
     total_steps: int,
     seed: int,
     log_path: str | Path,
+    sync: SyncConfig | None = None,
 ) -> AsyncGenerator[RemoteTrainer]:
     """Yield a trainer in a subprocess with the model loaded; the process is gone when the block is left.
 
@@ -222,6 +228,7 @@ async def launch_trainer(
         total_steps: batches of the run; the learning-rate schedule ends there.
         seed: of the worker's random generators.
         log_path: file the worker's output is appended to.
+        sync: how weights go to servers from memory; None means the defaults.
 
     Raises:
         ConfigError: when the model cannot be loaded or the device is not there.
@@ -233,16 +240,17 @@ async def launch_trainer(
         model_path=str(model_path),
         trainer=config.model_dump_json(),
         algorithm=algorithm.model_dump_json(),
+        sync=(sync or SyncConfig()).model_dump_json(),
         total_steps=total_steps,
         seed=seed,
     )
     _check_model(Path(model_path))
     log = Path(log_path)
-    with _appending(log) as output:
+    with open_log(log) as output:
         process = await anyio.open_process(
             [sys.executable, "-m", "agentrl.train.worker"],
             stderr=output,
-            env=dict(os.environ) | {"OMP_NUM_THREADS": str(config.threads), "TOKENIZERS_PARALLELISM": "false"},
+            env=_environment(config),
         )
     trainer = RemoteTrainer(process, log, config.call_timeout_s)
     try:
@@ -251,6 +259,15 @@ async def launch_trainer(
     finally:
         with anyio.CancelScope(shield=True):
             await _end(process, idle=trainer.idle)
+
+
+def _environment(config: TrainerConfig) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(config.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # a server that hangs ends its group, not this process
+    }
 
 
 async def _end(process: Process, *, idle: bool) -> None:
@@ -276,20 +293,3 @@ def _raise(reply: Failed) -> NoReturn:
 def _check_model(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path}: expected a local Hugging Face model directory with a config.json (model.path)")
-
-
-def _appending(path: Path) -> BinaryIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
-    except OSError as error:
-        raise ConfigError(f"cannot write the trainer worker's log {path}: {error.strerror}") from error
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace").strip() or "(nothing was written)"
-    except OSError as error:
-        return f"(cannot be read: {error.strerror})"

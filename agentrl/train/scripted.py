@@ -16,6 +16,7 @@ from agentrl.errors import TrainError
 from agentrl.sync.disk import atomic_directory, publish, write_model
 from agentrl.sync.tensors import RawTensor
 from agentrl.train.base import StepReport, TrainBatch
+from agentrl.train.scripted_channel import ScriptedChannel
 from agentrl.types import Float32Array, Int32Array, Publication
 
 
@@ -55,6 +56,8 @@ class ScriptedTrainer:
         """Directories of the checkpoints written, in order."""
         self.notes: list[str] = []
         """The notes in them."""
+        self.channel = ScriptedChannel()
+        """Its end of process groups; nothing is sent."""
         self.started = anyio.Event()
         """Set when the first step has begun."""
         self._skip = frozenset(skip_steps)
@@ -74,6 +77,7 @@ class ScriptedTrainer:
         """
         number = len(self.batches)
         self.batches.append(batch)
+        self.channel.given_out = None
         self.started.set()
         if number in self._hold_steps:
             await self._hold_steps[number].wait()

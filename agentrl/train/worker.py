@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.errors import AgentRLError, InvariantError, TrainError
+from agentrl.errors import AgentRLError, InvariantError, TrainError, WeightSyncError
+from agentrl.sync.config import SyncConfig
 from agentrl.sync.disk import publish
 from agentrl.train.batches import unpack_batch, unpack_sequences
 from agentrl.train.checkpoint import read_checkpoint, write_checkpoint
 from agentrl.train.config import TrainerConfig
 from agentrl.train.protocol import (
     HEADER_BYTES,
+    BeginSending,
     Failed,
+    FinishSending,
+    GroupsOpened,
     Logprobs,
     LogprobsReply,
+    OpenGroups,
     Publish,
     Published,
     Ready,
@@ -36,7 +41,11 @@ from agentrl.train.protocol import (
     Restored,
     Save,
     Saved,
+    SendingBegun,
+    SendingFinished,
+    SendingStarted,
     Setup,
+    StartSending,
     Step,
     Stepped,
     body_length,
@@ -46,17 +55,33 @@ from agentrl.train.protocol import (
 )
 
 if TYPE_CHECKING:
+    from agentrl.sync.sender import WeightSender
     from agentrl.train.policy import PolicyTrainer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Worker:
     trainer: PolicyTrainer
+    sender: WeightSender
     source: Path
+    given_out: int | None = None
+    """Version under which servers were given the weights as they are; None while nobody was."""
 
     def answer(self, request: Request) -> Reply:
         match request:
+            case OpenGroups():
+                return GroupsOpened(tuple(self.sender.open(request.requests, request.keep)))
+            case BeginSending():
+                return self._begin_sending(request)
+            case StartSending():
+                self.sender.start(request.groups)
+                return SendingStarted()
+            case FinishSending():
+                return SendingFinished(self.sender.finish(request.abandoned))
+            case Step() | Restore() if self.sender.sending:
+                raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
             case Step():
+                self.given_out = None
                 report = self.trainer.step(unpack_batch(request))
                 return Stepped(dict(report.metrics), report.skipped)
             case Publish():
@@ -67,6 +92,7 @@ class _Worker:
             case Save():
                 return self._save(request)
             case Restore():
+                self.given_out = None
                 checkpoint = read_checkpoint(Path(request.directory))
                 self.trainer.restore(checkpoint)
                 return Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
@@ -77,8 +103,27 @@ class _Worker:
         # Absolute: a server that reads it may run in another working directory.
         directory = Path(request.directory).absolute()
         done = publish(self.trainer.model.export(), version=request.version, directory=directory, source=self.source)
-        self.trainer.published(request.version)
+        self._given_out(request.version)
         return Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
+
+    def _begin_sending(self, request: BeginSending) -> SendingBegun:
+        if request.again and request.version != self.given_out:
+            raise WeightSyncError(
+                f"the trainer's weights are past version {request.version}; the server gets weights with the next update"
+            )
+        manifest = self.sender.begin(
+            request.version,
+            self.trainer.model.weights(),
+            request.groups,
+            dtype=request.dtype,
+            digests=request.digests,
+        )
+        self._given_out(request.version)
+        return SendingBegun(manifest)
+
+    def _given_out(self, version: int) -> None:
+        self.trainer.published(version)
+        self.given_out = version
 
     def _save(self, request: Save) -> Saved:
         write_checkpoint(
@@ -133,6 +178,7 @@ def _set_up(request: Request) -> tuple[_Worker, Ready]:
         raise InvariantError(f"the first request to a trainer worker must be Setup, got {type(request).__name__}")
     import torch
 
+    from agentrl.sync.sender import WeightSender
     from agentrl.train.model import PolicyModel, resolve_device
     from agentrl.train.policy import PolicyTrainer
 
@@ -149,7 +195,8 @@ def _set_up(request: Request) -> tuple[_Worker, Ready]:
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps)
     count = sum(parameter.numel() for parameter in model.parameters.values())
     ready = Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
-    return _Worker(trainer=trainer, source=Path(request.model_path)), ready
+    sender = WeightSender(SyncConfig.model_validate_json(request.sync), model.device)
+    return _Worker(trainer=trainer, sender=sender, source=Path(request.model_path)), ready
 
 
 def _read(stream: BinaryIO) -> Request | None:

@@ -265,7 +265,7 @@ def test_half_precision_log_probs_are_widened_before_any_arithmetic() -> None:
 def test_diagnostics_equal_their_definitions(seed: int) -> None:
     case = Case(seed)
     kept = case.mask
-    fresh = torch.arange(64) % 3 == 0
+    fresh, interrupted = torch.arange(64) % 3 == 0, torch.arange(64) % 2 == 0
     entropy = torch.rand(64, generator=torch.Generator().manual_seed(seed)).double()
     out = decoupled_ppo_loss(
         case.current,
@@ -276,11 +276,12 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
         num_loss_tokens=case.n,
         config=CONFIG,
         fresh=fresh,
+        interrupted=interrupted,
         entropy=entropy,
     )
     log_w = (case.proximal - case.behavior)[kept]
     w, u, a = log_w.exp(), (case.current - case.proximal).exp()[kept], case.advantages[kept]
-    young = log_w[fresh[kept]].abs()
+    young, cut = log_w[fresh[kept]].abs(), log_w[(fresh & interrupted)[kept]].abs()
 
     def share(of: Tensor, among: Tensor) -> float:
         return float((of & among).sum() / among.sum()) if among.any() else 0.0
@@ -299,6 +300,10 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
         "num_fresh_tokens": float(len(young)),
         "mean_logprob_difference": float(young.mean()),
         "max_logprob_difference": float(young.max()),
+        "num_interrupted_tokens": float(interrupted[kept].sum()),
+        "num_interrupted_fresh_tokens": float(len(cut)),
+        "mean_interrupted_difference": float(cut.mean()),
+        "max_interrupted_difference": float(cut.max()),
         "clip_fraction_positive": share(u > 1.3, a > 0),
         "clip_fraction_negative": share(u < 0.8, a < 0),
         "cap_fraction_positive": share(w > 2.0, a > 0),
@@ -353,6 +358,25 @@ def test_without_fresh_tokens_there_is_no_log_prob_difference_rather_than_a_perf
     assert metrics["num_fresh_tokens"] == 0
     assert "max_logprob_difference" not in metrics
     assert "mean_logprob_difference" not in metrics
+
+
+def test_interrupted_tokens_of_an_earlier_version_are_counted_and_not_compared() -> None:
+    case = Case(0)
+    out = decoupled_ppo_loss(
+        case.current,
+        case.proximal,
+        case.behavior,
+        case.advantages,
+        case.mask,
+        num_loss_tokens=case.n,
+        config=CONFIG,
+        fresh=torch.zeros(64, dtype=torch.bool),
+        interrupted=torch.ones(64, dtype=torch.bool),
+    )
+    metrics = combine([out.metrics])
+    assert (metrics["num_interrupted_tokens"], metrics["num_interrupted_fresh_tokens"]) == (float(case.mask.sum()), 0.0)
+    assert "max_interrupted_difference" not in metrics
+    assert "mean_interrupted_difference" not in metrics
 
 
 def test_no_metrics_combine_to_nothing() -> None:

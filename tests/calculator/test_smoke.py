@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.errors import ConfigError
 from agentrl_workflows.calculator.demo import run_demo
 from agentrl_workflows.calculator.recipe import SMOKE
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
-def test_the_smallest_demo_learns_and_keeps_its_invariants(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
+def test_the_smallest_demo_learns_and_keeps_its_invariants(tmp_path: Path, backend: str) -> None:
     out = io.StringIO()
-    outcome = run_demo(SMOKE, seed=0, runs_dir=tmp_path, name="smoke", console=Console(file=out, width=120))
+    console = Console(file=out, width=120)
+    overrides = ("--inference.backend", backend)
+    outcome = run_demo(SMOKE, seed=0, runs_dir=tmp_path, name="smoke", overrides=overrides, console=console)
     summary = json.loads((tmp_path / "smoke" / "summary.json").read_text())
     assert summary["sampled_after"] >= summary["sampled_before"] + 0.1
     assert summary["train_steps"] == outcome.summary["train_steps"]
@@ -30,3 +34,18 @@ def test_the_smallest_demo_learns_and_keeps_its_invariants(tmp_path: Path) -> No
     assert (tmp_path / "smoke" / "curve.png").stat().st_size > 10_000
     lines = (tmp_path / "smoke" / "trajectories.jsonl").read_text().splitlines()
     assert len(lines) == summary["train_episodes"]
+
+
+def test_the_demo_refuses_running_servers_and_a_missing_sglang_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_SGLANG_PYTHON", "/nowhere/python")
+    launched_only = ("--inference.device", "auto", "--inference.max_running_requests", "null")
+    for overrides, expected in (
+        (("--inference.backend", "sglang"), "AGENTRL_SGLANG_PYTHON: /nowhere/python is not an executable"),
+        (("--inference.urls", "http://127.0.0.1:1"), "inference.urls names running ones"),
+        (("--inference.urls", "http://127.0.0.1:1", *launched_only), "inference.urls: the demo evaluates and trains"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            run_demo(SMOKE, seed=0, runs_dir=tmp_path, name="smoke", overrides=overrides)
+    assert not (tmp_path / "smoke").exists()

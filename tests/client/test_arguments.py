@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.client.arguments import CallArguments, read_arguments
+from agentrl.client.arguments import ArgumentReader, CallArguments, read_arguments
 from agentrl.client.config import SamplingConfig
 from agentrl.errors import WorkflowError
 
@@ -129,6 +130,50 @@ def test_tool_choice_none_renders_without_tools():
     assert read(tools=[TOOL], tool_choice="none").tools is None
     assert read(tools=[TOOL]).tools == [TOOL]
     assert read(tools=[]).tools is None
+
+
+VALUES: dict[str, list[Any]] = {
+    "temperature": [1, 1.0, True, 0.5, None, openai.NOT_GIVEN],
+    "max_tokens": [1, 1.0, True, 2, None],
+    "stop": ["a", ["a"], ["a", "b"], None],
+    "seed": [0, 0.0, False, 7],
+    "tools": [[TOOL], [], None, openai.omit],
+    "tool_choice": ["auto", "none", None],
+    "logprobs": [True, False],
+    "extra_body": [{"top_k": 5}, {"top_k": 5.0}, {}],
+    "timeout": [None, 3, 3.0, True],
+    "n": [1, True, 2],
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_reader_that_remembers_reads_like_one_that_does_not(data: st.DataObject):
+    remembering = ArgumentReader(SamplingConfig(), vocab_size=384)
+
+    def outcome(read: Callable[[], CallArguments]) -> object:
+        try:
+            return read()
+        except WorkflowError as error:
+            return str(error)
+
+    for _ in range(data.draw(st.integers(1, 5))):
+        names = data.draw(st.permutations(sorted(VALUES)))[: data.draw(st.integers(0, 4))]
+        given = {name: data.draw(st.sampled_from(VALUES[name])) for name in names}
+        timeout = data.draw(st.sampled_from([None, 2.0]))
+        assert outcome(lambda given=given, timeout=timeout: remembering.read(dict(given), timeout)) == outcome(
+            lambda given=given, timeout=timeout: read_arguments(
+                given, SamplingConfig(), default_timeout=timeout, vocab_size=384
+            )
+        )
+
+
+def test_a_list_of_stops_changed_in_place_is_noticed():
+    stops = ["a"]
+    reader = ArgumentReader(SamplingConfig(), vocab_size=384)
+    assert reader.read({"stop": stops}, None).sampling.stop == ("a",)
+    stops.append("b")
+    assert reader.read({"stop": stops}, None).sampling.stop == ("a", "b")
 
 
 def test_a_timeout_may_be_seconds_or_an_http_timeout_object():

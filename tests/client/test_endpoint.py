@@ -32,6 +32,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.status = 200
+        self.identity: str | None = None
         self.hold: anyio.Event | None = None
         self.entered = anyio.Event()
 
@@ -43,7 +44,7 @@ class Endpoint:
             await self.hold.wait()
         if self.status != 200:
             return web.json_response({"error": {"message": "told to fail"}}, status=self.status)
-        head = {"id": f"c{len(self.bodies)}", "created": 1, "model": body["model"]}
+        head = {"id": self.identity or f"c{len(self.bodies)}", "created": 1, "model": body["model"]}
         usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
         if not body.get("stream"):
             message = {"role": "assistant", "content": "Hello there"}
@@ -178,6 +179,30 @@ async def test_refused_connections_and_timeouts_are_named():
         gone = connection.with_options(base_url="http://127.0.0.1:1/v1")
         with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1"):
             await make(gone).chat.completions.create(messages=HI)
+
+
+async def test_completions_of_one_id_are_turns_of_their_own():
+    endpoint = Endpoint()
+    endpoint.identity = "always"
+    async with serving(endpoint) as connection:
+        client = make(connection, max_turns=2)
+        first, second = [await client.chat.completions.create(messages=HI) for _ in range(2)]
+        with pytest.raises(EpisodeLimit, match="2 of 2 turns"):
+            await client.chat.completions.create(messages=HI)
+        client.reward(second, 0.5)
+        client.reward(first, 0.25)
+        with pytest.raises(WorkflowError, match="several completions the id 'always'"):
+            client.reward("always", 1.0)
+        assert [turn.reward for turn in client.close(StopReason.COMPLETED).turns] == [0.25, 0.5]
+
+
+async def test_a_stream_that_is_just_left_gives_its_turn_back():
+    async with serving(Endpoint()) as connection:
+        client = make(connection, max_turns=1)
+        async for _ in await client.chat.completions.create(messages=HI, stream=True):
+            break
+        await client.chat.completions.create(messages=HI)
+        assert len(client.close(StopReason.COMPLETED).turns) == 1
 
 
 async def test_a_cancelled_call_is_no_turn():

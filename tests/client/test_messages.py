@@ -26,12 +26,6 @@ def test_openai_objects_pass_as_they_are():
     assert checked_messages([message])[0] is message
 
 
-def test_developer_is_system_and_the_callers_message_is_left_alone():
-    message = {"role": "developer", "content": "x"}
-    assert checked_messages([message]) == [{"role": "system", "content": "x"}]
-    assert message == {"role": "developer", "content": "x"}
-
-
 @pytest.mark.parametrize(
     ("messages", "says"),
     [

@@ -161,6 +161,28 @@ async def test_the_openai_stream_helper_works(client: Client, says: Says):
     assert completion.choices[0].message.content == "It is 42."
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio does not run what is left of a dropped generator
+async def test_a_stream_that_is_just_left_gives_its_turn_back_and_aborts(make_client: Make, says: Says):
+    client = make_client(max_turns=1)
+    async for _ in await client.chat.completions.create(messages=HI, stream=True):
+        break
+    assert client.episode.ledger.in_flight == 0
+    await client.chat.completions.create(messages=HI)
+    assert len(client.graph.turns) == 1
+    await anyio.wait_all_tasks_blocked()
+    assert says.aborted == 1
+
+
+async def test_a_stream_still_held_keeps_its_turn_and_the_refusal_says_so(make_client: Make):
+    client = make_client(max_turns=1)
+    stream = await client.chat.completions.create(messages=HI, stream=True)
+    await anext(stream)
+    with pytest.raises(EpisodeLimit, match=r"1 of 1 turns are spent, 1 of them running \(close a stream"):
+        await client.chat.completions.create(messages=HI)
+    await stream.close()
+    await client.chat.completions.create(messages=HI)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     ids=st.lists(st.integers(0, 356) | st.integers(350, 356), min_size=1, max_size=40),

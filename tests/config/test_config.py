@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
+from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError
+from agentrl.launch.plan import resolved_yaml
+from agentrl.overrides import parse_overrides
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
 
@@ -58,8 +61,13 @@ def test_every_field_has_a_reader() -> None:
         ({"trainer": {"lr": -1}}, "trainer.lr: input should be greater than 0, got int -1"),
         ({"trainer": {"processes": 4}}, "trainer.processes: this release trains in one process, got 4; set it to 1"),
         ({"sampling": {"temperature": 0}}, "sampling.temperature: 0 samples greedily"),
-        ({"inference": {"backend": "sglang"}}, "inference.sglang_python: expected the Python"),
-        ({"inference": {"backend": "sglang", "urls": ["http://x"], "threads": 2}}, "inference.threads: the sglang backend"),
+        ({"inference": {"sglang_args": ["--tp", "2"]}}, "inference.sglang_args: the embedded backend cannot honour it"),
+        ({"inference": {"backend": "sglang", "sglang_args": ["--api-key", "k"]}}, "inference.sglang_args: --api-key does"),
+        ({"inference": {"device": "gpu"}}, "inference.device: string should match pattern"),
+        (
+            {"inference": {"backend": "sglang", "urls": ["http://127.0.0.1:1"], "threads": 2}},
+            "inference.threads: applies to servers launched here",
+        ),
         ({"inference": {"urls": ["http://x"], "servers": 2}}, "inference.servers: applies to servers launched here"),
         ({"inference": {"host": "0.0.0.0"}}, "inference.host: 0.0.0.0 is not loopback; set inference.api_key_env"),
         ({"tasks": {}}, "tasks: expected exactly one of path and factory"),
@@ -74,7 +82,10 @@ def test_every_field_has_a_reader() -> None:
             {"trainer": {"call_timeout_s": 1000}},
             "engine.stall_timeout_s: 900 s is not more than the 1000 s a call to the trainer",
         ),
-        ({"trainer": {"dtype": "bfloat16"}}, "engine.probe_tolerance: log-probs computed in bfloat16 differ by about 0.02"),
+        (
+            {"trainer": {"dtype": "bfloat16"}, "engine": {"probe_tolerance": 0.01}},
+            "engine.probe_tolerance: log-probs computed in bfloat16 differ by 0.05 nats and more, which 0.01 would call",
+        ),
         ({"rollout": {"min_group_size": 3}}, "rollout.min_group_size: applies to incomplete_group: keep"),
         (
             {"inference": {"urls": ["http://x"], "start_timeout_s": 3}},
@@ -94,21 +105,146 @@ def test_all_problems_are_reported_together() -> None:
     assert all(name in str(error.value) for name in ("trainer.lrr", "engine.steps", "seed"))
 
 
+@pytest.mark.parametrize(
+    ("change", "flags", "expected"),
+    [
+        ({}, [], ("disk", "this host and its disk")),
+        ({}, ["--trainer.device", "cpu"], ("disk", "this host and its disk")),
+        ({"sync": "distributed"}, [], ("distributed", "as sync.method says")),
+        ({"sync": {"method": "disk"}}, ["--sync", "distributed"], ("distributed", "as sync.method says")),
+        ({"sync": {"bucket_mb": 8}}, [], ("disk", "this host and its disk")),
+        (
+            {"inference": {"urls": ["http://10.0.0.7:1"]}, "sync": {"address": "10.0.0.1"}},
+            [],
+            ("distributed", "http://10.0.0.7:1 is on another host"),
+        ),
+        (
+            {"inference": {"urls": ["http://10.0.0.7:1"]}, "engine": {"publish_dir": "/shared"}},
+            [],
+            ("disk", "a place that every server sees"),
+        ),
+        (
+            {"inference": {"backend": "sglang", "device": "cuda", "servers": 7}, "trainer": {"device": "cuda:7"}},
+            [],
+            ("distributed", "GPUs of their own"),
+        ),
+        (
+            {"inference": {"backend": "sglang", "device": "cuda"}, "trainer": {"device": "cuda"}},
+            [],
+            ("disk", "trainer and servers share GPU 0"),
+        ),
+    ],
+)
+def test_weights_take_the_way_the_topology_allows(
+    change: dict[str, Any], flags: list[str], expected: tuple[str, str]
+) -> None:
+    run = parse_config(GOOD | change, flags)
+    assert run.route.method == expected[0]
+    assert expected[1] in run.route.reason
+
+
+def test_on_a_gpu_that_is_shared_weights_are_sent_by_gloo() -> None:
+    shared = {"inference": {"backend": "sglang", "device": "cuda"}, "trainer": {"device": "cuda"}, "sync": "distributed"}
+    assert parse_config(GOOD | shared).route.sync.backend == "gloo"
+    apart = {**shared, "trainer": {"device": "cuda:1"}}
+    assert parse_config(GOOD | apart).route.sync.backend == "auto"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"sync": "files"}, "sync.method: input should be 'auto', 'disk' or 'distributed', got str 'files'"),
+        ({"sync": {"method": "disk", "bucket_mb": 8}}, "sync.bucket_mb: sync.method: disk does not use it; remove it"),
+        (
+            {"sync": "distributed", "engine": {"publish_dir": "/shared"}},
+            "engine.publish_dir: sync.method: distributed does not use it; remove it",
+        ),
+        (
+            {"sync": {"backend": "nccl"}, "trainer": {"device": "cpu"}},
+            "sync.backend: nccl joins GPUs, but trainer.device is",
+        ),
+        ({"sync": {"backend": "nccl"}}, "sync.backend: nccl is SGLang's; the embedded server speaks gloo"),
+        (
+            {
+                "sync": {"backend": "nccl"},
+                "inference": {"backend": "sglang", "device": "cuda"},
+                "trainer": {"device": "cuda"},
+            },
+            "sync.backend: nccl needs GPUs of their own, trainer and servers share [0]",
+        ),
+        ({"sync": {"timeout_s": 600}}, "sync.timeout_s: 600 s is not less than the 600 s a call to the trainer may take"),
+        (
+            {"inference": {"urls": ["http://10.0.0.7:1"]}},
+            "sync.address: http://10.0.0.7:1 is another host, which cannot reach 127.0.0.1; set this host's address",
+        ),
+        (
+            {"sync": "distributed", "inference": {"urls": ["http://127.0.0.1:1", "http://10.0.0.7:1"]}},
+            "sync.address: http://10.0.0.7:1 is another host",
+        ),
+    ],
+)
+def test_a_way_that_cannot_work_is_named_with_the_mend(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        parse_config(GOOD | change)
+
+
+@pytest.mark.parametrize("method", ["auto", "disk", "distributed"])
+def test_the_resolved_run_reads_back_to_the_same_way(method: str) -> None:
+    run = parse_config(GOOD | {"sync": method})
+    again = parse_config(yaml.safe_load(resolved_yaml(run)))
+    assert again.route == run.route
+
+
 def test_overrides_win_and_take_yaml_values() -> None:
     flags = [
         "--trainer.lr",
         "1e-5",
         "--algorithm.group-size=4",
         "--inference.urls",
-        "[http://a, http://b]",
+        "[http://localhost:1, http://localhost:2]",
         "--rollout.max-turns",
         "null",
     ]
     run = parse_config(GOOD, flags)
     assert run.trainer.lr == 1e-5
     assert run.algorithm.group_size == 4
-    assert run.inference.urls == ("http://a", "http://b")
+    assert run.inference.urls == ("http://localhost:1", "http://localhost:2")
     assert run.rollout.max_turns is None
+
+
+def test_the_context_limit_holds_for_launched_and_for_running_servers() -> None:
+    attached = ["--inference.urls", "http://127.0.0.1:1"]
+    limited = ["--inference.max_context_tokens", "512"]
+    assert parse_config(GOOD).inference.context_limit == 4096
+    assert parse_config(GOOD, limited).inference.context_limit == 512
+    assert parse_config(GOOD, attached + limited).inference.context_limit == 512
+    assert parse_config(GOOD, attached).inference.context_limit is None
+    assert parse_config(GOOD, ["--inference.backend", "sglang"]).inference.context_limit is None
+
+
+def test_one_word_is_enough_for_a_list_of_words() -> None:
+    flags = ["--inference.backend", "sglang", "--inference.urls", "http://127.0.0.1:1"]
+    assert parse_config(GOOD, flags).inference.urls == ("http://127.0.0.1:1",)
+    flags = ["--inference.backend", "sglang", "--inference.sglang_args=--tp 2 --mem-fraction-static=0.4"]
+    assert parse_config(GOOD, flags).inference.sglang_args == ("--tp", "2", "--mem-fraction-static=0.4")
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "tolerance"),
+    [
+        ({}, "float32", 1e-3),
+        ({"trainer": {"dtype": "bfloat16"}}, "bfloat16", 0.25),
+        ({"inference": {"dtype": "bfloat16"}}, "bfloat16", 0.25),
+        ({"trainer": {"dtype": "bfloat16"}, "inference": {"dtype": "float32"}}, "float32", 0.25),
+        ({"trainer": {"dtype": "bfloat16"}, "engine": {"probe_tolerance": 0.1}}, "bfloat16", 0.1),
+    ],
+)
+def test_servers_compute_as_the_trainer_and_the_probe_tolerates_what_that_costs(
+    change: dict[str, Any], dtype: str, tolerance: float
+) -> None:
+    run = parse_config(GOOD | change)
+    assert run.resolved_inference.dtype == dtype
+    assert run.resolved_engine.probe_tolerance == tolerance
 
 
 @pytest.mark.parametrize("flags", [["trainer.lr", "1"], ["--trainer.lr"], ["--trainer.lr", "--seed"], ["--seed.deep", "1"]])

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
-from agentrl.config import parse_config
+from agentrl.config import RunConfig, parse_config
 from agentrl.workflow import RolloutWorkflow, as_workflow
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-README = (ROOT / "README.md").read_text()
+GUIDES = sorted(ROOT.glob("docs/howto/*.md"))
+README_PAGE = ROOT / "README.md"
+README = README_PAGE.read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -40,10 +43,25 @@ def test_the_readme_s_run_file_is_valid() -> None:
     assert run.inference.backend == "sglang"
 
 
-def test_the_readme_names_make_targets_that_exist() -> None:
+@pytest.mark.parametrize("page", [README_PAGE, *GUIDES], ids=lambda page: page.name)
+def test_a_page_names_make_targets_that_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"make ([a-z-]+)", README)):
+    for target in set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", page.read_text(), re.M)):
         assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_a_guide_s_run_files_are_valid_and_the_fields_it_names_exist(page: Path) -> None:
+    text = page.read_text()
+    for snippet in re.findall(r"```yaml\n(.*?)```", text, re.S):
+        parse_config(
+            {"workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}, **yaml.safe_load(snippet)}
+        )
+    for section, name in set(re.findall(r"`(inference|engine|trainer|sync|rollout)\.([a-z_]+)", text)):
+        kind = RunConfig.model_fields[section].annotation
+        assert isinstance(kind, type)
+        assert issubclass(kind, BaseModel)
+        assert name in kind.model_fields, f"{section}.{name}"
 
 
 def test_the_readme_s_dry_run_prints_the_plan() -> None:

@@ -15,8 +15,8 @@ SOFT_FILE_LINES = 300
 MAX_FUNCTION_LINES = 80
 SOFT_FUNCTION_LINES = 50
 MAX_CORE_LINES = 10_000
-FILES_OVER_SOFT = 6
-FUNCTIONS_OVER_SOFT = 2
+FILES_OVER_SOFT = 0
+FUNCTIONS_OVER_SOFT = 1
 BESIDE_THE_CORE = (
     "agentrl/launch/",
     "agentrl/inference/embedded/",
@@ -25,7 +25,8 @@ BESIDE_THE_CORE = (
     "agentrl/inference/engine.py",
     "agentrl/inference/script",
     "agentrl/inference/performance.py",
-    "agentrl/train/scripted.py",
+    "agentrl/inference/sglang_",
+    "agentrl/train/scripted",
 )
 
 

@@ -31,6 +31,10 @@ def test_the_wheel_is_typed(wheel: Path) -> None:
     assert "agentrl/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
+def test_the_wheel_has_what_launches_sglang(wheel: Path) -> None:
+    assert "agentrl/inference/sglang_launcher.py" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_base_dependencies_do_not_name_ray_or_sglang() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not [name for name in project["dependencies"] if name.startswith(("ray", "sglang"))]

@@ -50,6 +50,7 @@ def make_engine(
     engine: dict[str, Any] | None = None,
     progress: Progress | None = None,
     resume: RunState | None = None,
+    send_dtype: str | None = None,
 ) -> Engine:
     """Return an engine with small groups and batches."""
     return Engine(
@@ -70,6 +71,7 @@ def make_engine(
         eval_tasks=eval_tasks,
         progress=progress,
         resume=resume,
+        send_dtype=send_dtype,
     )
 
 

@@ -251,3 +251,44 @@ async def test_servers_and_trainer_that_disagree_on_log_probs_stop_the_run(tmp_p
         await run(engine)
     report = await run(make_engine(tmp_path / "b", renderer, trainer=WithDifference()))
     assert report.max_logprob_difference == 1.0
+
+
+async def test_a_difference_over_the_limit_says_when_interrupted_calls_have_one(tmp_path: Path, renderer: Renderer) -> None:
+    class Interrupted(WithDifference):
+        async def step(self, batch: TrainBatch) -> StepReport:
+            report = await super().step(batch)
+            return StepReport(metrics={**report.metrics, "max_interrupted_difference": 0.5})
+
+    engine = make_engine(tmp_path, renderer, trainer=Interrupted(), engine={"max_logprob_difference": 0.6})
+    with pytest.raises(InvariantError, match=r"or inference\.pause_mode is fast .*: up to 0\.5 nats\)"):
+        await run(engine)
+
+
+class WithInterruptions(ScriptedTrainer):
+    """Reports interrupted tokens: two and then one more with each step, compared in the first and third only."""
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        report = await super().step(batch)
+        number = len(self.batches)
+        found = {"num_interrupted_tokens": 1.0 + number, "num_interrupted_fresh_tokens": 0.0}
+        if number in (1, 3):
+            found |= {
+                "num_interrupted_fresh_tokens": float(number),
+                "mean_interrupted_difference": 0.1 * number,
+                "max_interrupted_difference": 0.2 * number,
+            }
+        return StepReport(metrics={**report.metrics, **found})
+
+
+async def test_the_error_of_interrupted_calls_adds_up_over_a_run(tmp_path: Path, renderer: Renderer) -> None:
+    report = await run(make_engine(tmp_path, renderer, trainer=WithInterruptions()))
+    assert report.interrupted_tokens == 2 + 3 + 4 + 5
+    assert report.mean_interrupted_difference == pytest.approx((1 * 0.1 + 3 * 0.3) / 4)
+    assert report.max_interrupted_difference == pytest.approx(0.6)
+    steps = lines(tmp_path / "metrics.jsonl", "step")
+    assert [line.get("trainer.max_interrupted_difference") for line in steps] == pytest.approx([0.2, None, 0.6, None])
+    [end] = lines(tmp_path / "metrics.jsonl", "end")
+    assert end["max_interrupted_difference"] == pytest.approx(0.6)
+    untouched = await run(make_engine(tmp_path / "b", renderer))
+    assert (untouched.interrupted_tokens, untouched.mean_interrupted_difference) == (0, None)
+    assert untouched.max_interrupted_difference is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,11 +21,13 @@ READY = 'print(\'{"event":"ready","url":"http://127.0.0.1:9"}\', flush=True)'
 WAIT = "import time; time.sleep(60)"
 
 
-def recipe(tmp_path: Path, *lines: str, logs_on_stdout: bool = False) -> Recipe:
+def recipe(
+    tmp_path: Path, *lines: str, logs_on_stdout: bool = False, ready: tuple[str, ...] = (r'"url": ?"(http[^"]+)"',)
+) -> Recipe:
     return Recipe(
         command=(sys.executable, "-c", "\n".join(lines)),
         environment={"AGENTRL_TEST": "yes"},
-        ready=re.compile(r'"url": ?"(http[^"]+)"'),
+        ready=tuple(re.compile(pattern) for pattern in ready),
         url="http://elsewhere",
         log_path=tmp_path / "logs" / "server-0.log",
         logs_on_stdout=logs_on_stdout,
@@ -45,6 +48,35 @@ async def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
         assert await process.start(tasks, 10) == "http://127.0.0.1:9"
         assert "loading yes" in process.last_lines()
         await process.stop()
+
+
+async def test_a_process_is_ready_when_it_has_said_all_of_it_in_any_order(tmp_path: Path) -> None:
+    said = ["import sys", "print('listening', flush=True)", "sys.stdin.readline()"]
+    process = ServerProcess(recipe(tmp_path, *said, ready=("warm", "listening"), logs_on_stdout=True))
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(ServerTimeout, match=r"(?s)not ready after 1 s; its log ends with:\nlistening"):
+            await process.start(tasks, 1)
+    process = ServerProcess(
+        recipe(tmp_path, "print('listening')", "print('warm', flush=True)", WAIT, ready=("warm", "listening"))
+    )
+    async with anyio.create_task_group() as tasks:
+        assert await process.start(tasks, 10) == "http://elsewhere"
+        await process.stop()
+
+
+async def test_output_without_an_end_of_line_is_logged_and_keeps_nothing_waiting(tmp_path: Path) -> None:
+    lines = [
+        "import sys",
+        "sys.stdout.write('x' * 300_000 + 'no end of line here'); sys.stdout.flush()",
+        "print()",
+        READY,
+        WAIT,
+    ]
+    process = ServerProcess(recipe(tmp_path, *lines, logs_on_stdout=True))
+    async with anyio.create_task_group() as tasks:
+        assert await process.start(tasks, 10) == "http://127.0.0.1:9"
+        await process.stop()
+    assert "no end of line here" in process.last_lines()
 
 
 async def test_a_process_that_ends_before_it_is_ready_tells_its_last_lines(tmp_path: Path) -> None:
@@ -74,7 +106,7 @@ async def test_a_cancelled_start_ends_the_process(tmp_path: Path) -> None:
 
 async def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
     missing = Recipe(
-        command=("/nowhere/python",), environment={}, ready=re.compile("x"), url="", log_path=tmp_path / "server-0.log"
+        command=("/nowhere/python",), environment={}, ready=(re.compile("x"),), url="", log_path=tmp_path / "server-0.log"
     )
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerUnavailable, match="cannot start /nowhere/python"):
@@ -137,7 +169,68 @@ def test_the_key_comes_from_the_environment_and_its_lack_is_named(monkeypatch: p
     assert launch.api_key(InferenceConfig()) is None
 
 
-async def test_sglang_without_its_python_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"inference.sglang_python"):
-        async with launch.launch_pool(InferenceConfig(backend="sglang"), model_path="m", vocab_size=9, log_dir=tmp_path):
-            pass
+SERVER = """
+import json, socket, time
+with socket.create_server(("127.0.0.1", PORT)):
+    print(json.dumps({"event": "ready", "url": "http://127.0.0.1:PORT"}), flush=True)
+    time.sleep(60)
+"""
+
+
+async def test_a_server_whose_port_was_taken_is_started_on_another(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, launch.PortReserve("127.0.0.1") as free:
+        ports = iter([other.getsockname()[1], free.take()])
+        async with anyio.create_task_group() as tasks:
+            launched = await launch.start_server(
+                lambda port: recipe(tmp_path, SERVER.replace("PORT", str(port))), lambda: next(ports), tasks, 10
+            )
+            with socket.create_connection(("127.0.0.1", int(launched.url.rpartition(":")[2])), timeout=5):
+                pass
+            await launched.process.stop()
+
+
+async def test_a_server_that_finds_every_port_taken_says_so(tmp_path: Path) -> None:
+    tried: list[int] = []
+
+    def build(port: int) -> Recipe:
+        tried.append(port)
+        return recipe(tmp_path, SERVER.replace("PORT", str(port)))
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        async with anyio.create_task_group() as tasks:
+            with pytest.raises(ServerUnavailable, match="Address already in use"):
+                await launch.start_server(build, lambda: int(other.getsockname()[1]), tasks, 10)
+    assert len(tried) == launch.MAX_PORTS
+
+
+async def test_a_server_that_fails_for_another_reason_is_not_tried_on_another_port(tmp_path: Path) -> None:
+    ports = iter([1, 2])
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(ServerUnavailable, match="out of memory"):
+            await launch.start_server(
+                lambda _port: recipe(tmp_path, "import sys", "sys.exit('out of memory')"), lambda: next(ports), tasks, 10
+            )
+    assert next(ports) == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_reserved_port_is_given_to_nobody_else_and_open_to_its_server(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with launch.PortReserve(host) as ports:
+        taken = {ports.take() for _ in range(50)}
+        assert len(taken) == 50
+        for port in list(taken)[:3]:
+            with (
+                socket.create_server((host, port), family=family) as server,
+                socket.create_connection((host, port), timeout=5) as client,
+            ):
+                server.accept()[0].close()
+                assert client.recv(1) == b""
+
+
+def test_a_host_of_another_machine_is_a_config_error() -> None:
+    with (
+        launch.PortReserve("192.0.2.1") as ports,
+        pytest.raises(ConfigError, match=r"inference.host: cannot listen on 192.0.2.1"),
+    ):
+        ports.take()

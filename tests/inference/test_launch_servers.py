@@ -20,7 +20,7 @@ from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch import launch_pool
 from agentrl.inference.scripted_engine import digests
 from agentrl.inference.sglang import SGLangServer
-from agentrl.types import Publication
+from agentrl.types import Publication, StopReason
 from tests.inference.scripted_helpers import all_serving, request, seen
 from tests.support.tiny import build_model
 
@@ -56,6 +56,7 @@ def published(folder: Path, checkpoint: Path, version: int) -> Publication:
 async def test_servers_are_launched_updated_killed_restarted_and_ended(checkpoint: Path, tmp_path: Path) -> None:
     began = 0.0
     pids: list[int] = []
+    others = set(_children())  # servers that other tests share
     config = settings(servers=2)
     async with launch_pool(config, model_path=checkpoint, vocab_size=vocabulary(checkpoint), log_dir=tmp_path) as pool:
         assert len(pool.describe().servers) == 2
@@ -79,7 +80,7 @@ async def test_servers_are_launched_updated_killed_restarted_and_ended(checkpoin
                 await anyio.sleep(0.05)
         await all_serving(pool)
         assert [server.version for server in pool.describe().servers] == [1, 1]
-        pids = [process for process in _children() if "agentrl.inference.serve" in _command(process)]
+        pids = [process for process in _children() if process not in others]
         began = time.monotonic()
     assert time.monotonic() - began < 5
     assert len(pids) == 2
@@ -110,6 +111,14 @@ async def test_tokens_in_flight_over_a_swap_equal_a_recompute_under_their_versio
     np.testing.assert_allclose(scores[len(prompt) - 1 + start :], last.output_logprobs[start:], atol=1e-5)
 
 
+async def test_a_request_may_fill_the_context_that_was_promised(checkpoint: Path, tmp_path: Path) -> None:
+    size, config = vocabulary(checkpoint), settings(max_context_tokens=64)
+    async with launch_pool(config, model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
+        for prompt, room in ((63, 1), (32, 32)):
+            done = await pool.generate(request(*([7] * prompt), max_new_tokens=room))
+            assert len(done.output_ids) == room or done.stop_reason is StopReason.STOP
+
+
 async def test_a_cancelled_call_frees_the_real_server(checkpoint: Path, tmp_path: Path) -> None:
     size = vocabulary(checkpoint)
     async with launch_pool(settings(), model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
@@ -127,9 +136,10 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 async def test_cancelling_a_run_ends_its_servers(checkpoint: Path, tmp_path: Path) -> None:
     pids: list[int] = []
+    others = set(_children())  # servers that other tests share
     with anyio.CancelScope() as scope:
         async with launch_pool(settings(), model_path=checkpoint, vocab_size=vocabulary(checkpoint), log_dir=tmp_path):
-            pids = [process for process in _children() if "agentrl.inference.serve" in _command(process)]
+            pids = [process for process in _children() if process not in others]
             scope.cancel()
             await anyio.sleep_forever()
     assert len(pids) == 1

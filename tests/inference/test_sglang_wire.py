@@ -150,6 +150,7 @@ def test_no_json_value_gets_through_or_breaks_the_parser(value: object) -> None:
         ({"input_json": b"1,2"}, "is not input_ids"),
         ({"input_ids": np.array([], np.int32), "input_json": b""}, "0 input ids"),
         ({"sampling": SamplingParams(max_new_tokens=0)}, "max_new_tokens 0"),
+        ({"sampling": SamplingParams(max_new_tokens=1, seed=2**70)}, "seed 1180591620717411303424 does not fit"),
     ],
 )
 def test_a_request_that_would_kill_a_server_is_not_sent(changed: dict[str, object], message: str) -> None:

@@ -188,9 +188,33 @@ def test_doctor_plays_an_episode_and_names_what_to_fix(tmp_path: Path, checkpoin
     assert good.returncode == 0, good.stdout + good.stderr
     assert "one episode: 1 turn(s)" in good.stdout
     assert "Nothing to fix." in good.stdout
+    assert "127.0.0.1 has free ports" in good.stdout
     bad = agentrl(tmp_path, "doctor", "run.yaml", "--model.path", "nowhere")
     assert bad.returncode == 1
     assert "FIX" in bad.stdout
+
+
+def test_doctor_says_which_sglang_there_is_and_what_is_wrong_with_it(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    monkeypatch.setenv("AGENTRL_SGLANG_PYTHON", str(python))
+    run = write_run(tmp_path, checkpoint, inference={"backend": "sglang", "host": "192.0.2.1", "api_key_env": "NO_SUCH_KEY"})
+    for script, expected in (
+        ("echo 0.5.20", f"sglang       0.5.20 at {python}, dialect B"),
+        (
+            "echo No module named sglang >&2; exit 1",
+            f"{python} has no SGLang: No module named sglang; run make sglang-install",
+        ),
+    ):
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        found = agentrl(tmp_path, "doctor", str(run), "--workflow", "nowhere:agent")
+        assert found.returncode == 1
+        assert expected in found.stdout
+    assert "inference.host: cannot listen on 192.0.2.1" in found.stdout
+    assert "inference.api_key_env: the environment variable NO_SUCH_KEY is not set" in found.stdout
+    assert f"{python} has no SGLang" in agentrl(tmp_path, "doctor").stdout
 
 
 @pytest.mark.slow

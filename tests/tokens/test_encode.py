@@ -92,6 +92,40 @@ def test_honest_text_gets_the_ids_of_the_plain_tokenizer_and_round_trips(
     assert codec.decode(ids, skip_special=False) == full.normalizer.normalize_str(text)
 
 
+@pytest.mark.parametrize("name", ["qwen25", "qwen3", "llama31", "deepseek_r1"])
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_text_cut_at_control_tokens_gets_the_ids_of_the_whole(
+    name: str, renderer_of: Callable[..., Renderer], data: st.DataObject
+):
+    codec = renderer_of(name)._codec  # pyright: ignore[reportPrivateUsage]
+    assert codec.separable
+    controls = st.sampled_from(sorted(codec.control))
+    pieces = st.one_of(st.text(max_size=8), controls, st.sampled_from((" ", "\n", "  ", "\u0338", "e\u0301", "12")))
+    text = "".join(data.draw(st.lists(pieces, max_size=8)))
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        return
+    full = codec._full  # pyright: ignore[reportPrivateUsage]
+    assert codec.encode_rendered(text) == full.encode(text, add_special_tokens=False).ids
+
+
+def test_a_tokenizer_that_looks_over_control_tokens_encodes_the_whole():
+    assert not TokenCodec(byte_tokenizer(AddedToken("<|im_end|>", special=True, rstrip=True)).to_str()).separable
+    prefixed: Any = byte_tokenizer(AddedToken("<|im_end|>", special=True))
+    prefixed.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert not TokenCodec(prefixed.to_str()).separable
+    prefixed.pre_tokenizer = pre_tokenizers.Metaspace()
+    assert not TokenCodec(prefixed.to_str()).separable
+
+
+def test_no_ordinary_token_cuts_a_secret_name():
+    """Names are made of characters that added tokens do not hold; digits would be cut by a token such as `42`."""
+    numbers = [AddedToken(str(number), normalized=False) for number in range(100)]
+    tokenizer = byte_tokenizer(AddedToken("<|im_end|>", special=True), AddedToken("<tool_call>"), *numbers)
+    for _ in range(20):
+        assert TokenCodec(tokenizer.to_str()).encode_rendered("<tool_call>")
+
+
 def test_ordinary_added_tokens_stay_usable_by_content():
     phrases = ("42", "The answer is ", '{"name": "calc", "arguments": {"a": ', "assistant\n", "    ")
     tokenizer = byte_tokenizer(

@@ -270,8 +270,8 @@ def test_clients_that_build_new_objects_do_not_grow_the_memory(player: Player):
     for at in range(20):
         messages = [*messages, player.ask(copy.deepcopy(messages), "a"), user(str(at))]
     assert player.parents() == [None, *range(19)]
-    seen = player.graph._tree.index._seen  # pyright: ignore[reportPrivateUsage]
-    assert len(seen) <= 2 * len(messages) + 16
+    trails = player.graph._tree.index._reader._trails  # pyright: ignore[reportPrivateUsage]
+    assert sum(map(len, trails)) <= 4 * len(messages)
 
 
 def test_token_level_calls_extend_and_verify(player: Player):

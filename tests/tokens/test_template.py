@@ -135,6 +135,26 @@ def test_a_template_that_runs_too_long_is_stopped():
         template("{% for i in range(9000) %}a{{ i }}{% endfor %}", max_seconds=0.0).render([], None, generation_prompt=True)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{% set x = f(60) %}",
+        "{% for i in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 60 else '' }}{% endfor %}",
+    ],
+)
+def test_a_template_that_never_writes_is_stopped(source: str):
+    with pytest.raises(TokenError, match=r"more than 0\.1 s"):
+        template(source, max_seconds=0.1).render([], None, generation_prompt=True)
+
+
+def test_loops_know_their_length_and_end():
+    source = "{% for m in messages if m.role %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}{% endfor %}"
+    assert template(source).render([{"role": "a"}, {"role": ""}, {"role": "b"}], None, generation_prompt=True) == "1/2,2/2."
+    empty = "{% for x in missing %}x{% else %}none{% endfor %}{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}"
+    assert template(empty).render([], None, generation_prompt=True) == "nonea1"
+
+
 def test_broken_jinja_and_missing_default_are_config_errors():
     with pytest.raises(ConfigError, match="not valid Jinja"):
         template("{% if %}")

@@ -97,7 +97,7 @@ def test_the_newest_checkpoint_is_found_by_its_counter_not_by_its_name_or_date(t
     assert found.state.steps == 10
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.state", "trainer.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_a_damaged_newest_checkpoint_falls_back_by_one_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
@@ -123,7 +123,7 @@ def test_a_damaged_newest_checkpoint_falls_back_by_one_with_a_message(
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew(tmp_path: Path) -> None:
-    (_tiny(tmp_path, 1) / "optimizer.safetensors").write_bytes(b"")
+    (_tiny(tmp_path, 1) / "optimizer.state").write_bytes(b"")
 
     with pytest.raises(TrainError, match="no sound checkpoint"):
         latest_checkpoint(tmp_path)
@@ -134,3 +134,9 @@ def test_no_checkpoint_at_all_is_none(tmp_path: Path) -> None:
 
     assert latest_checkpoint(tmp_path) is None
     assert latest_checkpoint(tmp_path / "missing") is None
+
+
+def test_an_inference_server_finds_nothing_but_weights_in_a_checkpoint(tmp_path: Path) -> None:
+    folder = _tiny(tmp_path, 1)
+
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]

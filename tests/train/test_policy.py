@@ -17,6 +17,7 @@ from agentrl.train.base import TrainBatch, TrainSample
 from agentrl.train.config import TrainerConfig
 from agentrl.train.model import PolicyModel
 from agentrl.train.policy import PolicyTrainer
+from agentrl.types import Sample
 from tests.train.helpers import full_logprobs, load_plain, random_batch, slow_loss
 
 _CLAMP = AlgorithmConfig(behavior_weight_mode="clamp", behavior_weight_cap=2.0)
@@ -142,6 +143,38 @@ def test_log_prob_differences_are_reported_apart_for_tokens_of_the_current_versi
         int((item.sample.token_versions[item.sample.loss_mask] == 3).sum()) for item in batch.samples
     )
     assert metrics["max_staleness"] == 2
+
+
+def test_the_error_of_interrupted_model_calls_is_reported_apart(checkpoint: Path) -> None:
+    trainer = _trainer(checkpoint)
+    ids = np.arange(40, 52, dtype=np.int32)
+    turns = np.repeat(np.array([0, 1], np.int32), 6)
+    # Turn 0 was cut by version 3 after two tokens, turn 1 began under version 3.
+    versions = np.array([-1, -1, 2, 2, 3, 3, -1, -1, 3, 3, 3, 3], np.int32)
+    own = np.concatenate([np.zeros(1, np.float32), trainer.logprobs([ids])[0]])
+    off = np.zeros(12, np.float32)
+    off[[2, 3]], off[[4, 5]] = 0.5, [0.25, 0.125]
+    sample = Sample(
+        token_ids=ids,
+        loss_mask=versions >= 0,
+        behavior_logprobs=np.where(versions >= 0, own - off, 0).astype(np.float32),
+        token_versions=versions,
+        turn_index=turns,
+        temperatures=np.ones(12, np.float32),
+    )
+    item = TrainSample(sample=sample, advantages=np.where(versions >= 0, 1, 0).astype(np.float32))
+
+    metrics = trainer.step(TrainBatch(samples=(item,), policy_version=3)).metrics
+
+    assert metrics["num_interrupted_tokens"] == metrics["num_interrupted_fresh_tokens"] == 2
+    assert metrics["max_interrupted_difference"] == pytest.approx(0.25, abs=1e-5)
+    assert metrics["mean_interrupted_difference"] == pytest.approx(0.1875, abs=1e-5)
+    assert metrics["num_fresh_tokens"] == 6
+    assert metrics["mean_logprob_difference"] == pytest.approx(0.375 / 6, abs=1e-5)
+    # One version later none of them can be compared any more, and they are still counted.
+    later = trainer.step(TrainBatch(samples=(item,), policy_version=4)).metrics
+    assert (later["num_interrupted_tokens"], later["num_interrupted_fresh_tokens"]) == (2, 0)
+    assert "max_interrupted_difference" not in later
 
 
 def test_samples_without_advantage_count_in_the_denominator_but_make_no_forward_pass(checkpoint: Path) -> None:

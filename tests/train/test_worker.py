@@ -11,14 +11,33 @@ import pytest
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError, TrainError
+from agentrl.train.batches import pack_batch
 from agentrl.train.config import TrainerConfig
-from agentrl.train.protocol import HEADER_BYTES, Failed, Ready, Reply, Save, Setup, body_length, decode_reply, encode_frame
+from agentrl.train.protocol import (
+    HEADER_BYTES,
+    BeginSending,
+    Failed,
+    FinishSending,
+    Ready,
+    Reply,
+    Request,
+    Restore,
+    Save,
+    SendingBegun,
+    SendingFinished,
+    Setup,
+    Stepped,
+    body_length,
+    decode_reply,
+    encode_frame,
+)
 from agentrl.train.worker import serve
+from tests.train.helpers import random_batch
 
 
 def _setup(path: Path) -> Setup:
     config, algorithm = TrainerConfig().model_dump_json(), AlgorithmConfig().model_dump_json()
-    return Setup(model_path=str(path), trainer=config, algorithm=algorithm, total_steps=1, seed=0)
+    return Setup(model_path=str(path), trainer=config, algorithm=algorithm, sync="{}", total_steps=1, seed=0)
 
 
 def _serve(frames: bytes) -> list[Reply]:
@@ -47,6 +66,28 @@ def test_a_second_set_up_is_refused(checkpoint: Path) -> None:
 
     assert isinstance(ready, Ready)
     assert refused == Failed("InvariantError", "the trainer worker was set up twice")
+
+
+def test_weights_do_not_change_while_they_are_sent_and_are_given_again_only_unchanged(checkpoint: Path) -> None:
+    again = BeginSending(1, (), "float32", digests=False, again=True)
+    first = BeginSending(1, (), "float32", digests=False, again=False)
+    step, finish = pack_batch(random_batch()), FinishSending(())
+    requests: list[Request] = [
+        _setup(checkpoint), again, first, step, Restore("x"), finish, again, finish, step, again, first, finish, again,
+        finish,
+    ]  # fmt: skip
+
+    replies = _serve(b"".join(encode_frame(request) for request in requests))
+
+    kinds = [type(reply) for reply in replies]
+    assert kinds == [
+        Ready, Failed, SendingBegun, Failed, Failed, SendingFinished, SendingBegun, SendingFinished, Stepped, Failed,
+        SendingBegun, SendingFinished, SendingBegun, SendingFinished,
+    ]  # fmt: skip
+    refused = [reply for reply in replies if isinstance(reply, Failed)]
+    assert [reply.kind for reply in refused] == ["WeightSyncError", "InvariantError", "InvariantError", "WeightSyncError"]
+    assert refused[1].message == "Step while weights are being sent; finish the sending first"
+    assert refused[3].message == "the trainer's weights are past version 1; the server gets weights with the next update"
 
 
 @pytest.mark.parametrize("keep", [3, HEADER_BYTES, 12])

@@ -1,8 +1,9 @@
 """The KV cache: one row per sequence, kept after the sequence has finished, found again by its tokens.
 
 Invariant: the first `lengths[r]` positions of row `r` hold the keys and values of `tokens[r, :lengths[r]]`, all computed by
-the weights of the row's epoch, and only rows of the current epoch are ever matched. The one exception is a row that
-an `in_place` weight update left running: it goes on with mixed keys, keeps its old epoch, and so is never shared.
+the weights of the row's epoch, and only rows of the current epoch and the request's cache key are ever matched. The one
+exception is a row that an `in_place` weight update left running: it goes on with mixed keys, keeps its former epoch, and so
+is never shared.
 """
 
 from __future__ import annotations
@@ -65,12 +66,16 @@ class KVCache:
         self.head_offsets = self._head_offsets()
         """[2K]: distance, in units of D elements, of each key and value head from a row's first element."""
         self._epochs: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self._keys: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self._key_ids = {("", ""): 0}
+        self._next_key = 1
         self._used: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self._clock = 0
 
-    def match(self, ids: Int32Array, limit: int) -> Match | None:
-        """Return the row that shares the longest prefix of `ids[:limit]`, or None."""
-        candidates = np.flatnonzero((self._epochs == self.epoch) & (self.known > 0))
+    def match(self, ids: Int32Array, limit: int, key: tuple[str, str] = ("", "")) -> Match | None:
+        """Return the row of the same cache key that shares the longest prefix of `ids[:limit]`, or None."""
+        fresh = (self._epochs == self.epoch) & (self.known > 0) & (self._keys == self._key_id(key))
+        candidates = np.flatnonzero(fresh)
         start, width = 0, 64
         best, best_length = -1, 0
         while len(candidates) and start < limit:
@@ -93,7 +98,7 @@ class KVCache:
             return None
         return Match(row=best, length=min(best_length, int(self.lengths[best])), coming=best_length)
 
-    def claim(self, ids: Int32Array, match: Match | None) -> tuple[int, int]:
+    def claim(self, ids: Int32Array, match: Match | None, key: tuple[str, str] = ("", "")) -> tuple[int, int]:
         """Give a free row to a sequence that will hold `ids`; its cached prefix is kept, moved or copied.
 
         Returns:
@@ -109,7 +114,7 @@ class KVCache:
         self.reserve(len(ids) + 1)
         self.tokens[row, : len(ids)] = ids
         self.lengths[row], self.known[row] = reused, len(ids)
-        self.owned[row], self._epochs[row] = True, self.epoch
+        self.owned[row], self._epochs[row], self._keys[row] = True, self.epoch, self._key_id(key)
         return row, reused
 
     def release(self, row: int) -> None:
@@ -138,7 +143,7 @@ class KVCache:
         held = self.data[:, :, a, :, :length].clone()
         self.data[:, :, a, :, :length] = self.data[:, :, b, :, :length]
         self.data[:, :, b, :, :length] = held
-        for array in (self.tokens, self.lengths, self.known, self.owned, self._epochs, self._used):
+        for array in (self.tokens, self.lengths, self.known, self.owned, self._epochs, self._keys, self._used):
             array[[a, b]] = array[[b, a]]
 
     def reserve(self, length: int) -> None:
@@ -155,6 +160,16 @@ class KVCache:
         tokens[:, : self.capacity] = self.tokens
         self.data, self.tokens, self.capacity = grown, tokens, capacity
         self.head_offsets = self._head_offsets()
+
+    def _key_id(self, key: tuple[str, str]) -> int:
+        """Return the number that stands for a cache key; those no row has any more are forgotten."""
+        number = self._key_ids.get(key)
+        if number is None:
+            held = set(self._keys.tolist())
+            self._key_ids = {known: id_ for known, id_ in self._key_ids.items() if id_ in held or not id_}
+            number = self._key_ids[key] = self._next_key
+            self._next_key += 1
+        return number
 
     def _head_offsets(self) -> NDArray[np.int64]:
         _, _, rows, heads = self._shape

@@ -9,44 +9,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 import torch
 
 from agentrl.errors import ConfigError
+from agentrl.inference.base import CONTEXT_HEADROOM
+from agentrl.inference.embedded.aborting import Aborts
 from agentrl.inference.embedded.cache import KVCache, plan_rows
 from agentrl.inference.embedded.core import Core
+from agentrl.inference.embedded.gate import Gate
+from agentrl.inference.embedded.groups import GroupUpdates
+from agentrl.inference.embedded.hazards import Hazard
 from agentrl.inference.embedded.model import Transformer
+from agentrl.inference.embedded.options import EngineOptions, device_of
 from agentrl.inference.embedded.spec import read_spec
 from agentrl.inference.embedded.text import TextCodec
-from agentrl.inference.embedded.weights import Weights, load_weights
+from agentrl.inference.embedded.updating import Updates
+from agentrl.inference.embedded.weights import Weights, build_weights, load_weights
 from agentrl.inference.engine import ControlReply, EngineInfo, EngineLoad, EngineRequest, PauseMode, Sink
+
+__all__ = ["EmbeddedEngine", "EngineOptions"]
 
 _TURN_SECONDS: Final = 0.001
 """Steps shorter than this share a turn of the event loop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How to load and run a model."""
-
-    model_path: str
-    """Local HF directory: config.json and safetensors; tokenizer.json where text or stop strings are wanted."""
-    weight_version: str = "0"
-    max_running_requests: int = 64
-    max_context_tokens: int = 4096
-    """Longest prompt plus output, tokens; capped by what the model was made for."""
-    device: str = "cpu"
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    memory_fraction: float = 0.25
-    """Share of the device's memory that the KV cache may grow to."""
-    random_seed: int = 0
-    """Seeds the requests that bring no seed."""
 
 
 class EmbeddedEngine:
@@ -67,11 +56,10 @@ class EmbeddedEngine:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        self._model_path = options.model_path
-        self._device, self._dtype = _device(options.device), getattr(torch, options.dtype)
+        self._device, self._dtype = device_of(options.device), getattr(torch, options.dtype)
         spec = self._spec = read_spec(options.model_path)
         codec = self._codec = TextCodec(options.model_path)
-        max_context = min(options.max_context_tokens, spec.max_positions)
+        max_context = min(options.max_context_tokens, spec.max_positions + CONTEXT_HEADROOM)
         weights = load_weights(options.model_path, spec, device=self._device, dtype=self._dtype)
         rows = plan_rows(
             spec,
@@ -81,7 +69,7 @@ class EmbeddedEngine:
             dtype=self._dtype,
             memory_fraction=options.memory_fraction,
         )
-        self._core = Core(
+        core = self._core = Core(
             Transformer(spec, weights, max_context=max_context),
             KVCache(spec, num_rows=rows, max_context=max_context, device=self._device, dtype=self._dtype),
             codec,
@@ -90,26 +78,22 @@ class EmbeddedEngine:
             label=options.weight_version,
             random_seed=options.random_seed,
         )
-        self._info: EngineInfo | None = None
-        self._paused: PauseMode | None = None
-        self._draining = False
-        self._changed = anyio.Event()
-        # Guards `_draining` and the swap between concurrent update calls.
-        self._update_lock = anyio.Lock()
+        faults = options.faults
+        self._gate = Gate()
+        self._aborts = Aborts(core, self._gate, faults)
+        self._updates = Updates(core, self._gate, self._aborts, self._read, model_path=options.model_path, faults=faults)
+        self.groups = GroupUpdates(self._updates, lambda: core.model.weights, self._fuse)
+        """Takes weights from the trainer's memory."""
+        self._stuck = False
         self._rate_mark = (time.monotonic(), 0)
 
     @property
     def info(self) -> EngineInfo:
         """Return the model, its limits, and the weights being served."""
-        if self._info is None:
-            self._info = self._describe()
-        return self._info
-
-    def _describe(self) -> EngineInfo:
         spec, cache = self._spec, self._core.cache
         return EngineInfo(
-            model_path=self._model_path,
-            weight_version=self._core.label,
+            model_path=self._updates.model_path,
+            weight_version=self._updates.version,
             vocab_size=spec.vocab_size,
             max_context_tokens=cache.max_context,
             max_running_requests=min(self._options.max_running_requests, cache.num_rows),
@@ -131,7 +115,7 @@ class EmbeddedEngine:
             num_waiting=len(core.waiting),
             num_retracted=sum(sequence.admitted for sequence in core.waiting),
             num_used_tokens=int(core.cache.lengths[core.cache.owned].sum()),
-            paused=self._paused,
+            paused=self._gate.paused,
             gen_throughput=(core.output_tokens - tokens) / max(now - since, 1e-6),
             cache_hit_rate=core.cached_tokens / max(core.prompt_tokens, 1),
         )
@@ -141,19 +125,20 @@ class EmbeddedEngine:
 
         Cancellation: requests in flight are finished as aborted.
         """
-        core, turned = self._core, time.perf_counter()
+        core, gate, turned = self._core, self._gate, time.perf_counter()
         try:
             while True:
-                if self._paused is not None or not core.step(admit=not self._draining):
-                    await self._changed.wait()
-                elif core.num_running == 0:
-                    self._notify()
+                if gate.paused is not None or not core.step(admit=not gate.draining):
+                    await gate.wait()
+                elif core.num_running == 0 or gate.watched:
+                    gate.notify()
                 elif time.perf_counter() - turned < _TURN_SECONDS:
                     continue
                 await anyio.lowlevel.checkpoint()
                 turned = time.perf_counter()
         finally:
-            self._core.abort("", abort_all=True, exact=False)
+            for sequence in tuple(core.live.values()):
+                core.abort(sequence)
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """Queue a request.
@@ -161,40 +146,45 @@ class EmbeddedEngine:
         Raises:
             RequestRejected: for a duplicate rid, ids or lengths out of range, or stop strings without a tokenizer.
         """
-        self._core.submit(request, sink)
-        self._notify()
+        sequence = self._core.submit(request, sink)
+        sequence.parked = self._gate.paused is not None
+        self._gate.notify()
 
     def abort(self, rid: str = "", *, abort_all: bool = False, exact: bool = False) -> int:
         """End requests now, held and retracted ones too, with their partial output; return how many."""
-        count = self._core.abort(rid, abort_all=abort_all, exact=exact)
+        count = self._aborts.abort(rid, abort_all=abort_all, exact=exact)
         if count:
-            self._notify()
+            self._gate.notify()
         return count
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop before the next step.
 
         `retract` after `in_place` retracts what runs; `abort` ends everything, whatever the pause before: unlike
-        SGLang, it cannot deadlock.
+        SGLang, it cannot deadlock (but for `Hazard.ABORT_DEADLOCK`).
 
         Cancellation: nothing happens before the first await, and all of it after.
         """
-        await anyio.lowlevel.checkpoint()
+        await self._checkpoint()
         if mode == "abort":
-            self._core.abort("", abort_all=True, exact=False)
+            if Hazard.ABORT_DEADLOCK in self._options.faults and self._gate.paused == "in_place" and self._core.num_running:
+                self._stuck = True
+                await self._checkpoint()
+            self.abort(abort_all=True)
         elif mode == "retract":
             self._core.retract()
-        self._paused = mode
-        self._notify()
+        self._gate.paused = mode
+        self._gate.notify()
 
     async def resume(self) -> None:
         """Go on stepping.
 
         Cancellation: as for `pause`.
         """
-        await anyio.lowlevel.checkpoint()
-        self._paused = None
-        self._notify()
+        await self._checkpoint()
+        self._gate.paused = None
+        self._aborts.resumed()
+        self._gate.notify()
 
     async def update_weights(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
@@ -206,27 +196,9 @@ class EmbeddedEngine:
 
         Cancellation: the weights are the former ones; reading goes on in its thread and is thrown away.
         """
-        async with self._update_lock:
-            if (refusal := self._flush_refusal(flush_cache)) is not None:
-                return refusal
-            try:
-                weights = await anyio.to_thread.run_sync(self._read, model_path, abandon_on_cancel=True)
-            except ConfigError as error:
-                return ControlReply(success=False, message=str(error))
-            if abort_all_requests:
-                self.abort(abort_all=True)
-            self._draining = True
-            try:
-                while self._paused is None and self._core.num_running:
-                    await self._changed.wait()
-                if (refusal := self._flush_refusal(flush_cache)) is not None:
-                    return refusal
-                self._swap(weights, model_path, weight_version)
-            finally:
-                self._draining = False
-                self._notify()
-        paused = self._core.num_live if self._paused is not None else 0
-        return ControlReply(success=True, message="Succeeded to update model weights.", num_paused_requests=paused)
+        return await self._updates.from_disk(
+            model_path, weight_version=weight_version, flush_cache=flush_cache, abort_all_requests=abort_all_requests
+        )
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
         """Rename the weights.
@@ -236,8 +208,7 @@ class EmbeddedEngine:
         await anyio.lowlevel.checkpoint()
         if abort_all_requests:
             self.abort(abort_all=True)
-        self._core.relabel(weight_version)
-        self._info = None
+        self._updates.rename(weight_version)
 
     async def flush_cache(self, timeout_s: float) -> bool:
         """Drop the prefix cache once nothing runs and, unless paused, nothing is queued.
@@ -246,7 +217,7 @@ class EmbeddedEngine:
         """
         with anyio.move_on_after(timeout_s):
             while self._busy():
-                await self._changed.wait()
+                await self._gate.wait()
         if self._busy():
             return False
         self._core.cache.flush()
@@ -269,38 +240,14 @@ class EmbeddedEngine:
             raise ConfigError(f"no directory {model_path}: expected a local HF model directory")
         return load_weights(model_path, self._spec, device=self._device, dtype=self._dtype)
 
-    def _swap(self, weights: Weights, model_path: str, weight_version: str | None) -> None:
-        core = self._core
-        core.model.weights = weights
-        core.cache.next_epoch()
-        self._model_path, self._info = model_path, None
-        if weight_version is not None:
-            core.relabel(weight_version)
-
-    def _flush_refusal(self, flush_cache: bool) -> ControlReply | None:
-        if flush_cache and self._paused == "in_place" and self._core.num_running:
-            return ControlReply(
-                success=False,
-                message=f"the cache cannot be flushed: {self._core.num_running} requests are paused in place and keep "
-                "their KV; send flush_cache=false, or pause with mode retract. The weights are unchanged.",
-            )
-        return None
+    def _fuse(self, tensors: dict[str, torch.Tensor]) -> Weights:
+        return build_weights(tensors, self._spec, origin="the update", device=self._device, dtype=self._dtype)
 
     def _busy(self) -> bool:
-        return self._core.num_running > 0 or (self._paused is None and len(self._core.waiting) > 0)
+        return self._core.num_running > 0 or (self._gate.paused is None and len(self._core.waiting) > 0)
 
-    def _notify(self) -> None:
-        """Wake whoever waits for a change of state."""
-        event, self._changed = self._changed, anyio.Event()
-        event.set()
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} cannot be used: {error}") from error
-    return device
+    async def _checkpoint(self) -> None:
+        """Yield once; for ever where a pause is stuck, as `Hazard.ABORT_DEADLOCK` says."""
+        await anyio.lowlevel.checkpoint()
+        if self._stuck:
+            await anyio.sleep_forever()

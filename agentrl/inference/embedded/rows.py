@@ -13,47 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.inference.embedded.sampler import uniform
-from agentrl.inference.engine import EngineRequest, Progress, Sink
-from agentrl.types import BoolArray, Int32Array
+from agentrl.inference.embedded.sequences import Sequence
+from agentrl.types import BoolArray
 
 _BLOCK: Final = 64
 """Uniform numbers drawn at once for a row: cheaper than drawing one per step."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
-    """One request inside the engine."""
-
-    request: EngineRequest
-    sink: Sink
-    progress: Progress
-    prompt: Int32Array
-    seed: int
-    stop_ids: frozenset[int]
-    """Stop tokens of the request alone."""
-    window: int
-    """Output tokens that may hold a new stop string; 0 without stop strings."""
-    penalized: bool
-    row: int = -1
-    """Cache row; -1 while waiting."""
-    marked: int = -1
-    """The label (count of version names) its last version mark was made under."""
-    scored: int = 0
-    """Prompt tokens whose log-prob has been reported, counted from the start of the prompt."""
-    admitted: bool = False
-
-    def all_ids(self) -> Int32Array:
-        """Return prompt and output so far, [n] int32."""
-        output = self.progress.output_ids
-        return np.concatenate((self.prompt, np.array(output, np.int32))) if output else self.prompt
-
-    @property
-    def scoring_from(self) -> int:
-        """Return the first prompt position whose logits are wanted, or the prompt's length when none are."""
-        start = self.request.logprob_start_len
-        if start < 0 or self.scored >= len(self.prompt):
-            return len(self.prompt)
-        return start
 
 
 @dataclass(slots=True)

@@ -61,8 +61,8 @@ class Weights:
         sums: dict[str, str] = {}
         for name, tensor in self.named.items():
             dtype = self.file_dtypes[name]
-            data = tensor.to("cpu", dtype).contiguous().view(torch.uint8).numpy()
-            sums[name] = tensor_checksum(name, _SAFETENSORS_NAMES[dtype], list(tensor.shape), data.tobytes())
+            data = tensor.to("cpu", dtype).contiguous().view(torch.uint8).numpy().data
+            sums[name] = tensor_checksum(name, _SAFETENSORS_NAMES[dtype], list(tensor.shape), data)
         return sums
 
 
@@ -72,8 +72,18 @@ def load_weights(path: str | Path, spec: ModelSpec, *, device: torch.device, dty
     Raises:
         ConfigError: naming the file and the tensor that is missing, unexpected, of another shape or not finite.
     """
-    tensors = _read_tensors(Path(path))
-    return _Builder(tensors, spec, str(path), device, dtype).build()
+    return build_weights(_read_tensors(Path(path)), spec, origin=str(path), device=device, dtype=dtype)
+
+
+def build_weights(
+    tensors: dict[str, Tensor], spec: ModelSpec, *, origin: str, device: torch.device, dtype: torch.dtype
+) -> Weights:
+    """Return weights made of `tensors`, by HF name, copied to `device`; they are taken out of the dict.
+
+    Raises:
+        ConfigError: naming `origin` and the tensor that is missing, unexpected, of another shape or not finite.
+    """
+    return _Builder(tensors, spec, origin, device, dtype).build()
 
 
 def _read_tensors(directory: Path) -> dict[str, Tensor]:

@@ -4,7 +4,8 @@ Run `make demo`, or `python -m agentrl_workflows.calculator.demo`. It takes abou
 network. First a warm start imitates a demonstrator whose most likely first action is wrong (it guesses instead of calling
 the tool); then reinforcement learning, through the public path (workflow, client, HTTP to the embedded server, weight
 updates while requests run), has to flip that preference. Watch the success rate climb; at the end there is a table, a curve
-(`curve.png`) and `summary.json` in `runs/demo/`.
+(`curve.png`) and `summary.json` in `runs/demo/`. Any setting of demo.yaml can be set anew: with `--inference.backend sglang`
+the same run goes through a real SGLang server.
 
 Invariant: the numbers of the table come from held-out tasks, which neither demonstrations nor training contain.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -30,7 +31,8 @@ from agentrl.engine.evaluate import EvalReport, evaluate
 from agentrl.engine.report import RunReport
 from agentrl.errors import ConfigError
 from agentrl.inference.launch import launch_pool
-from agentrl.launch.cli import guarded
+from agentrl.inference.sglang_recipe import find_sglang_python
+from agentrl.launch.cli import Overrides, guarded
 from agentrl.launch.local import train, write_json
 from agentrl.launch.sft import encode_conversations, supervise
 from agentrl.launch.tasks import load_tasks
@@ -57,10 +59,13 @@ class Outcome:
 
 
 @app.default
-def main(*, seed: int = 0, smoke: bool = False, runs_dir: Path = Path("runs"), name: str | None = None) -> None:
+def main(
+    *overrides: Overrides, seed: int = 0, smoke: bool = False, runs_dir: Path = Path("runs"), name: str | None = None
+) -> None:
     """Run the demo.
 
     Args:
+        overrides: Fields of demo.yaml set anew, such as --inference.backend sglang.
         seed: Of everything: weights, demonstrations, tasks, sampling.
         smoke: The smallest variant: one operation, a short warm start, a few steps.
         runs_dir: Directory that gets the run directory.
@@ -68,24 +73,30 @@ def main(*, seed: int = 0, smoke: bool = False, runs_dir: Path = Path("runs"), n
     """
     default = "smoke" if smoke else "demo"
     run_name = name or (default if seed == 0 else f"{default}-{seed}")
-    outcome = run_demo(SMOKE if smoke else FULL, seed=seed, runs_dir=runs_dir, name=run_name)
+    outcome = run_demo(SMOKE if smoke else FULL, seed=seed, runs_dir=runs_dir, name=run_name, overrides=overrides)
     Console().print(f"Everything is in {outcome.run_dir}/: summary.json, curve.png, metrics.jsonl, trajectories.jsonl")
 
 
-def run_demo(recipe: Recipe, *, seed: int, runs_dir: Path, name: str, console: Console | None = None) -> Outcome:
+def run_demo(
+    recipe: Recipe, *, seed: int, runs_dir: Path, name: str, overrides: Sequence[str] = (), console: Console | None = None
+) -> Outcome:
     """Run warm start, evaluation, reinforcement learning and evaluation; write and return the summary.
 
-    An existing run directory of that name is replaced.
+    `overrides` are fields of the run file set anew, as typed. An existing run directory of that name is replaced.
     """
     console = console or Console()
     begin = time.perf_counter()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"--name {name!r}: expected letters, digits, dots, dashes and underscores")
     folder = runs_dir / name
+    run = _run_config(recipe, seed, runs_dir, name, folder / "warm-start", overrides)
+    if run.inference.urls:
+        raise ConfigError("inference.urls: the demo evaluates and trains models of its own, on servers it starts; remove it")
+    if run.inference.backend == "sglang":
+        find_sglang_python(run.inference)  # before the warm start's minute
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     student = warm_start(recipe, seed, folder, console)
-    run = _run_config(recipe, seed, runs_dir, name, student)
     console.rule("before: the warm start on held-out tasks")
     before = anyio.run(_evaluate, run, student, recipe, (recipe.max_turns,))
     console.print(f"sampled {before.sampled.success_rate:.3f}, greedy {before.greedy.success_rate:.3f}")
@@ -135,8 +146,8 @@ def warm_start(recipe: Recipe, seed: int, folder: Path, console: Console) -> Pat
     return folder / "warm-start"
 
 
-def _run_config(recipe: Recipe, seed: int, runs_dir: Path, name: str, model: Path) -> RunConfig:
-    overrides: dict[str, object] = {
+def _run_config(recipe: Recipe, seed: int, runs_dir: Path, name: str, model: Path, overrides: Sequence[str]) -> RunConfig:
+    settings: dict[str, object] = {
         "name": name,
         "runs_dir": runs_dir,
         "seed": seed,
@@ -144,8 +155,8 @@ def _run_config(recipe: Recipe, seed: int, runs_dir: Path, name: str, model: Pat
         "tasks.factory_args.seed": seed,
         **recipe.overrides,
     }
-    flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
-    return load_config(str(files("agentrl_workflows.calculator").joinpath("demo.yaml")), flags)
+    flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    return load_config(str(files("agentrl_workflows.calculator").joinpath("demo.yaml")), [*flags, *overrides])
 
 
 async def _train(run: RunConfig) -> RunReport:
@@ -178,7 +189,7 @@ async def _evaluate(run: RunConfig, checkpoint: Path, recipe: Recipe, turn_limit
 
     log_dir = run.run_dir / "logs" / "evaluation"
     async with launch_pool(
-        run.inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
+        run.resolved_inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
     ) as pool:
         greedy = await one(recipe.max_turns, True)
         return Evaluations(greedy=greedy, by_turns={turns: await one(turns, False) for turns in turn_limits})

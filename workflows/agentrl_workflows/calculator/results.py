@@ -62,6 +62,8 @@ def summary_fields(before: Evaluations, after: Evaluations, report: RunReport) -
         "zero_variance_groups": report.zero_variance_groups,
         "failed_episodes": dict(report.failed_episodes),
         "max_logprob_difference": report.max_logprob_difference,
+        "interrupted_tokens": report.interrupted_tokens,
+        "max_interrupted_difference": report.max_interrupted_difference,
         "max_probe_difference": report.max_probe_difference,
         "trainer_wait_seconds": report.trainer_wait_seconds,
         "rollout_wait_seconds": report.rollout_wait_seconds,

@@ -1,0 +1,102 @@
+"""Conversations as supervised training data, cut where rollouts cut.
+
+Invariant: the ids are those a rollout with `history: keep` would have, if the model had sampled the assistant messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentrl.errors import TokenError
+from agentrl.tokens.encode import TokenCodec
+from agentrl.tokens.guard import GuardedTemplate, Tools
+from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN
+from agentrl.tokens.probe import question
+from agentrl.tokens.template import PlainMessage
+from agentrl.types import BoolArray, Int32Array, Message
+
+if TYPE_CHECKING:
+    from agentrl.tokens.renderer import Renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedConversation:
+    """A whole conversation as supervised training data."""
+
+    token_ids: Int32Array
+    """[L] int32."""
+    assistant_mask: BoolArray
+    """[L] bool: True on what the model would sample, end-of-turn tokens included."""
+
+
+def assistant_ids(
+    template: GuardedTemplate, codec: TokenCodec, end: str | None, message: PlainMessage, tools: Tools
+) -> list[int]:
+    """Return the ids of an assistant message as a model would sample it.
+
+    Args:
+        template: writes the message.
+        codec: encodes it.
+        end: the text of the end-of-turn token, where the ids end; None if the template has none.
+        message: the message.
+        tools: the tools of the conversation.
+
+    Raises:
+        TokenError: if the template refuses the message, or does not write it after its own generation prompt.
+    """
+    asked = question()
+    prompt = template.render([asked], tools or None, generation_prompt=True).text
+    whole, nonce = template.render([asked, message], tools or None, generation_prompt=False)
+    opened, _, _ = prompt.rpartition(THINK_OPEN)
+    if whole.startswith(prompt):
+        text = whole[len(prompt) :]
+    elif prompt.rstrip().endswith(THINK_OPEN) and whole.startswith(opened):
+        text = f"{message.get('reasoning_content', '')}\n{THINK_CLOSE}\n\n{whole[len(opened) :]}"
+    else:
+        raise TokenError(
+            "the chat template does not write an assistant message after its own generation prompt; "
+            f"expected {prompt[-40:]!r} before it"
+        )
+    at = text.rfind(end) if end else -1
+    return codec.encode_rendered(text if at < 0 or not end else text[: at + len(end)], nonce=nonce, inside=True)
+
+
+def encode_conversation(
+    renderer: Renderer,
+    write: Callable[[PlainMessage, Tools], list[int]],
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> EncodedConversation:
+    """Return a conversation as ids with a mask; see `Renderer.encode_conversation`.
+
+    Args:
+        renderer: of the model.
+        write: returns the ids of an assistant message.
+        messages: the conversation.
+        tools: its tools.
+
+    Raises:
+        TokenError: if the template refuses the messages, or cannot be cut at the assistant messages.
+    """
+    plain = renderer.plain(messages)
+    ids: list[int] = []
+    sampled: list[bool] = []
+    done = 0
+    for at, message in enumerate(plain):
+        if message["role"] != "assistant":
+            continue
+        if done == 0:
+            context = renderer.start(plain[:at], tools)
+        else:
+            context = renderer.extend(plain[:done], plain[done:at], tools, last_output_id=ids[-1])
+        output = write(message, tools)
+        ids += context.ids
+        ids += output
+        sampled += [False] * len(context.ids)
+        sampled += [True] * len(output)
+        done = at + 1
+    return EncodedConversation(token_ids=np.array(ids, np.int32), assistant_mask=np.array(sampled, np.bool_))

@@ -1,0 +1,33 @@
+"""What a benchmark ran on, for its JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.sglang_recipe import find_sglang_python
+
+
+def describe_machine(*packages: str, sglang: bool = False) -> dict[str, str]:
+    """Return the processor, its cores, Python, the versions of `packages`, of SGLang where it took part, and the date."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    described = {
+        "cpu": next(names, platform.processor()),
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    if sglang:
+        code = "from importlib.metadata import version; print(version('sglang'), version('torch'))"
+        command = [find_sglang_python(InferenceConfig(backend="sglang")), "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        described["sglang"], described["sglang_torch"] = done.stdout.split()
+    return described

@@ -1,0 +1,67 @@
+"""One suite, two servers: every test here runs against the embedded server and, marked `sglang`, against a real SGLang.
+
+The real server starts once in a test session (36 to 90 s); `server` brings either back to a known state around each test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+from anyio import create_task_group
+from anyio.abc import TaskGroup
+
+from tests.support.api import Api, api_of
+from tests.support.servers import RunningServer, reset, running_server, tiny_checkpoints
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """aiohttp needs asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Four tiny Qwen3 checkpoints with different weights and one tokenizer; do not write to them."""
+    return tiny_checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def embedded_server(checkpoints: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]:
+    """An embedded server process, one for the whole test session."""
+    with running_server("embedded", checkpoints, tmp_path_factory.mktemp("embedded")) as server:
+        reset(server)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sglang_server(checkpoints: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]:
+    """A real SGLang process, one for the whole test session."""
+    with running_server("sglang", checkpoints, tmp_path_factory.mktemp("sglang")) as server:
+        reset(server)
+        yield server
+
+
+@pytest.fixture(params=["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
+def server(request: pytest.FixtureRequest) -> Generator[RunningServer]:
+    """The server under test: running, idle, empty cache, base weights as version "0", before and after each test."""
+    running: RunningServer = request.getfixturevalue(f"{request.param}_server")
+    yield running
+    reset(running)
+
+
+@pytest.fixture
+async def api(server: RunningServer) -> AsyncGenerator[Api]:
+    """The endpoints of the server under test."""
+    async with api_of(server) as endpoints:
+        yield endpoints
+
+
+@pytest.fixture
+async def tasks() -> AsyncGenerator[TaskGroup]:
+    """A task group for calls in flight; what still flies when the test ends is cancelled, which disconnects it."""
+    async with create_task_group() as group:
+        yield group
+        group.cancel_scope.cancel()

@@ -1,0 +1,96 @@
+"""Aborts: by id, by prefix, of all, by disconnecting; what an aborted call returns."""
+
+from __future__ import annotations
+
+import pytest
+from anyio.abc import TaskGroup
+
+from tests.conformance.test_generate import LOGPROBS, META
+from tests.support.api import Api
+
+FULL = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+SHORT = {"type": "abort", "message": "Abort in waiting queue"}
+SHORT_META = {"id", "finish_reason", "weight_version", "weight_versions", "completion_tokens", "e2e_latency"}
+LONG = 2000
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_aborted_call_returns_what_it_has_as_http_200(stream: bool, api: Api, tasks: TaskGroup) -> None:
+    flight = api.start(tasks, [5, 6], LONG, stream=stream, rid="a" * 32)
+    other = api.start(tasks, [5, 7], LONG)
+    await other.reached(10)
+    assert await api.post("/abort_request", {"rid": "a" * 32}) == (200, "")
+    body = await flight.final()
+    meta = body["meta_info"]
+    assert meta["finish_reason"] == FULL
+    assert set(meta) - {"response_sent_to_client_ts"} == (META | LOGPROBS) - {"response_sent_to_client_ts"}
+    count = len(body["output_ids"])
+    assert 0 < count == meta["completion_tokens"] == len(meta["output_token_logprobs"]) < LONG
+    assert meta["weight_versions"] == [{"version": "0", "start": 0, "end": count}]
+    assert not other.over
+
+
+async def test_an_abort_matches_every_id_that_begins_with_it(api: Api, tasks: TaskGroup) -> None:
+    first, longer, other = (api.start(tasks, [5, 6], LONG, rid=rid) for rid in ("ep-1", "ep-10", "ep-2"))
+    for flight in (first, longer, other):
+        await flight.reached(3)
+    await api.post("/abort_request", {"rid": "ep-1"})
+    for flight in (first, longer):
+        assert (await flight.final())["meta_info"]["finish_reason"] == FULL
+    await other.reached(len(other.ids) + 5)
+    await api.post("/abort_request", {"rid": "", "abort_all": True})
+    assert (await other.final())["meta_info"]["finish_reason"] == FULL
+
+
+@pytest.mark.parametrize("body", [{}, {"rid": ""}, {"rid": "unknown"}, {"rid": "", "abort_all": False}])
+async def test_an_abort_of_nothing_is_a_silent_200(body: dict[str, object], api: Api, tasks: TaskGroup) -> None:
+    flight = api.start(tasks, [5, 6], 60)
+    await flight.reached(2)
+    assert await api.post("/abort_request", body) == (200, "")
+    assert (await flight.final())["meta_info"]["finish_reason"]["type"] == "length"
+
+
+async def test_a_retracted_request_that_is_aborted_returns_the_short_form(api: Api, tasks: TaskGroup) -> None:
+    flight = api.start(tasks, [5, 6], LONG, rid="a" * 32, logprob_start_len=0)
+    await flight.reached(60)
+    await api.pause("retract")
+    await api.post("/abort_request", {"rid": "a" * 32})
+    streamed = flight.ids
+    body = await flight.final()
+    meta = body["meta_info"]
+    assert meta["finish_reason"] == SHORT
+    assert set(meta) == SHORT_META | LOGPROBS
+    assert body["output_ids"][: len(streamed)] == streamed
+    assert len(body["output_ids"]) == meta["completion_tokens"] == len(meta["output_token_logprobs"])
+    assert [triple[1] for triple in meta["input_token_logprobs"]] == [5, 6]
+    assert meta["weight_versions"] == [{"version": "0", "start": 0, "end": len(body["output_ids"])}]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_id_in_use_is_refused_and_free_again_afterwards(stream: bool, api: Api, tasks: TaskGroup) -> None:
+    first = api.start(tasks, [5, 6], LONG, rid="d" * 32)
+    await first.reached(3)
+    second = api.start(tasks, [5, 6], 1, rid="d" * 32, stream=stream)
+    await second.ended()
+    error = second.chunks[0]["error"] if stream else second.error["error"]
+    assert second.status == (200 if stream else 400)
+    assert "uplicate" in error["message"]
+    await first.reached(len(first.ids) + 5)
+    await api.post("/abort_request", {"rid": "d" * 32})
+    await first.final()
+    assert (await api.generate([5, 6], 1, rid="d" * 32))["meta_info"]["id"] == "d" * 32
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_disconnects_aborts_its_request_and_no_other(stream: bool, api: Api, tasks: TaskGroup) -> None:
+    leaving = api.start(tasks, [5, 6], 4000, rid="a" * 32, stream=stream)
+    staying = api.start(tasks, [5, 7], 4000, rid="b" * 32)
+    await staying.reached(20)
+    await api.until(lambda load: load["num_running_reqs"] == 2, "both run")
+    leaving.scope.cancel()
+    await api.until(lambda load: load["num_running_reqs"] < 2, "the request of the client that left has ended")
+    assert not staying.over
+    await staying.reached(len(staying.ids) + 5)
+    await api.post("/abort_request", {"abort_all": True})
+    await staying.final()
+    await api.idle()

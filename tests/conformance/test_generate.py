@@ -1,0 +1,291 @@
+"""`/generate`, whole replies: fields, log-probs, finish reasons, batches, the context's edge, the prefix cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl.inference.base import CONTEXT_RESERVE
+from tests.inference.embedded_helpers import Judge
+from tests.support.api import Api
+from tests.support.servers import RunningServer
+
+PROMPT = [5, 6, 7, 8]
+TOLERANCE = 1e-5
+META = {
+    "id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "cached_tokens_details",
+    "reasoning_tokens", "num_retractions", "dp_rank", "weight_version", "weight_versions", "e2e_latency",
+    "response_sent_to_client_ts",
+}  # fmt: skip
+LOGPROBS = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
+
+
+@pytest.fixture(scope="session")
+def judge(checkpoints: dict[int, Path]) -> Judge:
+    return Judge(checkpoints[0])
+
+
+def logprobs(body: dict[str, Any]) -> list[float]:
+    return [triple[0] for triple in body["meta_info"]["output_token_logprobs"]]
+
+
+async def test_a_reply_has_these_fields_and_no_others(api: Api) -> None:
+    body = await api.generate(PROMPT, 6, rid="f" * 32, return_prompt_token_ids=True)
+    meta = body["meta_info"]
+    assert set(body) == {"text", "output_ids", "meta_info", "prompt_token_ids"}
+    assert set(meta) == META | LOGPROBS
+    assert body["prompt_token_ids"] == PROMPT
+    assert len(body["output_ids"]) == meta["completion_tokens"] == meta["output_token_logprobs_length"] == 6
+    assert [triple[1:] for triple in meta["output_token_logprobs"]] == [[token, None] for token in body["output_ids"]]
+    expected = {
+        "id": "f" * 32, "finish_reason": {"type": "length", "length": 6}, "prompt_tokens": 4, "cached_tokens": 0,
+        "cached_tokens_details": None, "reasoning_tokens": 0, "num_retractions": 0, "dp_rank": None, "weight_version": "0",
+        "weight_versions": [{"version": "0", "start": 0, "end": 6}], "input_token_logprobs": [],
+    }  # fmt: skip
+    assert {key: meta[key] for key in expected} == expected
+    assert meta["e2e_latency"] > 0
+
+
+async def test_log_probs_come_when_asked_for(api: Api) -> None:
+    answer = await api.post("/generate", {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2}})
+    assert answer.status == 200
+    assert set(answer.body) == {"text", "output_ids", "meta_info"}
+    assert set(answer.body["meta_info"]) == META
+
+
+@pytest.mark.parametrize(
+    ("sampling", "temperature"),
+    [
+        ({"temperature": 1.0}, 1.0),
+        ({"temperature": 0.5, "top_p": 0.9}, 0.5),
+        ({"temperature": 1.5, "top_k": 20, "min_p": 0.01}, 1.5),
+        ({"temperature": 0.0}, 1.0),
+    ],
+)
+async def test_log_probs_are_those_of_the_scaled_untruncated_distribution(
+    sampling: dict[str, float], temperature: float, api: Api, judge: Judge
+) -> None:
+    body = await api.generate(PROMPT, 48, sampling=dict(sampling))
+    expected = judge.logprobs(PROMPT + body["output_ids"], temperature)[len(PROMPT) :]
+    assert np.abs(np.array(logprobs(body)) - expected).max() < TOLERANCE
+
+
+async def test_greedy_takes_the_most_probable_token(api: Api, judge: Judge) -> None:
+    ids = list(PROMPT)
+    body = await api.generate(PROMPT, 24, sampling={"temperature": 0})
+    for token in body["output_ids"]:
+        logits = judge.logits(ids)[-1]
+        assert float(logits[token]) >= float(logits.max()) - 1e-4
+        ids.append(token)
+
+
+async def greedy(api: Api, max_new_tokens: int = 12, **sampling: Any) -> dict[str, Any]:  # noqa: ANN401 - SGLang's parameters
+    return await api.generate(PROMPT, max_new_tokens, sampling={"temperature": 0, **sampling})
+
+
+def first_word(text: str) -> str:
+    """Two printable characters that stand next to one another early in `text`."""
+    at = next(at for at in range(1, len(text) - 1) if text[at : at + 2].isascii() and text[at : at + 2].isprintable())
+    return text[at : at + 2]
+
+
+async def test_a_stop_token_ends_the_output_and_stays_in_the_ids(api: Api) -> None:
+    ids = (await greedy(api))["output_ids"]
+    stop = ids[4]
+    until = ids.index(stop) + 1
+    for trim in (True, False):
+        cut = await greedy(api, ignore_eos=False, stop_token_ids=[stop], no_stop_trim=not trim)
+        assert cut["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+        assert cut["output_ids"] == ids[:until]
+        shorter = await greedy(api, until - trim)
+        assert cut["text"] == shorter["text"]
+    last = await greedy(api, until, ignore_eos=False, stop_token_ids=[stop])
+    assert last["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+async def test_ignoring_eos_ignores_stop_tokens_too(api: Api) -> None:
+    ids = (await greedy(api))["output_ids"]
+    body = await greedy(api, ignore_eos=True, stop_token_ids=[ids[4]])
+    assert (body["output_ids"], body["meta_info"]["finish_reason"]) == (ids, {"type": "length", "length": 12})
+
+
+async def test_the_models_own_end_token_stops_it(api: Api, server: RunningServer, judge: Judge) -> None:
+    eos = 350
+    before = max(range(server.vocab_size), key=lambda token: judge.logprobs([token, eos])[1])
+    sampling = {"n": 160, "max_new_tokens": 2}  # each has a chance of one in ten
+    _, bodies = await api.post("/generate", {"input_ids": [before], "sampling_params": sampling})
+    ended = [body for body in bodies if body["output_ids"][0] == eos]
+    assert ended
+    for body in ended:
+        assert (body["output_ids"], body["text"]) == ([eos], "")
+        assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": eos}
+    ignoring = {**sampling, "ignore_eos": True}
+    _, bodies = await api.post("/generate", {"input_ids": [before], "sampling_params": ignoring})
+    assert {len(body["output_ids"]) for body in bodies} == {2}
+
+
+async def test_a_stop_string_is_trimmed_from_the_text_and_kept_in_the_ids(api: Api) -> None:
+    free = await greedy(api)
+    word = first_word(free["text"])
+    cut = await greedy(api, stop=[word, "never said"])
+    assert cut["meta_info"]["finish_reason"] == {"type": "stop", "matched": word}
+    assert cut["output_ids"] == free["output_ids"][: len(cut["output_ids"])]
+    assert cut["text"] == free["text"][: free["text"].index(word)]
+    kept = await greedy(api, stop=word, no_stop_trim=True)
+    assert kept["text"] == cut["text"] + word
+    assert kept["output_ids"] == cut["output_ids"]
+
+
+async def test_the_first_stop_string_listed_is_reported_and_strings_come_before_tokens(api: Api) -> None:
+    free = await greedy(api)
+    word = first_word(free["text"])
+    ids = (await greedy(api, stop=word))["output_ids"]
+    for stop in ([word, word[1]], [word[1], word]):
+        cut = await greedy(api, stop=stop)
+        assert (cut["output_ids"], cut["meta_info"]["finish_reason"]["matched"]) == (ids, stop[0])
+    assert ids[-1] not in ids[:-1]
+    both = await greedy(api, stop=word, stop_token_ids=ids[-1:], ignore_eos=False)
+    assert both["meta_info"]["finish_reason"] == {"type": "stop", "matched": word}
+
+
+async def test_an_empty_stop_string_matches_at_once(api: Api) -> None:
+    body = await greedy(api, stop="")
+    assert (len(body["output_ids"]), body["text"]) == (1, "")
+    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": ""}
+
+
+@pytest.mark.parametrize("ignore_eos", [True, False])
+async def test_stop_tokens_cannot_be_sampled_before_the_minimum(ignore_eos: bool, api: Api) -> None:
+    ids = (await greedy(api))["output_ids"]
+    body = await greedy(api, stop_token_ids=ids[4:5], min_new_tokens=12, ignore_eos=ignore_eos)
+    assert ids[4] not in body["output_ids"]
+    assert body["output_ids"][: ids.index(ids[4])] == ids[: ids.index(ids[4])]
+
+
+async def test_scoring_returns_the_prompt_with_a_null_first(api: Api, judge: Judge) -> None:
+    expected = judge.logprobs(PROMPT)
+    for start in range(len(PROMPT) + 1):
+        body = await api.generate(PROMPT, 0, logprob_start_len=start)
+        meta = body["meta_info"]
+        triples = meta["input_token_logprobs"]
+        assert [triple[1:] for triple in triples] == [[token, None] for token in PROMPT[start:]]
+        assert [triple[0] for triple in triples[:1]] == [None] * (start < len(PROMPT))
+        assert np.allclose([triple[0] for triple in triples[1:]], expected[start + 1 :], atol=TOLERANCE)
+        assert (body["output_ids"], body["text"], meta["output_token_logprobs"]) == ([], "", [])
+        assert meta["finish_reason"] == {"type": "length", "length": 0}
+        assert meta["weight_versions"] == [{"version": "0", "start": 0, "end": 0}]
+
+
+async def test_prompts_are_scored_at_temperature_one_whatever_they_are_continued_with(api: Api, judge: Judge) -> None:
+    body = await api.generate(PROMPT, 4, sampling={"temperature": 0.5}, logprob_start_len=0)
+    values = [triple[0] for triple in body["meta_info"]["input_token_logprobs"][1:]]
+    assert np.allclose(values, judge.logprobs(PROMPT)[1:], atol=TOLERANCE)
+
+
+async def test_without_log_probs_nothing_is_scored(api: Api) -> None:
+    sent = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 0}, "logprob_start_len": 0}
+    answer = await api.post("/generate", sent)
+    assert answer.status == 200
+    assert "input_token_logprobs" not in answer.body["meta_info"]
+
+
+async def test_the_end_of_the_context_is_kept_free(api: Api, server: RunningServer) -> None:
+    longest = server.context - CONTEXT_RESERVE - 1
+    for asked in (1, 5, 6, 7):
+        body = await api.generate([1] * longest, asked)
+        got = min(asked, server.context - 2 - longest)
+        assert len(body["output_ids"]) == got
+        assert body["meta_info"]["finish_reason"] == {"type": "length", "length": got}
+    unlimited = {"input_ids": [1] * longest, "sampling_params": {"max_new_tokens": None, "ignore_eos": True}}
+    assert len((await api.post("/generate", unlimited)).body["output_ids"]) == server.context - 2 - longest
+
+
+async def test_without_a_limit_128_tokens_come(api: Api) -> None:
+    answer = await api.post("/generate", {"input_ids": PROMPT, "sampling_params": {"ignore_eos": True}})
+    assert len(answer.body["output_ids"]) == 128
+
+
+async def test_batches_come_back_in_order_each_with_its_own_parameters(api: Api) -> None:
+    sent = {
+        "input_ids": [[5], [6, 7], [8, 9, 10]],
+        "rid": ["a" * 32, "b" * 32, "c" * 32],
+        "sampling_params": [{"max_new_tokens": count, "ignore_eos": True} for count in (3, 2, 1)],
+        "return_logprob": [True, False, True],
+        "logprob_start_len": [0, -1, 2],
+    }
+    status, bodies = await api.post("/generate", sent)
+    assert status == 200
+    metas = [body["meta_info"] for body in bodies]
+    assert [meta["id"] for meta in metas] == sent["rid"]
+    assert [meta["prompt_tokens"] for meta in metas] == [1, 2, 3]
+    assert [meta["completion_tokens"] for meta in metas] == [3, 2, 1]
+    assert ["output_token_logprobs" in meta for meta in metas] == [True, False, True]
+    assert [triple[1] for triple in metas[2]["input_token_logprobs"]] == [10]
+
+
+async def test_one_rid_for_a_batch_is_numbered_and_a_list_of_one_is_a_batch(api: Api) -> None:
+    sampling = {"max_new_tokens": 1}
+    _, bodies = await api.post("/generate", {"input_ids": [[5], [6]], "rid": "x", "sampling_params": sampling})
+    assert [body["meta_info"]["id"] for body in bodies] == ["x_0", "x_1"]
+    _, bodies = await api.post("/generate", {"input_ids": [[5]], "rid": ["y"], "sampling_params": sampling})
+    assert [body["meta_info"]["id"] for body in bodies] == ["y"]
+
+
+async def test_several_samples_stand_together_under_new_ids(api: Api) -> None:
+    sent = {"input_ids": [[5], [6, 7]], "rid": ["a", "b"], "sampling_params": {"n": 2, "max_new_tokens": 20}}
+    _, bodies = await api.post("/generate", sent)
+    assert [body["meta_info"]["prompt_tokens"] for body in bodies] == [1, 1, 2, 2]
+    ids = [body["meta_info"]["id"] for body in bodies]
+    assert len(set(ids)) == 4
+    assert all(len(rid) == 32 for rid in ids)
+    assert bodies[0]["output_ids"] != bodies[1]["output_ids"]
+    for count in (0, -1):
+        status, body = await api.post("/generate", {"input_ids": [5], "sampling_params": {"n": count, "max_new_tokens": 1}})
+        assert (status, len(body["output_ids"])) == (200, 1)
+
+
+async def test_text_is_encoded_without_special_tokens_and_ids_come_before_it(api: Api) -> None:
+    sent = {"text": "hello", "sampling_params": {"max_new_tokens": 1}, "return_prompt_token_ids": True}
+    status, body = await api.post("/generate", sent)
+    assert (status, body["prompt_token_ids"]) == (200, [257, 75, 75, 78])
+    status, body = await api.post("/generate", {**sent, "input_ids": [1]})
+    assert (status, body["prompt_token_ids"]) == (200, [1])
+    status, bodies = await api.post("/generate", {"text": ["hello", "you"], "sampling_params": {"max_new_tokens": 1}})
+    assert (status, len(bodies)) == (200, 2)
+
+
+async def test_unknown_fields_of_the_body_are_ignored_and_seeds_accepted(api: Api) -> None:
+    for seed in (0, -1, 2**63 - 1):
+        body = await api.generate(PROMPT, 2, sampling={"sampling_seed": seed}, unheard_of=1)
+        assert len(body["output_ids"]) == 2
+
+
+async def cached(api: Api, ids: list[int], **fields: Any) -> int:  # noqa: ANN401 - SGLang's fields
+    meta = (await api.generate(ids, 1, **fields))["meta_info"]
+    count = meta["cached_tokens"]
+    assert meta["cached_tokens_details"] == ({"device": count, "host": 0} if count else None)
+    return count
+
+
+async def test_a_second_turn_finds_the_first_in_the_cache(api: Api) -> None:
+    first = await api.generate(list(range(40, 80)), 20)
+    assert first["meta_info"]["cached_tokens"] == 0
+    context = [*range(40, 80), *first["output_ids"]]
+    assert await cached(api, [*context, 7, 8, 9]) == len(context) - 1
+    assert await cached(api, [*range(40, 80)]) == 39
+    assert await cached(api, [*range(40, 80)], logprob_start_len=10) == 10
+    assert await cached(api, [1, *range(40, 80)]) == 0
+
+
+async def test_only_equal_salts_and_keys_share_prefixes(api: Api) -> None:
+    ids = list(range(100, 140))
+    kinds: list[dict[str, str]] = [
+        {}, {"cache_salt": "a"}, {"extra_key": "a"}, {"extra_key": "a", "cache_salt": "b"},
+        {"extra_key": "b", "cache_salt": "a"}, {"cache_salt": "ab"},
+    ]  # fmt: skip
+    assert [await cached(api, ids, **kind) for kind in kinds] == [0] * len(kinds)
+    assert [await cached(api, ids, **kind) for kind in kinds] == [39] * len(kinds)
+    assert await cached(api, ids, cache_salt="", extra_key="") == 39

@@ -1,0 +1,76 @@
+"""How the loop hands weights over: through files, or from the trainer's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import WeightSyncError
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.pool import ServerPool
+from agentrl.inference.script import Fault
+from agentrl.inference.scripted import ScriptedServer
+from agentrl.tokens.renderer import Renderer
+from agentrl.train.scripted import ScriptedTrainer
+from tests.engine.harness import coin, lines, make_engine, run
+
+
+def pool_of(*servers: ScriptedServer, **changes: object) -> ServerPool:
+    return ServerPool(servers, InferenceConfig.model_validate({"health_interval_s": 0.05, **changes}))
+
+
+def two_servers(renderer: Renderer) -> list[ScriptedServer]:
+    [eos] = renderer.eos_ids
+    return [
+        ScriptedServer(
+            coin, vocab_size=renderer.vocab_size, encode=renderer.encode_content, eos_id=eos, url=f"scripted://{n}"
+        )
+        for n in range(2)
+    ]
+
+
+async def test_from_memory_every_version_reaches_every_server_and_no_files_are_written_for_them(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    trainer, servers = ScriptedTrainer(), two_servers(renderer)
+    async with pool_of(*servers) as pool:
+        report = await run(make_engine(tmp_path, renderer, trainer=trainer, inference=pool, steps=3, send_dtype="bfloat16"))
+    assert (report.train_steps, report.policy_version) == (3, 3)
+    for server in servers:
+        assert [manifest.version for manifest in server.groups.received] == [0, 1, 2, 3]
+        assert server.updates == []
+    assert trainer.publications == []
+    assert not (tmp_path / "weights").exists()
+    assert report.checkpoint == str(tmp_path / "checkpoints" / "step-000003")
+
+
+@pytest.mark.parametrize("send_dtype", [None, "float32"])
+async def test_what_an_update_cost_is_in_the_metrics(tmp_path: Path, renderer: Renderer, send_dtype: str | None) -> None:
+    engine = make_engine(tmp_path, renderer, trainer=ScriptedTrainer(), steps=2, send_dtype=send_dtype)
+    await run(engine)
+    for line in lines(tmp_path / "metrics.jsonl", "step"):
+        assert line["publish_s"] > 0
+        assert line["update_s"] >= line["pause_s"] >= 0
+        assert line["update_bytes"] >= 4
+        assert 0 < line["sync_share"] < 1
+
+
+async def test_a_server_that_fails_an_update_is_left_behind_and_caught_up_from_memory(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    servers = two_servers(renderer)
+    servers[1].control_faults["receive_weights"] = Fault.BAD_REQUEST
+    async with pool_of(*servers) as pool:
+        report = await run(make_engine(tmp_path, renderer, inference=pool, steps=3, send_dtype="float32"))
+    assert report.policy_version == 3
+    assert servers[1].groups.received == []
+    assert [manifest.version for manifest in servers[0].groups.received] == [0, 1, 2, 3]
+
+
+async def test_by_policy_it_ends_the_run(tmp_path: Path, renderer: Renderer) -> None:
+    servers = two_servers(renderer)
+    servers[1].control_faults["receive_weights"] = Fault.BAD_REQUEST
+    async with pool_of(*servers, on_server_failure="stop") as pool:
+        with pytest.raises(WeightSyncError, match=r"not every server holds version 0: scripted://1"):
+            await run(make_engine(tmp_path, renderer, inference=pool, steps=3, send_dtype="float32"))

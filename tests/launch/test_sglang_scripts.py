@@ -1,0 +1,163 @@
+"""`make sglang` and `make sglang-install`: clear messages, nothing done twice, a broken installation started over."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PIP = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/installed"
+case "$*" in *"$REFUSE"*) echo "no such package" >&2; exit 1;; esac
+"""
+PYTHON = """#!/bin/sh
+case "$1" in
+  --version) echo "Python 3.12.1";;
+  -c) exit ${WRONG_VERSION:-0};;
+  -m) mkdir -p "$3/bin"; cp "$(dirname "$0")/pip" "$3/bin/pip"
+      printf '#!/bin/sh\\nexit ${BROKEN:-0}\\n' > "$3/bin/python"; chmod +x "$3"/bin/*;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone with the scripts, and a Python whose pip only writes down what it is told."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    for name, text in (("python", PYTHON), ("pip", PIP)):
+        path = tmp_path / "tools" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def install(clone: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {
+        "PATH": os.environ["PATH"],
+        "PYTHON": str(clone / "tools" / "python"),
+        "REFUSE": "nothing at all",
+        **environment,
+    }
+    command = ["bash", str(clone / "scripts" / "sglang_install.sh")]
+    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+
+
+def installed(clone: Path) -> list[str]:
+    return (clone / ".sglang-venv" / "bin" / "installed").read_text().splitlines()
+
+
+def test_an_installation_happens_once(clone: Path) -> None:
+    first = install(clone)
+    assert first.returncode == 0, first.stderr
+    count = len(installed(clone))
+    assert any("sglang==0.5.23" in line for line in installed(clone))
+    second = install(clone)
+    assert (second.returncode, second.stdout) == (0, "")
+    assert len(installed(clone)) == count
+
+
+def test_an_installation_that_was_broken_off_starts_over(clone: Path) -> None:
+    failed = install(clone, REFUSE="sglang==0.5.23")
+    assert failed.returncode == 1
+    assert "no such package" in failed.stderr
+    assert "sglang==0.5.23 into .sglang-venv failed; the lines above name the missing package" in failed.stderr
+    (clone / ".sglang-venv" / "half-a-package").touch()
+    assert install(clone).returncode == 0
+    assert not (clone / ".sglang-venv" / "half-a-package").exists()
+
+
+def test_a_short_disk_is_one_message_before_anything_is_installed(clone: Path) -> None:
+    tool = clone / "tools" / "df"
+    tool.write_text('#!/bin/sh\necho header\necho "/dev/x 9000 8000 1234 90% /"\n')
+    tool.chmod(0o755)
+    failed = install(clone, PATH=f"{clone / 'tools'}:{os.environ['PATH']}")
+    assert failed.returncode == 1
+    assert "needs 5000 MB of disk, 1234 MB are free" in failed.stderr
+    assert not (clone / ".sglang-venv").exists()
+
+
+def test_another_python_and_an_sglang_that_does_not_start_say_so(clone: Path) -> None:
+    wrong = install(clone, WRONG_VERSION="1")
+    assert wrong.returncode == 1
+    assert "tried on Python 3.11 only; got Python 3.12.1" in wrong.stderr
+    broken = install(clone, BROKEN="1")
+    assert broken.returncode == 1
+    assert "is installed in .sglang-venv, but does not start" in broken.stderr
+    assert not (clone / ".sglang-venv" / ".ready").exists()
+
+
+class Answers(BaseHTTPRequestHandler):
+    """What a server says to GET /model_info."""
+
+    body: bytes = b"hello"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class SGLang(Answers):
+    body = json.dumps({"model_path": "/models/some"}).encode()
+
+
+@pytest.fixture(params=[SGLang, Answers])
+def running(request: pytest.FixtureRequest) -> Generator[tuple[type[Answers], int]]:
+    with HTTPServer(("127.0.0.1", 0), request.param) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield request.param, server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def serve(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(clone / "scripts" / "sglang_serve.py"), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "SGLANG_API_KEY"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_server_that_already_answers_is_left_alone_and_another_program_is_named(
+    clone: Path, running: tuple[type[Answers], int]
+) -> None:
+    kind, port = running
+    ended = serve(clone, "--port", str(port))
+    if kind is SGLang:
+        assert ended.returncode == 0
+        assert (
+            ended.stdout == f"A server already answers at http://127.0.0.1:{port} and serves /models/some; nothing to do.\n"
+        )
+    else:
+        assert ended.returncode == 1
+        assert f"http://127.0.0.1:{port}: in use" in ended.stderr
+        assert "PORT=30001" in ended.stderr
+    assert not (clone / ".sglang-venv").exists()
+
+
+def test_bad_wishes_are_one_message_before_anything_is_installed(clone: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    for arguments, expected in (
+        (["--model", "/nowhere"], "MODEL=/nowhere: expected a local HF checkpoint"),
+        (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines: export SGLANG_API_KEY"),
+        (["--host", "192.0.2.1"], "http://192.0.2.1:"),
+    ):
+        ended = serve(clone, "--port", port, *arguments)
+        assert ended.returncode == 1
+        assert expected in ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert not (clone / ".sglang-venv").exists()

@@ -1,0 +1,62 @@
+"""Model calls of agentrl's own client that a test can wait on token by token."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import anyio
+import numpy as np
+from anyio.abc import TaskGroup
+
+from agentrl.inference.base import Backend, GenerateRequest, Generation, SamplingParams
+from tests.support.servers import CONTROL_S
+
+ENDLESS = 4000
+"""More tokens than any test waits for; such calls are aborted."""
+
+
+def ask(ids: list[int], max_new_tokens: int, *, sampling: SamplingParams | None = None) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=uuid4().hex,
+        episode_id="episode",
+        input_ids=np.array(ids, np.int32),
+        input_json=",".join(map(str, ids)).encode(),
+        sampling=sampling or SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True),
+    )
+
+
+class Call:
+    """A model call in a task, whose tokens on the way can be waited for."""
+
+    def __init__(self, client: Backend, request: GenerateRequest) -> None:
+        self.client, self.request = client, request
+        self.tokens = 0
+        self.result: Generation | None = None
+        self._news = anyio.Event()
+
+    async def run(self) -> None:
+        async with self.client.stream(self.request) as chunks:
+            async for chunk in chunks:
+                self.tokens += len(chunk.output_ids)
+                self.result = chunk.generation or self.result
+                event, self._news = self._news, anyio.Event()
+                event.set()
+
+    async def more(self, tokens: int) -> None:
+        """Wait for that many more tokens."""
+        goal = self.tokens + tokens
+        with anyio.fail_after(CONTROL_S):
+            while self.tokens < goal:
+                await self._news.wait()
+
+    async def finished(self) -> Generation:
+        with anyio.fail_after(CONTROL_S):
+            while self.result is None:
+                await self._news.wait()
+        return self.result
+
+
+def begin(tasks: TaskGroup, client: Backend, ids: list[int]) -> Call:
+    call = Call(client, ask(ids, ENDLESS))
+    tasks.start_soon(call.run)
+    return call

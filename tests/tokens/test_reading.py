@@ -1,0 +1,173 @@
+"""What is remembered of messages is what reading them anew would give, whatever is changed in place between requests."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
+from pydantic import BaseModel, ConfigDict
+
+from agentrl.errors import TokenError
+from agentrl.tokens.reading import MessageReader
+from tests.tokens.dialogues import assistant, calls, result, user
+
+WORDS = st.sampled_from(("a", "b", " a ", "", "<think>\nx\n</think>\n\na", "é"))
+ARGUMENTS = st.sampled_from(('{"a": 1}', '{"a":1.0}', '{"a": true}', "{", {"a": 1}, {"a": True}, {"a": 1.0}, None))
+
+
+class Checked(BaseModel):
+    """A message of a user's own class, which replaces its dict on assignment."""
+
+    model_config = ConfigDict(validate_assignment=True, extra="allow")
+    role: str
+    content: str
+
+
+def message_of(data: st.DataObject) -> Any:  # noqa: ANN401
+    kind = data.draw(st.sampled_from(("user", "answer", "parts", "call", "object", "object call", "own class")))
+    word = data.draw(WORDS)
+    match kind:
+        case "user":
+            return user(word)
+        case "answer":
+            return assistant(word, **({"reasoning_content": "r"} if data.draw(st.booleans()) else {}))
+        case "parts":
+            return {"role": "user", "content": [{"type": "text", "text": word}, {"type": "text", "text": "z"}]}
+        case "call":
+            message = calls("{}")
+            message["tool_calls"][0]["function"]["arguments"] = copy.deepcopy(data.draw(ARGUMENTS))
+            return message
+        case "object":
+            return ChatCompletionMessage.model_validate(assistant(word))
+        case "object call":
+            return ChatCompletionMessage.model_validate(calls('{"a": 1}', '{"b": 2}'))
+        case _:
+            return Checked(role="user", content=word)
+
+
+def change(message: Any, data: st.DataObject) -> None:  # noqa: ANN401
+    """Change a message in place, at some depth."""
+    word = data.draw(WORDS)
+    fields: Any = message if isinstance(message, dict) else None
+    tool_calls = message.get("tool_calls") if fields is not None else getattr(message, "tool_calls", None)
+    if tool_calls:
+        call = tool_calls[data.draw(st.integers(0, len(tool_calls) - 1))]
+        match data.draw(st.sampled_from(("arguments", "name", "function", "list", "drop"))):
+            case "arguments":
+                arguments = data.draw(ARGUMENTS)
+                if isinstance(call, dict):
+                    call["function"]["arguments"] = copy.deepcopy(arguments)
+                else:
+                    call.function.arguments = arguments if isinstance(arguments, str) else "{}"
+            case "name":
+                if isinstance(call, dict):
+                    call["function"]["name"] = "f" + word
+                else:
+                    call.function.name = "f" + word
+            case "function":
+                if isinstance(call, dict):
+                    call["function"] = {"name": "g" + word, "arguments": "{}"}
+                else:
+                    call.function = call.function.model_copy(update={"name": "g" + word})
+            case "list":
+                tool_calls.append(copy.deepcopy(call))
+            case _:
+                tool_calls.pop()
+    elif fields is None:
+        name = data.draw(st.sampled_from(("content", "reasoning_content")))
+        setattr(message, name, word)
+    elif isinstance(fields["content"], list):
+        if data.draw(st.booleans()):
+            fields["content"][0]["text"] = word
+        else:
+            fields["content"].append({"type": "text", "text": word})
+    else:
+        match data.draw(st.sampled_from(("content", "name", "role", "rename", "reasoning"))):
+            case "content":
+                fields["content"] = word
+            case "name":
+                fields["name"] = "n" + word
+            case "role":
+                fields["role"] = "user" if fields["role"] == "assistant" else "assistant"
+            case "rename":
+                fields["text"] = fields["content"]
+                fields["content"] = None
+            case _:
+                fields["reasoning_content"] = word
+
+
+def read(reader: MessageReader, messages: list[Any]) -> tuple[bytes, dict[int, str]] | str:
+    try:
+        keys, reasoning = reader.read(messages)
+    except TokenError as error:
+        return str(error)
+    return keys, dict(reasoning)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_remembered_conversation_reads_like_a_new_one(data: st.DataObject):
+    reader = MessageReader()
+    conversations: list[list[Any]] = [[]]
+    for _ in range(data.draw(st.integers(1, 10))):
+        at = data.draw(st.integers(0, len(conversations) - 1))
+        messages = conversations[at]
+        match data.draw(st.sampled_from(("grow", "grow", "grow", "change", "drop", "branch", "new", "respell", "replace"))):
+            case "grow":
+                messages += [message_of(data) for _ in range(data.draw(st.integers(1, 3)))]
+            case "change" if messages:
+                change(messages[data.draw(st.integers(0, len(messages) - 1))], data)
+            case "drop" if messages:
+                del messages[data.draw(st.integers(0, len(messages) - 1))]
+            case "branch":
+                conversations.append([*messages, message_of(data)])
+            case "new":
+                conversations.append([message_of(data)])
+            case "respell":
+                conversations[at] = copy.deepcopy(messages)
+            case "replace" if messages:
+                messages[data.draw(st.integers(0, len(messages) - 1))] = message_of(data)
+            case _:
+                pass
+        assert read(reader, conversations[at]) == read(MessageReader(), conversations[at])
+
+
+def test_values_that_move_to_another_message_are_noticed():
+    """The values of all messages are compared as one list; where each message begins counts, too."""
+    reader = MessageReader()
+    first: dict[str, Any] = {"role": "user", "content": "a", "name": "n"}
+    second: dict[str, Any] = {"role": "user", "content": "b"}
+    before = reader.read([first, second])
+    first.pop("name")
+    moved = {"name": "n", **second}
+    second.clear()
+    second.update(moved)
+    after = reader.read([first, second])
+    assert after.keys != before.keys
+    assert after.keys == MessageReader().read([first, second]).keys
+
+
+def test_a_conversation_of_new_objects_is_known_too():
+    parts = {"role": "user", "content": [{"type": "text", "text": "y"}]}
+    messages: list[Any] = [user("x?"), calls('{"a": 1}'), result(0, "3"), parts]
+    reader = MessageReader()
+    reader.read(messages)
+    [trail] = reader._trails  # pyright: ignore[reportPrivateUsage]
+    assert trail.covers(json.loads(json.dumps(messages)))
+    assert trail.covers(copy.deepcopy(messages))
+
+
+def test_unmatched_history_does_not_grow_the_memory():
+    reader = MessageReader()
+    for at in range(50):
+        reader.read([user(str(at)), user("x")])
+    assert len(reader._trails) <= 4  # pyright: ignore[reportPrivateUsage]
+
+
+def test_developer_and_system_mean_the_same():
+    developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
+    assert MessageReader().read([developer]).keys == MessageReader().read([system]).keys

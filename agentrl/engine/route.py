@@ -74,8 +74,8 @@ def route_problems(sync: SyncConfig, inference: InferenceConfig, trainer: Traine
         problems.append(f"sync.backend: nccl needs GPUs of their own, trainer and servers share {sorted(shared)}; set gloo")
     if sync.timeout_s >= trainer.call_timeout_s:
         problems.append(
-            f"sync.timeout_s: {sync.timeout_s:g} s is not less than the {trainer.call_timeout_s:g} s a call to the trainer may "
-            "take (trainer.call_timeout_s), which such a wait is part of; lower it"
+            f"sync.timeout_s: {sync.timeout_s:g} s is not less than the {trainer.call_timeout_s:g} s a call to the trainer "
+            "may take (trainer.call_timeout_s), which such a wait is part of; lower it"
         )
     remote = remote_urls(inference)
     if remote and is_loopback(sync.address) and route_of(sync, inference, trainer, engine).method == "distributed":

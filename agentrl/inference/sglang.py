@@ -126,7 +126,7 @@ class SGLangServer:
         body = await self._control.get("server_info", "its version")
         info = self._info = decode(body, ServerInfo, "/server_info", self.url)
         if info.incremental_streaming_output:
-            raise ReplyError(f"{self.url}: start it without --incremental-streaming-output: agentrl reads cumulative streams")
+            raise ReplyError(f"{self.url}: start it without --incremental-streaming-output; streams must be cumulative")
         self._dialect = dialect_of(info.version, info.engine, self.url)
         self._version = await self.check()
         self._calls.pin = None if self._dialect.spans else self._version

@@ -12,6 +12,7 @@ a server that misses it is left out.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
@@ -25,6 +26,7 @@ from agentrl.inference.delivery import Delivery, compare, opened
 from agentrl.inference.roster import Member, PauseMode, Roster, State
 from agentrl.inference.scope import task_group
 
+logger = logging.getLogger(__name__)
 CLEANUP_S = 3.0
 """Seconds spent on telling paused servers to continue after an error or a cancellation."""
 
@@ -211,6 +213,7 @@ class _Update:
                 roster.digests.setdefault(member.server.checksum_kind, (member.url, digests))
         for member in self._alive:
             if member.state is not State.SERVING:
+                logger.warning("%s serves again, version %d", member.url, roster.version)
                 roster.admit(member)
 
     def _settle(self) -> None:

@@ -5,9 +5,9 @@ and everything that is, or contains, a marker such as `<tool_call>`, `<|im_end|>
 runs of spaces, frequent phrases) are ordinary vocabulary that text may use.
 
 A *twin* of the tokenizer knows control tokens not at all, or only under secret names. Rendered text is cut at the control
-tokens the template wrote, and what stands between them is encoded by the twin. Where cutting would change ids (a tokenizer that marks
-the start of a text, or strips spaces around tokens), the twin encodes the whole, with secret names in the places of the
-control tokens. So honest text gets exactly the ids of the plain tokenizer, and content gets no control id, whatever it says.
+tokens the template wrote, and what stands between them is encoded by the twin. Where cutting would change ids (a tokenizer
+that marks the start of a text, or strips spaces around tokens), the twin encodes the whole, with secret names in the places
+of the control tokens. So honest text gets exactly the ids of the plain tokenizer, and content gets no control id.
 
 Invariant: `encode_content` never returns an id of `control_ids`; `encode_rendered` returns as many as there are control
 tokens outside of content (see `agentrl.tokens.guard`).

@@ -133,11 +133,12 @@ def running_server(
 
 
 def reset(server: RunningServer) -> None:
-    """Bring the server back to running, idle, an empty cache, and the base weights under version "0"."""
+    """Bring the server back to running, idle, an empty cache, no open session, and the base weights under version "0"."""
     url = server.url
     _demand(call(url, "/continue_generation", {}), "continue")
     _demand(call(url, "/abort_request", {"abort_all": True}), "abort all requests")
     _demand(call(url, "/flush_cache?timeout=30", {}), "flush its cache once idle")
+    call(url, "/end_weight_update", {})  # refused, rightly, where no session was left open
     update = {"model_path": str(server.checkpoints[0]), "weight_version": "0"}
     _demand(call(url, "/update_weights_from_disk", update), "load the base weights")
 

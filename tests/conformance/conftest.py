@@ -13,7 +13,7 @@ from anyio import create_task_group
 from anyio.abc import TaskGroup
 
 from tests.support.api import Api, api_of
-from tests.support.servers import RunningServer, reset, running_server, tiny_checkpoints
+from tests.support.servers import RunningServer, is_reset, reset, running_server, tiny_checkpoints
 
 
 @pytest.fixture
@@ -48,6 +48,8 @@ def sglang_server(checkpoints: dict[int, Path], tmp_path_factory: pytest.TempPat
 def server(request: pytest.FixtureRequest) -> Generator[RunningServer]:
     """The server under test: running, idle, empty cache, base weights as version "0", before and after each test."""
     running: RunningServer = request.getfixturevalue(f"{request.param}_server")
+    if not is_reset(running):  # somebody used it without this fixture
+        reset(running)
     yield running
     reset(running)
 

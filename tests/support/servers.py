@@ -71,8 +71,11 @@ def decoded(data: bytes) -> Any:  # noqa: ANN401 - JSON as it comes
 
 
 def tiny_checkpoints(folder: Path, count: int = 4) -> dict[int, Path]:
-    """Write `count` tiny Qwen3 checkpoints with different random weights and one tokenizer; version n -> directory."""
-    return {version: tiny_checkpoint(folder / f"v{version}", seed=version) for version in range(count)}
+    """Write `count` tiny Qwen3 checkpoints with different random weights and one tokenizer; version n -> directory.
+
+    Their spread keeps float32 rounding a few times under the 1e-5 nats that log-probs are judged by.
+    """
+    return {version: tiny_checkpoint(folder / f"v{version}", seed=version, spread=0.15) for version in range(count)}
 
 
 def publication(server: RunningServer, version: int, *, checkpoint: int | None = None) -> Publication:
@@ -141,6 +144,13 @@ def reset(server: RunningServer) -> None:
     call(url, "/end_weight_update", {})  # refused, rightly, where no session was left open
     update = {"model_path": str(server.checkpoints[0]), "weight_version": "0"}
     _demand(call(url, "/update_weights_from_disk", update), "load the base weights")
+
+
+def is_reset(server: RunningServer) -> bool:
+    """Return whether the server says that it runs with the base weights as version "0"; cheaper than `reset`."""
+    info = call(server.url, "/model_info").body
+    base = (info["weight_version"], info["model_path"]) == ("0", str(server.checkpoints[0]))
+    return base and call(server.url, "/ready").status == 200
 
 
 def _demand(answer: Answer, what: str) -> None:

@@ -81,8 +81,19 @@ def build_tokenizer(path: str | Path, *, vocab_size: int = 384, chat_template: s
     return tokenizer.get_vocab_size(with_added_tokens=True)
 
 
-def build_model(path: str | Path, *, arch: Architecture = "qwen3", vocab_size: int, eos_id: int, seed: int = 0) -> None:
-    """Write config.json, generation_config.json and model.safetensors of a random model to `path`."""
+def build_model(
+    path: str | Path,
+    *,
+    arch: Architecture = "qwen3",
+    vocab_size: int,
+    eos_id: int,
+    seed: int = 0,
+    spread: float = 0.3,
+) -> None:
+    """Write config.json, generation_config.json and model.safetensors of a random model to `path`.
+
+    `spread` is the standard deviation of its weights: more of it makes surer of its tokens, and of rounding errors too.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -100,7 +111,7 @@ def build_model(path: str | Path, *, arch: Architecture = "qwen3", vocab_size: i
         eos_token_id=eos_id,
         bos_token_id=None,
         pad_token_id=None,
-        initializer_range=0.3,
+        initializer_range=spread,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -108,7 +119,7 @@ def build_model(path: str | Path, *, arch: Architecture = "qwen3", vocab_size: i
     model.save_pretrained(path)
 
 
-def tiny_checkpoint(path: str | Path, *, arch: Architecture = "qwen3", seed: int = 0) -> Path:
+def tiny_checkpoint(path: str | Path, *, arch: Architecture = "qwen3", seed: int = 0, spread: float = 0.3) -> Path:
     """Write a whole random checkpoint (model and tokenizer) to `path` and return it."""
     from tokenizers import Tokenizer
 
@@ -116,5 +127,5 @@ def tiny_checkpoint(path: str | Path, *, arch: Architecture = "qwen3", seed: int
     vocab_size = build_tokenizer(folder)
     eos_id = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<|im_end|>")
     assert eos_id is not None
-    build_model(folder, arch=arch, vocab_size=vocab_size, eos_id=eos_id, seed=seed)
+    build_model(folder, arch=arch, vocab_size=vocab_size, eos_id=eos_id, seed=seed, spread=spread)
     return folder

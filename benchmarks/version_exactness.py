@@ -22,6 +22,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -73,8 +74,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         for backend in backends:
             rows += run_backend(backend, QUICK if options.quick else CASES, Path(folder) / backend)
-    if options.quick:
-        return
+            if not options.quick:
+                write(rows, backends)
+
+
+def write(rows: list[dict[str, Any]], backends: Sequence[str]) -> None:
+    """Write what has been measured so far."""
     report = {
         "what": "recorded log-probs against a float32 recompute under the recorded version, nats",
         "machine": describe_machine("torch", "transformers", "numpy", sglang="sglang" in backends),

@@ -276,10 +276,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--sglang", action="store_true")
+    parser.add_argument("--sizes", nargs="+", choices=[size.name for size in SIZES], default=[size.name for size in SIZES])
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     backend: Literal["embedded", "sglang"] = "sglang" if arguments.sglang else "embedded"
-    sizes = SIZES[:2] if arguments.quick else SIZES
+    sizes = SIZES[:2] if arguments.quick else tuple(size for size in SIZES if size.name in arguments.sizes)
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:

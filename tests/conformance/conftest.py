@@ -12,6 +12,7 @@ import pytest
 from anyio import create_task_group
 from anyio.abc import TaskGroup
 
+from tests.inference.embedded_helpers import Judge
 from tests.support.api import Api, api_of
 from tests.support.servers import RunningServer, is_reset, reset, running_server, tiny_checkpoints
 
@@ -26,6 +27,12 @@ def anyio_backend() -> str:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Four tiny Qwen3 checkpoints with different weights and one tokenizer; do not write to them."""
     return tiny_checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def judge(checkpoints: dict[int, Path]) -> Judge:
+    """HF's own float32 forward pass with the base weights."""
+    return Judge(checkpoints[0])
 
 
 @pytest.fixture(scope="session")

@@ -47,14 +47,14 @@ async def test_ignoring_eos_ignores_stop_tokens_too(api: Api) -> None:
 async def test_the_models_own_end_token_stops_it(api: Api, server: RunningServer, judge: Judge) -> None:
     eos = 350
     before = max(range(server.vocab_size), key=lambda token: judge.logprobs([token, eos])[1])
-    sampling = {"n": 160, "max_new_tokens": 2}  # each has a chance of one in ten
+    sampling = {"n": 800, "max_new_tokens": 2}  # each has a chance of one in fifty
     _, bodies = await api.post("/generate", {"input_ids": [before], "sampling_params": sampling})
     ended = [body for body in bodies if body["output_ids"][0] == eos]
     assert ended
     for body in ended:
         assert (body["output_ids"], body["text"]) == ([eos], "")
         assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": eos}
-    ignoring = {**sampling, "ignore_eos": True}
+    ignoring = {**sampling, "n": 160, "ignore_eos": True}
     _, bodies = await api.post("/generate", {"input_ids": [before], "sampling_params": ignoring})
     assert {len(body["output_ids"]) for body in bodies} == {2}
 

@@ -1,6 +1,7 @@
 """Control calls to one server: each has a deadline and a message that says who waited for what.
 
-Invariant: a control call returns the server's answer, or raises a `ServerError` within `timeout_s`.
+Invariant: a control call returns the server's answer, or raises a `ServerError` within `timeout_s`; a change of weights is
+asked for only when the server is done with the one before, as two at once during a pause end SGLang's whole server.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Control:
         self._transport = transport
         self.url = transport.url
         self.timeout_s = timeout_s
+        self._unanswered = False
+        """Whether a call about weights was given up before its answer came, so that the server may still be at it."""
 
     async def call(self, method: str, path: str, body: bytes | None, what: str) -> bytes:
         """Return the body of the reply; `what` was waited for.
@@ -45,15 +48,27 @@ class Control:
     async def weights(self, path: str, body: object, what: str) -> None:
         """POST a call after which the server is to have done `what`, such as "join a group", and check that it has.
 
+        A call that was given up before is waited out first.
+
         Raises:
             WeightSyncError: the server refused.
             ServerError: no answer.
 
         Cancellation: as for `call`.
         """
+        if self._unanswered:
+            await self._let_it_finish()
+        self._unanswered = True
         try:
             outcome = decode(await self.call("POST", path, orjson.dumps(body), f"it to {what}"), Outcome, path, self.url)
         except RequestRejected as error:
             outcome = Outcome(success=False, message=str(error))
+        self._unanswered = False
         if not outcome.success:
             raise WeightSyncError(f"{self.url}: did not {what}: {outcome.message}")
+
+    async def _let_it_finish(self) -> None:
+        # SGLang's workers take calls in the order they come, and these ask the workers. The first may overtake a call that
+        # has not been read from its connection yet; after its answer, that call is at the workers, before the second.
+        for _ in range(2):
+            await self.get("server_info", "it to finish a change of weights that was given up")

@@ -103,6 +103,21 @@ async def test_calls_go_on_across_an_update_and_say_which_tokens_are_whose(
     assert (client.version, await client.check()) == (1, 1)
 
 
+async def test_an_update_that_is_given_up_is_waited_out_before_the_next(
+    client: SGLangServer, server: RunningServer, judges: list[Judge]
+) -> None:
+    for attempt in range(8):
+        await client.pause("retract")
+        with anyio.move_on_after(0.002 * attempt):
+            await client.load_weights(publication(server, 1))
+        await client.load_weights(publication(server, 2 + attempt, checkpoint=0))
+        await client.resume()
+        generation = await client.generate(ask(PROMPT, 4))
+        assert [span.version for span in generation.spans] == [2 + attempt]
+        expected = judges[0].logprobs([*PROMPT, *generation.output_ids.tolist()])[len(PROMPT) :]
+        assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
+
+
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_no_new_request_uses_what_former_weights_computed(
     mode: str, client: SGLangServer, server: RunningServer, judges: list[Judge]

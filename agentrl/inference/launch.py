@@ -58,7 +58,7 @@ async def launch_pool(
         log_dir: directory for the logs of launched servers.
 
     Raises:
-        ConfigError: the named key or SGLang's Python is missing.
+        ConfigError: the named key or SGLang's Python is missing, or the servers take less context than the config says.
         ServerError: a server did not start; says why, with the end of its log.
 
     Cancellation: every process started here has ended, within 5 seconds.
@@ -83,10 +83,20 @@ async def launch_pool(
                 async with ServerPool(servers, config) as pool:
                     for each in launched.values():
                         tasks.start_soon(_supervise, each.process, each.url, pool, tasks, config)
+                    _check_context(config, pool)
                     yield pool
                 tasks.cancel_scope.cancel()
     finally:
         await _stop([each.process for each in launched.values()])
+
+
+def _check_context(config: InferenceConfig, pool: ServerPool) -> None:
+    asked, given = config.max_context_tokens, pool.max_context_tokens
+    if asked is not None and given is not None and given < asked:
+        raise ConfigError(
+            f"inference.max_context_tokens: {asked} is more than the {given} that every server is sure to give a call, by "
+            "its context length and cache memory; lower it, or start the servers with a longer context or more memory"
+        )
 
 
 def api_key(config: InferenceConfig) -> str | None:

@@ -28,6 +28,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """Ranks that each hold a part of every layer."""
     pp_size: int = 1
     dp_size: int = 1
+    max_req_input_len: int | None = None
+    """Longest prompt, tokens, as context and cache memory allow."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

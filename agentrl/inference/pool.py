@@ -124,6 +124,12 @@ class ServerPool:
         """The version of every server that serves."""
         return self._roster.version
 
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Longest context plus output that every server is sure to give a call; None where no server tells."""
+        limits = [member.server.max_context_tokens for member in self._roster.members]
+        return min([limit for limit in limits if limit is not None], default=None)
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the completion of `request`, from the server its episode is at home on, or another if that one fails.
 

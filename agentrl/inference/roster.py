@@ -49,6 +49,11 @@ class Server(Protocol):
         ...
 
     @property
+    def max_context_tokens(self) -> int | None:
+        """Longest context plus output that a call is sure to get; None while unknown."""
+        ...
+
+    @property
     def groups(self) -> Receiver:
         """Its part in taking weights from the trainer's memory."""
         ...

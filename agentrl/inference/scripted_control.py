@@ -65,6 +65,11 @@ class ScriptedControl:
         return self._paused
 
     @property
+    def max_context_tokens(self) -> int | None:
+        """None: scripts take contexts of any length."""
+        return None
+
+    @property
     def checksum_kind(self) -> str:
         """`agentrl`."""
         return "agentrl"

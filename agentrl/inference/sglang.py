@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from agentrl.errors import InvariantError, ReplyError, RequestRejected, WeightSyncError
-from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.base import CONTEXT_HEADROOM, CONTEXT_RESERVE, GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.calls import Calls
 from agentrl.inference.control import Control
 from agentrl.inference.dialect import Dialect, dialect_of
@@ -114,6 +114,12 @@ class SGLangServer:
     def checksum_kind(self) -> str:
         """`agentrl`: `checksums` are those of a `Publication`. Anything else: comparable with the same kind only."""
         return "agentrl" if self.dialect.exact_checksums else f"{self.dialect.engine} {self.dialect.version}"
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Longest context plus output that a call is sure to get; None from servers that do not tell."""
+        longest = self._info.max_req_input_len
+        return None if longest is None else longest + CONTEXT_RESERVE - CONTEXT_HEADROOM
 
     async def connect(self) -> None:
         """Ask the server for its dialect and the version of its weights; again when it was restarted.

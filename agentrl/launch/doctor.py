@@ -218,7 +218,12 @@ async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow
             run.resolved_inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
         ) as pool:
             episode = await run_episode(
-                workflow, tasks.train[0], backend=pool, renderer=renderer, rollout=run.rollout, sampling=run.sampling
+                workflow,
+                tasks.train[0],
+                backend=pool,
+                renderer=renderer.within(pool.max_context_tokens),
+                rollout=run.rollout,
+                sampling=run.sampling,
             )
     finally:
         shutil.rmtree(log_dir, ignore_errors=True)

@@ -114,7 +114,7 @@ async def _at_checkpoint(
             workflow,
             tasks,
             backend=pool,
-            renderer=renderer,
+            renderer=renderer.within(pool.max_context_tokens),
             rollout=run.rollout,
             sampling=run.sampling,
             episodes=episodes,

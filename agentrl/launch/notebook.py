@@ -53,7 +53,7 @@ async def run_episode(
                 flow,
                 task,
                 backend=pool,
-                renderer=renderer,
+                renderer=renderer.within(pool.max_context_tokens),
                 rollout=RolloutConfig(),
                 sampling=sampling or SamplingConfig(),
             )

@@ -8,6 +8,7 @@ ids are never decoded and encoded again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,14 @@ class Renderer:
             ConfigError: names the file that is missing or wrong.
         """
         renderer = cls(read_model_files(Path(path)), template_options=template_options or {}, where=str(path))
-        limits = [limit for limit in (max_context, renderer.model_positions) if limit is not None]
-        renderer.max_context = min(limits, default=None)
-        return renderer
+        return renderer.within(max_context)
+
+    def within(self, limit: int | None) -> Renderer:
+        """Return this renderer with its longest context lowered to `limit` tokens, where that is less."""
+        limits = [known for known in (limit, self.max_context) if known is not None]
+        lowered = copy(self)
+        lowered.max_context = min(limits, default=None)
+        return lowered
 
     # ---- text to ids
 

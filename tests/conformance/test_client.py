@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from anyio.abc import TaskGroup
 
-from agentrl.errors import RequestRejected
-from agentrl.inference.base import GenerateRequest, Probe, SamplingParams
+from agentrl.client import Client, SamplingConfig
+from agentrl.errors import ConfigError, EpisodeLimit, RequestRejected
+from agentrl.inference.base import CONTEXT_HEADROOM, GenerateRequest, Probe, SamplingParams
 from agentrl.inference.config import InferenceConfig
+from agentrl.inference.launch import launch_pool
 from agentrl.inference.pool import ServerPool
 from agentrl.inference.sglang import SGLangServer
+from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason
 from tests.inference.embedded_helpers import Judge
 from tests.support.api import Api
@@ -61,6 +64,40 @@ async def test_a_second_turn_reuses_the_first(client: SGLangServer) -> None:
     context = [*range(40, 80), *first.output_ids.tolist()]
     second = await client.generate(ask([*context, 7, 8], 4))
     assert (first.cached_tokens, second.cached_tokens) == (0, len(context) - 1)
+
+
+async def test_every_length_up_to_the_promised_context_is_served(client: SGLangServer, server: RunningServer) -> None:
+    promised = client.max_context_tokens or 0
+    assert promised == server.context - CONTEXT_HEADROOM
+    for room in (1, 2, 7, 8, 40):
+        generation = await client.generate(ask([1] * (promised - room), room))
+        assert (len(generation.output_ids), generation.stop_reason) == (room, StopReason.LENGTH)
+
+
+async def test_episodes_on_a_server_that_was_running_end_with_their_context_and_not_with_a_rejection(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    renderer = Renderer.load(server.checkpoints[0])
+    assert renderer.max_context is not None
+    config = InferenceConfig(urls=(server.url,))
+    async with launch_pool(config, model_path="", vocab_size=renderer.vocab_size, log_dir=tmp_path) as pool:
+        fitted = renderer.within(pool.max_context_tokens)
+        limit = fitted.max_context or 0
+        assert limit == min(renderer.max_context, server.context - CONTEXT_HEADROOM)
+        sampling = SamplingConfig()
+        for left in range(1, CONTEXT_HEADROOM + 2):
+            episode = Client(backend=pool, renderer=fitted, sampling=sampling, episode_id=f"e{left}", task_id="t")
+            generation = await episode.generate([1] * (limit - left), ignore_eos=True)
+            assert (len(generation.output_ids), generation.stop_reason) == (left, StopReason.LENGTH)
+            with pytest.raises(EpisodeLimit, match="no room"):
+                await episode.generate([1] * limit)
+
+
+async def test_a_context_longer_than_the_servers_take_is_refused_at_the_start(server: RunningServer, tmp_path: Path) -> None:
+    config = InferenceConfig(urls=(server.url,), max_context_tokens=server.context)
+    with pytest.raises(ConfigError, match=f"max_context_tokens: {server.context} is more than the"):
+        async with launch_pool(config, model_path="", vocab_size=server.vocab_size, log_dir=tmp_path):
+            pass
 
 
 async def test_what_the_server_refuses_is_a_rejection(client: SGLangServer, server: RunningServer) -> None:

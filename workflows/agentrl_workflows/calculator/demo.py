@@ -179,7 +179,7 @@ async def _evaluate(run: RunConfig, checkpoint: Path, recipe: Recipe, turn_limit
                 workflow,
                 tasks,
                 backend=pool,
-                renderer=renderer,
+                renderer=renderer.within(pool.max_context_tokens),
                 rollout=run.rollout,
                 sampling=run.sampling,
                 episodes=recipe.eval_episodes,

@@ -159,11 +159,15 @@ async def _start_all(
 async def _supervise(
     process: ServerProcess, url: str, pool: ServerPool, tasks: anyio.abc.TaskGroup, config: InferenceConfig
 ) -> None:
-    for attempt in range(MAX_RESTARTS + 1):
+    restarts = 0 if config.on_server_failure == "stop" else MAX_RESTARTS
+    for attempt in range(restarts + 1):
+        again = attempt < restarts
+        if again:
+            pool.report_kept(url)
         reason = await process.ended()
-        pool.report_dead(url, reason)
+        pool.report_dead(url, reason, starting=again)
         await process.stop()
-        if config.on_server_failure == "stop" or attempt == MAX_RESTARTS:
+        if not again:
             return
         logger.warning("%s; starting it again", reason)
         try:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from agentrl.errors import ReplyError
+from agentrl.inference.base import CONTEXT_HEADROOM, CONTEXT_RESERVE
 
 _T = TypeVar("_T")
 _UNTRAINED = "default"
@@ -30,6 +31,12 @@ class ServerInfo(msgspec.Struct, frozen=True):
     dp_size: int = 1
     max_req_input_len: int | None = None
     """Longest prompt, tokens, as context and cache memory allow."""
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Longest context plus output that a call is sure to get; None from servers that do not tell."""
+        longest = self.max_req_input_len
+        return None if longest is None else longest + CONTEXT_RESERVE - CONTEXT_HEADROOM
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

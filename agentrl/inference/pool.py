@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 
 import anyio
 
@@ -23,43 +22,11 @@ from agentrl.inference.delivery import leave_all
 from agentrl.inference.failover import Failover, PoolStream
 from agentrl.inference.roster import PAUSES, Member, Roster, Server, State
 from agentrl.inference.scope import deadline, only_error, task_group
-from agentrl.inference.updates import CLEANUP_S, Updater
+from agentrl.inference.status import PoolStatus, describe
+from agentrl.inference.update import CLEANUP_S
+from agentrl.inference.updater import Updater
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStatus:
-    """One server, for progress displays and stall reports."""
-
-    url: str
-    state: State
-    version: int
-    in_flight: int
-    """Model calls that wait for it."""
-    sessions: int
-    """Episodes at home on it."""
-    paused: bool
-    reason: str
-    """Why it does not serve; empty where it does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStatus:
-    """The pool at one moment."""
-
-    version: int
-    updating: bool
-    in_flight: int
-    servers: tuple[ServerStatus, ...]
-
-    def __str__(self) -> str:
-        parts = [
-            f"{s.url} {s.state}{' paused' if s.paused else ''} v{s.version}, {s.in_flight} in flight"
-            + (f" ({s.reason})" if s.reason else "")
-            for s in self.servers
-        ]
-        return f"version {self.version}{', updating weights' if self.updating else ''}: " + "; ".join(parts)
 
 
 class ServerPool:
@@ -167,7 +134,7 @@ class ServerPool:
             WeightSyncError: when no server, or by policy not every server, holds exactly the published weights; when the
                 probe's log-probs differ from the trainer's by more than its tolerance; for a version below the current one.
 
-        Cancellation: servers that were paused are continued within `updates.CLEANUP_S`; those that have the new weights
+        Cancellation: servers that were paused are continued within `update.CLEANUP_S`; those that have the new weights
             serve, the others are brought up to them.
         """
         report = await self._updater.update(source, probe)
@@ -176,11 +143,18 @@ class ServerPool:
                 logger.warning("update to version %d goes on without %s: %s", report.version, member.url, member.reason)
         return report
 
-    def report_dead(self, url: str, reason: str) -> None:
-        """Take a server out at once; for whoever launched it and saw its process end."""
+    def report_kept(self, url: str) -> None:
+        """Count on a server's return when its process ends; for whoever will start it again then."""
         for member in self._roster.members:
             if member.url == url.rstrip("/"):
-                self._lose(member, State.DEAD, reason)
+                member.kept = True
+
+    def report_dead(self, url: str, reason: str, *, starting: bool = False) -> None:
+        """Take a server out at once; for whoever launched it, saw its process end, and is `starting` it again or not."""
+        for member in self._roster.members:
+            if member.url == url.rstrip("/"):
+                member.kept = starting
+                self._lose(member, State.STARTING if starting else State.DEAD, reason)
 
     def report_started(self, url: str) -> None:
         """Look at a server now; for whoever started its process again."""
@@ -190,24 +164,7 @@ class ServerPool:
 
     def describe(self) -> PoolStatus:
         """Return what each server is doing now."""
-        members = self._roster.members
-        return PoolStatus(
-            version=self._roster.version,
-            updating=self._updater.running,
-            in_flight=sum(member.in_flight for member in members),
-            servers=tuple(
-                ServerStatus(
-                    url=member.url,
-                    state=member.state,
-                    version=member.server.version,
-                    in_flight=member.in_flight,
-                    sessions=member.sessions,
-                    paused=member.server.paused,
-                    reason=member.reason,
-                )
-                for member in members
-            ),
-        )
+        return describe(self._roster, updating=self._updater.running)
 
     async def _connect(self) -> None:
         async with task_group() as tasks:
@@ -290,7 +247,7 @@ class ServerPool:
         try:
             with deadline(self._config.health_interval_s, lambda: f"{member.url}: no sign of life", member.url):
                 await member.server.connect()
-            if member.state is State.DEAD:
+            if member.state in (State.DEAD, State.STARTING):
                 self._roster.evict(member, State.BEHIND, "answers again; is being given the current weights")
             await self._updater.catch_up(member)
         except (ServerTimeout, ServerUnavailable) as error:

@@ -5,6 +5,7 @@ Invariant: a server is routed to only while it is `SERVING`, and it is that only
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
@@ -99,6 +100,10 @@ class Server(Protocol):
         ...
 
 
+NOTICE_S = 2.0
+"""Seconds within which the end of a process is known to whoever started it, after its connections broke."""
+
+
 class State(StrEnum):
     """Whether a server is used."""
 
@@ -109,6 +114,8 @@ class State(StrEnum):
     """Answers, but could not be given the current weights; tried again at every health interval, and by the next update."""
     DEAD = "dead"
     """Does not answer; asked again at every health interval."""
+    STARTING = "starting"
+    """Its process has ended and is being started again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +142,8 @@ class Member:
     """Of its way back; a weight update cancels it and takes over."""
     group: str = ""
     """Its process group with the trainer, the last it was in."""
+    kept: bool = False
+    """Whether its process is started again when it ends; whoever does that says so within `NOTICE_S` of the end."""
     channel: WeightChannel | None = None
     """The trainer's end of that group; None once the server was out of the pool, as it may have been restarted."""
 
@@ -178,7 +187,7 @@ class Roster:
     async def route(self, episode_id: str, avoid: Set[Member]) -> Member:
         """Return the episode's server, or the one with the fewest calls in flight.
 
-        Waits while no server serves but one is being given the current weights.
+        Waits while no server serves but one is being started again or given the current weights.
 
         Args:
             episode_id: the episode.
@@ -190,9 +199,7 @@ class Roster:
         Cancellation: nothing is left behind.
         """
         while not (serving := self.serving()):
-            if not any(member.state is State.BEHIND for member in self.members):
-                raise ServerUnavailable(f"no inference server is left: {self.reasons()}")
-            await self._changed.wait()
+            await self.hope()
         home = self._sessions.get(episode_id)
         if home is None or home.state is not State.SERVING or home in avoid:
             choices = [member for member in serving if member not in avoid] or serving
@@ -211,13 +218,42 @@ class Roster:
         if home is not None:
             home.sessions -= 1
 
+    async def hope(self) -> None:
+        """Wait for a change, when no server serves but one may soon.
+
+        The wait is for the pool to give a server weights, or for whoever launched it to start it; both have deadlines.
+
+        Raises:
+            ServerUnavailable: none will, naming each and why.
+
+        Cancellation: nothing is left behind.
+        """
+        coming = any(member.state in (State.BEHIND, State.STARTING) for member in self.members)
+        kept = any(member.kept for member in self.members)
+        with anyio.move_on_after(math.inf if coming else NOTICE_S if kept else 0):
+            await self._changed.wait()
+            return
+        raise ServerUnavailable(f"no inference server is left: {self.reasons()}")
+
+    async def starting(self) -> bool:
+        """Return whether a server is being started again; the word of it may come a moment after its connections broke.
+
+        Cancellation: nothing is left behind.
+        """
+        with anyio.move_on_after(NOTICE_S if any(member.kept for member in self.members) else 0):
+            while all(member.state is not State.STARTING for member in self.members):
+                await self._changed.wait()
+        return any(member.state is State.STARTING for member in self.members)
+
     def admit(self, member: Member) -> None:
         """Let a server serve; it must have the roster's version."""
         member.state, member.reason, member.missed = State.SERVING, "", 0
         self._notify()
 
     def evict(self, member: Member, state: State, reason: str) -> None:
-        """Take a server out; its calls in flight go elsewhere."""
+        """Take a server out; its calls in flight go elsewhere. One that is being started again is not dead, for now."""
+        if state is State.DEAD and member.state is State.STARTING and member.kept:
+            return
         member.state, member.reason, member.channel = state, reason, None
         for scope in member.scopes:
             scope.cancel()

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from agentrl.errors import InvariantError, ReplyError, RequestRejected, WeightSyncError
-from agentrl.inference.base import CONTEXT_HEADROOM, CONTEXT_RESERVE, GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.calls import Calls
 from agentrl.inference.control import Control
 from agentrl.inference.dialect import Dialect, dialect_of
@@ -118,8 +118,7 @@ class SGLangServer:
     @property
     def max_context_tokens(self) -> int | None:
         """Longest context plus output that a call is sure to get; None from servers that do not tell."""
-        longest = self._info.max_req_input_len
-        return None if longest is None else longest + CONTEXT_RESERVE - CONTEXT_HEADROOM
+        return self._info.max_context_tokens
 
     async def connect(self) -> None:
         """Ask the server for its dialect and the version of its weights; again when it was restarted.
@@ -299,7 +298,3 @@ class SGLangServer:
         body = score_body(np.asarray(token_ids, np.int32))
         reply = await self._control.call("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")
         return parse_scores(reply, token_ids, self.url)
-
-    async def flush_cache(self) -> None:
-        """Drop the prefix cache; `RequestRejected` while anything runs. Cancellation: it is dropped or not."""
-        await self._control.call("POST", "/flush_cache", b"{}", "a flush of its prefix cache")

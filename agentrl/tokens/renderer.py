@@ -55,7 +55,7 @@ class Renderer:
         except TokenError as error:
             raise ConfigError(f"{where}: the chat template cannot render a question and an answer: {error}") from error
         self._scaffolds = Scaffolds(self._delta.trace, codec)
-        self.end_of_turn_id: int | None = _first(_known(codec, self._delta.end_of_turn))
+        self.end_of_turn_id: int | None = next(iter(_known(codec, self._delta.end_of_turn)), None)
         """The token the template ends an assistant message with; None if it ends them with text."""
         self.eos_ids: frozenset[int] = frozenset(eos | set(_known(codec, self._delta.end_of_turn)))
         """Ids that end an output: the model's own and the template's end-of-turn token."""
@@ -103,14 +103,13 @@ class Renderer:
         Raises:
             ConfigError: names the file that is missing or wrong.
         """
-        renderer = cls(read_model_files(Path(path)), template_options=template_options or {}, where=str(path))
-        return renderer.within(max_context)
+        files = read_model_files(Path(path))
+        return cls(files, template_options=template_options or {}, where=str(path)).within(max_context)
 
     def within(self, limit: int | None) -> Renderer:
         """Return this renderer with its longest context lowered to `limit` tokens, where that is less."""
-        limits = [known for known in (limit, self.max_context) if known is not None]
         lowered = copy(self)
-        lowered.max_context = min(limits, default=None)
+        lowered.max_context = min([known for known in (limit, self.max_context) if known is not None], default=None)
         return lowered
 
     # ---- text to ids
@@ -295,10 +294,6 @@ def _opens_thinking(rendered: Rendered) -> bool:
 def _known(codec: TokenCodec, text: str | None) -> list[int]:
     number = codec.token_id(text) if text is not None else None
     return [] if number is None else [number]
-
-
-def _first(values: Sequence[int]) -> int | None:
-    return values[0] if values else None
 
 
 def _as_list(ids: Sequence[int] | Int32Array) -> list[int]:

@@ -253,13 +253,7 @@ async def test_a_pool_updates_its_server_and_proves_it(server: RunningServer, ta
         assert [span.version for span in generation.spans] == [1]
 
 
-async def test_loads_and_flushes_reach_the_server(client: SGLangServer, tasks: TaskGroup) -> None:
+async def test_the_load_reaches_the_client(client: SGLangServer) -> None:
     (load,) = await client.loads()
     assert load.num_running_reqs == 0
-    await client.flush_cache()
-    call = begin(tasks, client, PROMPT)
-    await call.more(2)
-    with pytest.raises(RequestRejected, match="400"):
-        await client.flush_cache()
-    await client.abort(call.request.request_id)
-    await call.finished()
+    assert load.max_running_requests > 0

@@ -10,8 +10,9 @@ import numpy as np
 
 from agentrl.inference.base import GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.pool import PoolStatus, ServerPool
+from agentrl.inference.pool import ServerPool
 from agentrl.inference.roster import Server, State
+from agentrl.inference.status import PoolStatus
 from agentrl.types import Publication
 
 VOCAB = 300

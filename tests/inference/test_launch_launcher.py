@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE, STDOUT
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -88,11 +89,18 @@ def launched(package: Path, *arguments: str, **more: str) -> Generator[subproces
         text=True,
         start_new_session=True,
     ) as process:
+        overdue = Timer(PATIENCE_S, _kill, [process.pid])  # what is read from it then ends
+        overdue.start()
         try:
             yield process
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            overdue.cancel()
+            _kill(process.pid)
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def until_ready(process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[str]]:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from agentrl.errors import ServerUnavailable, WeightSyncError
-from agentrl.inference.base import Generation, Probe
+from agentrl.inference.base import Generation, Probe, UpdateReport
+from agentrl.inference.roster import State
 from agentrl.inference.scripted import Fault, Hold, Script, ScriptedReply, ScriptedServer, scripted_logprobs
-from tests.inference.scripted_helpers import VOCAB, all_serving, pool_of, publication, request
+from tests.inference.scripted_helpers import VOCAB, all_serving, pool_of, publication, request, seen
 
 
 def servers_of(count: int, script: Script | None = None, timeout_s: float = 0.2) -> list[ScriptedServer]:
@@ -204,6 +205,79 @@ async def test_an_update_with_no_server_left_says_why() -> None:
             await pool.generate(request())
         with pytest.raises(WeightSyncError, match=r"no server to give version 1: scripted://0 is dead: .*gone"):
             await pool.update_weights(publication(1))
+
+
+async def test_an_update_waits_for_the_only_server_while_it_is_being_started_again() -> None:
+    [only] = servers_of(1)
+    reports: list[UpdateReport] = []
+    generations: list[Generation] = []
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+        only.die("gone")
+        pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+
+        async def update() -> None:
+            reports.append(await pool.update_weights(publication(1)))
+
+        async def call() -> None:
+            generations.append(await pool.generate(request()))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                tasks.start_soon(call)
+                await anyio.wait_all_tasks_blocked()
+                assert (reports, generations) == ([], [])
+                only.revive()
+                pool.report_started("scripted://0")
+        assert [report.updated for report in reports] == [("scripted://0",)]
+        assert [generation.spans[0].version for generation in generations] == [1]
+        assert [update.version for update in only.updates] == [1]
+
+
+@pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
+async def test_an_update_that_loses_the_only_server_is_made_again_when_it_was_started_again(call: str) -> None:
+    [only] = servers_of(1, timeout_s=0.05)
+    reports: list[UpdateReport] = []
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+        only.control_faults[call] = Fault.HANG  # pyright: ignore[reportArgumentType] - parametrized
+
+        async def update() -> None:
+            reports.append(await pool.update_weights(publication(1)))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                await seen(pool, lambda status: status.updating)
+                only.die()
+                pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+                await seen(pool, lambda status: not status.updating)
+                await anyio.wait_all_tasks_blocked()
+                assert (reports, pool.describe().servers[0].state) == ([], State.STARTING)
+                only.control_faults.clear()
+                only.revive()
+                pool.report_started("scripted://0")
+        assert [report.updated for report in reports] == [("scripted://0",)]
+        assert (pool.policy_version, only.version, only.paused) == (1, 1, False)
+
+
+async def test_an_update_does_not_wait_for_a_server_that_is_not_started_again() -> None:
+    [only] = servers_of(1)
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+        pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+        only.die("gone")
+
+        async def give_up() -> None:
+            await anyio.wait_all_tasks_blocked()
+            pool.report_dead("scripted://0", "could not be started again: no memory")
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(give_up)
+                with pytest.raises(WeightSyncError, match=r"version 1: scripted://0 is dead: could not be started again"):
+                    await pool.update_weights(publication(1))
 
 
 async def test_a_server_that_starts_behind_the_others_waits_for_the_next_update() -> None:

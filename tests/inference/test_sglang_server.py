@@ -387,7 +387,6 @@ async def test_a_cancelled_control_call_leaves_the_client_usable(call: str, tmp_
 async def test_the_load_is_told() -> None:
     async with rig() as r:
         assert [load.num_running_reqs for load in await r.client.loads()] == [0]
-        await r.client.flush_cache()
 
 
 async def test_scores_are_the_log_probs_of_the_tokens() -> None:

@@ -31,113 +31,7 @@ CLEANUP_S = 3.0
 """Seconds spent on telling paused servers to continue after an error or a cancellation."""
 
 
-class Updater:
-    """Changes the weights of a roster's servers, one update at a time."""
-
-    def __init__(self, roster: Roster, *, mode: PauseMode, on_failure: Literal["evict", "stop"]) -> None:
-        """Begin with no update running.
-
-        Args:
-            roster: the servers.
-            mode: how they are paused.
-            on_failure: whether a server that fails is left out or ends the update.
-        """
-        self._roster = roster
-        self._mode: PauseMode = mode
-        self._on_failure: Literal["evict", "stop"] = on_failure
-        self._lock = anyio.Lock()  # two callers of `update`
-        self.running = False
-
-    async def update(self, source: WeightSource, probe: Probe | None) -> UpdateReport:
-        """Give all servers the published weights; see `Inference.update_weights`. A second update waits for the first.
-
-        Raises:
-            WeightSyncError: see `Inference.update_weights`; also for a version below the current one.
-
-        Cancellation: paused servers are continued. If some have the new weights already, those serve, and the others are
-        brought up to them by the pool.
-        """
-        roster = self._roster
-        async with self._lock:
-            if source.version < roster.version:
-                raise WeightSyncError(f"version {source.version} is older than the servers' version {roster.version}")
-            members = [member for member in roster.members if member.state is not State.DEAD]
-            if not members:
-                raise WeightSyncError(f"no server to give version {source.version}: {roster.reasons()}")
-            self.running = True
-            roster.target = source.version
-            try:
-                await self._take_over(members)
-                return await _Update(roster, source, self._mode, self._on_failure, members).run(probe)
-            finally:
-                self.running = False
-                roster.target = roster.version
-                for member in members:
-                    member.control.release()
-                for member in roster.members:
-                    if member.state is not State.SERVING:
-                        member.wake.set()
-
-    async def _take_over(self, members: list[Member]) -> None:
-        held: list[Member] = []
-        try:
-            for member in members:
-                if member.catch_up is not None:
-                    member.catch_up.cancel()
-                await member.control.acquire()
-                held.append(member)
-        except BaseException:
-            members[:] = held
-            raise
-
-    async def catch_up(self, member: Member) -> None:
-        """Give an evicted server the current weights and let it serve; an update that starts meanwhile takes over.
-
-        Raises:
-            ServerError, WeightSyncError: the server does not serve.
-
-        Cancellation: the server is continued and does not serve.
-        """
-        roster = self._roster
-        async with member.control:
-            while not self.running and member.state is not State.SERVING:
-                target = roster.source
-                with anyio.CancelScope() as member.catch_up:
-                    await self._bring_up(member, target)
-                cancelled, member.catch_up = member.catch_up.cancelled_caught, None
-                if not cancelled and not self.running and roster.source is target:
-                    roster.admit(member)
-
-    async def _bring_up(self, member: Member, target: WeightSource | None) -> None:
-        roster, server = self._roster, member.server
-        if target is None:
-            version = await server.check()
-            if version != roster.version:
-                raise WeightSyncError(
-                    f"{member.url}: has version {version}, the others {roster.version}, and no weights have been "
-                    "published yet that it could be given"
-                )
-            return
-
-        async def each(action: Callable[[Member], Awaitable[None]]) -> Sequence[Member]:
-            await action(member)
-            return [member]
-
-        try:
-            async with opened(target, roster, [member], each, again=True) as delivery:
-                await server.pause(self._mode)
-                await delivery.start([member])
-                await delivery.load(member)
-                await delivery.complete([member])
-                delivery.check(member)
-                compare(delivery.delivered, {member: await server.checksums()}, roster.digests)
-                await server.resume()
-        finally:
-            if server.paused:
-                await _resume_quietly(member)
-
-
-class _Update:
+class Update:
     """The state of one update: which servers are paused, and which are proved to have the weights."""
 
     def __init__(
@@ -148,6 +42,7 @@ class _Update:
         on_failure: Literal["evict", "stop"],
         members: Sequence[Member],
     ) -> None:
+        """Begin with no server paused; see `Updater` for the arguments, and `members` are those to update."""
         self._roster, self._source = roster, source
         self._mode: PauseMode = mode
         self._on_failure: Literal["evict", "stop"] = on_failure
@@ -157,6 +52,7 @@ class _Update:
         self._failures: dict[Member, Exception] = {}
 
     async def run(self, probe: Probe | None) -> UpdateReport:
+        """Update the servers; see `Inference.update_weights`. Cancellation: see `Updater.update`."""
         members = tuple(self._alive)
         try:
             async with opened(self._source, self._roster, members, self._each, again=False) as delivery:
@@ -226,7 +122,7 @@ class _Update:
             self._alive = [member for member in self._alive if member in ours]
             self._commit()
         for member in self._touched - set(ours):
-            if member not in self._failures:
+            if member not in self._failures and member.state not in (State.DEAD, State.STARTING):
                 roster.evict(member, State.BEHIND, "a weight update was cut off here; which weights it has is not known")
         for member in roster.serving():
             if ours and member not in ours:
@@ -279,10 +175,10 @@ class _Update:
 async def _resume_all(members: Sequence[Member]) -> None:
     async with task_group() as tasks:
         for member in members:
-            tasks.start_soon(_resume_quietly, member)
+            tasks.start_soon(resume_quietly, member)
 
 
-async def _resume_quietly(member: Member) -> None:
+async def resume_quietly(member: Member) -> None:
     """Tell a server to continue when the reason for stopping is being reported already."""
     with anyio.move_on_after(CLEANUP_S, shield=True):
         try:

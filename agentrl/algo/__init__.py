@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from agentrl.algo.advantage import GroupAdvantages, advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.packing import pack_rows, sorted_microbatches, split_minibatches
+from agentrl.algo.packing import sorted_microbatches, split_minibatches
 
 __all__ = [
     "AlgorithmConfig",
     "GroupAdvantages",
     "advantages",
-    "pack_rows",
     "sorted_microbatches",
     "split_minibatches",
     "token_advantages",

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.loss import LossMetrics, combine, decoupled_ppo_loss
-from agentrl.algo.packing import pack_rows, pad_right, row_layout, sorted_microbatches
+from agentrl.algo.packing import pad_right, sorted_microbatches
 from agentrl.types import Float32Array, Sample, StopReason, Trajectory, Turn, VersionSpan
 from tests.algo.build import TURN, group
 
@@ -91,15 +91,6 @@ def padded_forward(model: Model, part: Sequence[Entry]) -> Tensor:
     return model.logprobs(ids, torch.arange(ids.shape[1]).expand_as(ids))
 
 
-def row_forward(model: Model, part: Sequence[Entry]) -> Tensor:
-    """What a variable-length kernel computes: each span of the row by itself, at its own positions."""
-    ids = torch.from_numpy(np.concatenate([e.sample.token_ids for e in part])).long()
-    layout = row_layout([len(e.sample.token_ids) for e in part])
-    positions = torch.from_numpy(layout.position_ids).long()
-    spans = [slice(*pair) for pair in zip(layout.boundaries[:-1], layout.boundaries[1:], strict=True)]
-    return torch.cat([model.logprobs(ids[None, span], positions[None, span])[0] for span in spans])
-
-
 def result(
     entries: Sequence[Entry], plan: Sequence[Sequence[int]], forward: Forward, *, padded: bool
 ) -> tuple[float, list[Tensor], dict[str, float]]:
@@ -145,7 +136,6 @@ def test_packing_padding_order_and_microbatches_do_not_show(seed: int, budget: i
     others = [
         result(entries, everything, padded_forward, padded=True),
         result(entries, sorted_microbatches(lengths, budget), padded_forward, padded=True),
-        result(entries, pack_rows(lengths, budget), row_forward, padded=False),
         result(entries[::-1], alone, padded_forward, padded=True),
     ]
     for total, gradients, metrics in others:
@@ -162,7 +152,7 @@ def test_a_leak_between_samples_would_show() -> None:
 
     def leaking(model: Model, part: Sequence[Entry]) -> Tensor:
         ids = torch.from_numpy(np.concatenate([e.sample.token_ids for e in part])).long()
-        return model.logprobs(ids[None], torch.from_numpy(row_layout([len(ids)]).position_ids).long()[None] % POSITIONS)[0]
+        return model.logprobs(ids[None], torch.arange(len(ids))[None] % POSITIONS)[0]
 
     mixed = result(entries, [[0, 1], list(range(2, len(entries)))], leaking, padded=False)
     assert abs(mixed[0] - alone[0]) > 1e-3

@@ -1,4 +1,4 @@
-"""Plans for microbatches, rows and minibatches: nothing lost, nothing twice, nothing over budget, and little padding."""
+"""Plans for microbatches and minibatches: nothing lost, nothing twice, nothing over budget, and little padding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algo.packing import pack_rows, pad_right, row_layout, sorted_microbatches, split_minibatches
+from agentrl.algo.packing import pad_right, sorted_microbatches, split_minibatches
 
 lengths_strategy = st.lists(st.integers(1, 60), max_size=40)
 
@@ -62,41 +62,6 @@ def test_a_realistic_batch_wastes_little() -> None:
     assert padded([list(range(512))], lengths) > 4 * sum(lengths)
 
 
-@given(lengths_strategy, st.integers(1, 150))
-def test_rows_hold_each_sample_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    rows = pack_rows(lengths, budget)
-    assert sorted(itertools.chain(*rows)) == list(range(len(lengths)))
-    for row in rows:
-        assert len(row) == 1 or sum(lengths[i] for i in row) <= budget
-
-
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(20, 60))
-def test_rows_are_nearly_as_few_as_possible(lengths: list[int], budget: int) -> None:
-    fewest = min(
-        len(other)
-        for other in partitions(range(len(lengths)))
-        if all(sum(lengths[i] for i in part) <= budget for part in other)
-    )
-    assert len(pack_rows(lengths, budget)) <= 11 / 9 * fewest + 6 / 9
-
-
-def slow_first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    rows: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        for row in rows:
-            if sum(lengths[i] for i in row) + lengths[index] <= budget:
-                row.append(index)
-                break
-        else:
-            rows.append([index])
-    return rows
-
-
-@given(lengths_strategy, st.integers(1, 150))
-def test_rows_are_those_of_first_fit_decreasing(lengths: list[int], budget: int) -> None:
-    assert pack_rows(lengths, budget) == slow_first_fit_decreasing(lengths, budget)
-
-
 @given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 8))
 def test_minibatches_hold_each_sample_once_and_are_balanced(loss_tokens: list[int], n: int) -> None:
     minibatches = split_minibatches(loss_tokens, n)
@@ -114,12 +79,11 @@ def test_minibatches_hold_each_sample_once_and_are_balanced(loss_tokens: list[in
 @given(lengths_strategy, st.integers(1, 150), st.integers(1, 5))
 def test_the_same_input_gives_the_same_plan(lengths: list[int], budget: int, n: int) -> None:
     assert sorted_microbatches(lengths, budget) == sorted_microbatches(tuple(lengths), budget)
-    assert pack_rows(lengths, budget) == pack_rows(tuple(lengths), budget)
     assert split_minibatches(lengths, n) == split_minibatches(tuple(lengths), n)
 
 
 @given(lengths_strategy.filter(bool), st.integers(1, 150), st.integers(0, 2**32 - 1))
-def test_order_mask_and_log_prob_sums_survive_padding_and_rows(lengths: list[int], budget: int, seed: int) -> None:
+def test_order_mask_and_log_prob_sums_survive_padding(lengths: list[int], budget: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     ids = [generator.integers(1, 1000, n).astype(np.int32) for n in lengths]
     masks = [generator.random(n) < 0.5 for n in lengths]
@@ -138,25 +102,9 @@ def test_order_mask_and_log_prob_sums_survive_padding_and_rows(lengths: list[int
             assert not mask[row, lengths[i] :].any()
     assert in_padded == pytest.approx(expected)
 
-    in_rows = 0.0
-    for part in pack_rows(lengths, budget):
-        tokens = np.concatenate([ids[i] for i in part])
-        mask = np.concatenate([masks[i] for i in part])
-        in_rows += float(np.concatenate([logprobs[i] for i in part])[mask].sum())
-        layout = row_layout([lengths[i] for i in part])
-        assert layout.boundaries[-1] == len(tokens) == len(layout.position_ids)
-        for s, i in enumerate(part):
-            where = slice(layout.boundaries[s], layout.boundaries[s + 1])
-            assert (tokens[where] == ids[i]).all()
-            assert (layout.position_ids[where] == np.arange(lengths[i])).all()
-    assert in_rows == pytest.approx(expected)
-
 
 def test_no_samples_give_no_plan() -> None:
-    assert sorted_microbatches([], 10) == pack_rows([], 10) == split_minibatches([], 3) == []
-    layout = row_layout([])
-    assert layout.position_ids.tolist() == []
-    assert layout.boundaries.tolist() == [0]
+    assert sorted_microbatches([], 10) == split_minibatches([], 3) == []
 
 
 def test_impossible_arguments_are_refused() -> None:
@@ -166,8 +114,6 @@ def test_impossible_arguments_are_refused() -> None:
         sorted_microbatches([1, 0], 10)
     with pytest.raises(ValueError, match="overhead_tokens"):
         sorted_microbatches([1], 10, overhead_tokens=-1)
-    with pytest.raises(ValueError, match="row_tokens"):
-        pack_rows([1], 0)
     with pytest.raises(ValueError, match="n of at least 1"):
         split_minibatches([1], 0)
     with pytest.raises(ValueError, match="counts of at least 0"):

@@ -1,6 +1,6 @@
 """What a weight update costs, through files and from memory to memory, against the bandwidth of this machine.
 
-Run: `python -m benchmarks.weight_sync` (about four minutes on two idle cores). `--quick` leaves the two large models out,
+Run: `python -m benchmarks.weight_sync` (about nine minutes on two idle cores). `--quick` leaves the two large models out,
 measures three times and writes nothing; `--sglang` measures against a real SGLang instead of the embedded server (which
 `make sglang` installs) and writes to another file. It prints a table and writes benchmarks/results/weight_sync.json.
 
@@ -10,7 +10,7 @@ For each model size a trainer worker and one server run as in `agentrl train`; w
   publish   the trainer's log-probs of the probe and, for `disk`, digests and files: servers go on sampling
   update    for `distributed` first digests, while servers go on; pause, move, the servers' digests, continue, the probe
   pause     the part of it that servers stand still
-  share     publish and update as a share of a step: they and training on 1024 tokens; real steps train on more
+  share     publish and update as a share of a step: they and training on 5760 tokens, the batch of `make demo`
 
 and in the same run, for the same number of bytes, the floors:
 
@@ -64,8 +64,8 @@ from tests.support.tiny import build_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 PATIENCE = timedelta(seconds=120)
-STEP_LENGTHS = (64,) * 16
-"""Tokens of the samples of a step."""
+STEP_LENGTHS = (90,) * 64
+"""Tokens of the samples of a step: as many, and as long, as those of `make demo`."""
 Way = Literal["disk", "distributed"]
 
 

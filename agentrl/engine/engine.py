@@ -241,6 +241,7 @@ class Engine:
             self._buffer.drop(outcome.index, outcome.reason)
         else:
             self._buffer.complete(outcome)
+            self._journal.completed()
 
     async def _episode(self, task: Task, *, episode_id: str, sampling: SamplingConfig, group: int | None) -> Trajectory:
         with self._flights.episode(episode_id, task.id, group) as on_turn:

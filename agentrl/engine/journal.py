@@ -105,11 +105,21 @@ class Journal:
             self._totals.episodes += 1
             self._budget.record(trajectory)
 
+    def completed(self) -> None:
+        """Note that a group is whole."""
+        self._budget.group_completed()
+
     def dropped(self, index: int, reason: str) -> None:
-        """Record a group that leaves untrained."""
+        """Record a group that leaves untrained.
+
+        Raises:
+            ErrorBudgetExceeded: when too many have left in a row for their failed members.
+        """
         tokens = self._flights.tokens_by_group.pop(index, 0)
         self._totals.add_waste("over_age" if reason == "over_age" else "dropped_group", tokens)
         self._append("dropped_group", {"group": index, "reason": reason})
+        if reason != "over_age":
+            self._budget.group_dropped(reason)
 
     def step(
         self, number: int, groups: tuple[Group, ...], prepared: PreparedBatch, report: StepReport, published: PublishReport

@@ -15,6 +15,7 @@ from agentrl.errors import ConfigError, WeightSyncError
 from agentrl.inference.control import Control
 from agentrl.inference.dialect import Dialect
 from agentrl.inference.messages import ServerInfo
+from agentrl.inference.scope import deadline
 from agentrl.transfer import Bucket, GroupAddress, GroupRequest, Manifest
 
 
@@ -123,11 +124,18 @@ class GroupCalls:
 
         Raises:
             WeightSyncError: the server refused, or reports another version; it may have any part of the weights.
-            ServerError: no answer; as above.
+            ServerError: no answer, or not all of them within the deadline of a control call, as the other servers wait for
+                it, paused; as above.
 
         Cancellation: as above.
         """
-        (dialect, _), flush = self._server(), self._flush()
+        flush, control = self._flush(), self._control
+        with deadline(control.timeout_s, lambda: f"{control.url}: waited for it to take all weights", control.url):
+            await self._take(manifest, group, flush=flush)
+        await self._has(manifest.version, group, flush=flush)
+
+    async def _take(self, manifest: Manifest, group: str, *, flush: bool) -> None:
+        dialect, _ = self._server()
         if dialect.sessions:
             await self._begin()
         for number, bucket in enumerate(manifest.buckets, start=1):
@@ -138,7 +146,6 @@ class GroupCalls:
             await self._control.weights("/update_weights_from_distributed", body, what)
         if dialect.sessions:
             await self._control.weights("/end_weight_update", {}, "end the update")
-        await self._has(manifest.version, group, flush=flush)
 
     async def _begin(self) -> None:
         try:

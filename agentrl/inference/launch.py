@@ -159,23 +159,24 @@ async def _start_all(
 async def _supervise(
     process: ServerProcess, url: str, pool: ServerPool, tasks: anyio.abc.TaskGroup, config: InferenceConfig
 ) -> None:
+    reason: str | None = None
     restarts = 0 if config.on_server_failure == "stop" else MAX_RESTARTS
-    for attempt in range(restarts + 1):
-        again = attempt < restarts
-        if again:
-            pool.report_kept(url)
-        reason = await process.ended()
-        pool.report_dead(url, reason, starting=again)
+    for left in range(restarts, -1, -1):
+        if reason is None:
+            pool.report_kept(url, kept=left > 0)
+            reason = await process.ended()
+        pool.report_dead(url, reason, starting=left > 0)
         await process.stop()
-        if not again:
+        if not left:
             return
         logger.warning("%s; starting it again", reason)
         try:
             await process.start(tasks, config.start_timeout_s)
         except ServerError as error:
-            pool.report_dead(url, f"could not be started again: {error}")
-            return
-        pool.report_started(url)
+            reason = f"could not be started again: {error}"
+        else:
+            pool.report_started(url)
+            reason = None
 
 
 async def _stop(processes: list[ServerProcess]) -> None:

@@ -143,23 +143,24 @@ class ServerPool:
                 logger.warning("update to version %d goes on without %s: %s", report.version, member.url, member.reason)
         return report
 
-    def report_kept(self, url: str) -> None:
-        """Count on a server's return when its process ends; for whoever will start it again then."""
+    def report_kept(self, url: str, *, kept: bool = True) -> None:
+        """Count on a server's return when its process ends, or no longer; for whoever starts it again then."""
         for member in self._roster.members:
             if member.url == url.rstrip("/"):
-                member.kept = True
+                member.kept = kept
 
     def report_dead(self, url: str, reason: str, *, starting: bool = False) -> None:
         """Take a server out at once; for whoever launched it, saw its process end, and is `starting` it again or not."""
         for member in self._roster.members:
             if member.url == url.rstrip("/"):
-                member.kept = starting
+                member.kept = member.ended = starting
                 self._lose(member, State.STARTING if starting else State.DEAD, reason)
 
     def report_started(self, url: str) -> None:
-        """Look at a server now; for whoever started its process again."""
+        """Ask a server now what it is; for whoever started its process again and saw it ready."""
         for member in self._roster.members:
             if member.url == url.rstrip("/"):
+                member.ended = False
                 member.wake.set()
 
     def describe(self) -> PoolStatus:

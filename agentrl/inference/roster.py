@@ -144,6 +144,8 @@ class Member:
     """Its process group with the trainer, the last it was in."""
     kept: bool = False
     """Whether its process is started again when it ends; whoever does that says so within `NOTICE_S` of the end."""
+    ended: bool = False
+    """Whether its process is known to have ended and not known to have been started again."""
     channel: WeightChannel | None = None
     """The trainer's end of that group; None once the server was out of the pool, as it may have been restarted."""
 
@@ -221,7 +223,8 @@ class Roster:
     async def hope(self) -> None:
         """Wait for a change, when no server serves but one may soon.
 
-        The wait is for the pool to give a server weights, or for whoever launched it to start it; both have deadlines.
+        The wait is for the pool to give a server weights or to ask one that was started what it is, or for whoever launched
+        it to start it; each has a deadline.
 
         Raises:
             ServerUnavailable: none will, naming each and why.
@@ -250,14 +253,20 @@ class Roster:
         member.state, member.reason, member.missed = State.SERVING, "", 0
         self._notify()
 
+    def away(self, member: Member) -> bool:
+        """Return whether a server does not answer, as far as is known."""
+        return member.state in (State.DEAD, State.STARTING)
+
     def evict(self, member: Member, state: State, reason: str) -> None:
         """Take a server out; its calls in flight go elsewhere. One that is being started again is not dead, for now."""
-        if state is State.DEAD and member.state is State.STARTING and member.kept:
+        if state is State.DEAD and member.state is State.STARTING and member.ended:
             return
+        changed = member.state is not state
         member.state, member.reason, member.channel = state, reason, None
         for scope in member.scopes:
             scope.cancel()
-        self._notify()
+        if changed:
+            self._notify()
 
     def reasons(self) -> str:
         """Return each server that does not serve, and why."""

@@ -16,7 +16,7 @@ from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable, Weigh
 from agentrl.inference.base import Probe, UpdateReport, WeightSource
 from agentrl.inference.performance import Stage
 from agentrl.inference.scope import deadline
-from agentrl.inference.script import Fault, scripted_logprobs
+from agentrl.inference.script import Fault, Hold, scripted_logprobs
 from agentrl.transfer import GroupAddress, GroupRequest, Manifest, scripted_checksums
 from agentrl.types import Float32Array, Int32Array, Publication
 
@@ -43,6 +43,8 @@ class ScriptedControl:
         """Its part in taking weights from a trainer's memory; nothing is really sent."""
         self.control_faults: dict[ControlCall, Fault] = {}
         """What the control calls do instead of their work; change it at any time."""
+        self.control_holds: dict[ControlCall, Hold] = {}
+        """Control calls that wait before their work, each until its hold is released."""
 
     @property
     def url(self) -> str:
@@ -186,6 +188,10 @@ class ScriptedControl:
 
         Cancellation: nothing is left behind.
         """
+        if (hold := self.control_holds.get(name)) is not None:
+            hold.reached.set()
+            with deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
+                await hold.release.wait()
         fault = self.control_faults.get(name)
         if fault is Fault.HANG:
             with deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):

@@ -117,12 +117,16 @@ class Update:
         roster = self._roster
         if roster.source is self._source:
             return
-        ours = {member: digests for member, digests in self._digests.items() if member.server.checksum_kind == "agentrl"}
+        ours = {
+            member: digests
+            for member, digests in self._digests.items()
+            if member.server.checksum_kind == "agentrl" and not roster.away(member)
+        }
         if ours:
             self._alive = [member for member in self._alive if member in ours]
             self._commit()
         for member in self._touched - set(ours):
-            if member not in self._failures and member.state not in (State.DEAD, State.STARTING):
+            if member not in self._failures and not roster.away(member):
                 roster.evict(member, State.BEHIND, "a weight update was cut off here; which weights it has is not known")
         for member in roster.serving():
             if ours and member not in ours:
@@ -137,6 +141,9 @@ class Update:
         async with task_group() as tasks:
             for member in self._alive:
                 tasks.start_soon(self._attempt, action, member)
+        for member in self._alive:  # its process may have ended while the others were waited for
+            if self._roster.away(member) and member not in self._failures:
+                self._failures[member] = ServerUnavailable(f"{member.url}: {member.reason}", url=member.url)
         failed = [member for member in self._alive if member in self._failures]
         self._alive = [member for member in self._alive if member not in self._failures]
         if failed and (not self._alive or self._on_failure == "stop"):

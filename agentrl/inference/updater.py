@@ -19,8 +19,6 @@ from agentrl.inference.delivery import compare, opened
 from agentrl.inference.roster import Member, PauseMode, Roster, State
 from agentrl.inference.update import Update, resume_quietly
 
-_AWAY = (State.DEAD, State.STARTING)
-
 
 class Updater:
     """Changes the weights of a roster's servers, one update at a time."""
@@ -58,7 +56,7 @@ class Updater:
                 try:
                     return await self._update(members, source, probe)
                 except WeightSyncError as error:
-                    lost = all(member.state in _AWAY for member in roster.members)
+                    lost = all(roster.away(member) for member in roster.members)
                     if self._on_failure == "stop" or not lost or not await roster.starting():
                         raise
                     failure = error
@@ -70,7 +68,7 @@ class Updater:
             WeightSyncError: none is: `failure`, or that there is no server.
         """
         roster = self._roster
-        while not (members := [member for member in roster.members if member.state not in _AWAY]):
+        while not (members := [member for member in roster.members if not roster.away(member)]):
             try:
                 await roster.hope()
             except ServerUnavailable as error:

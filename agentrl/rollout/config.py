@@ -29,4 +29,4 @@ class RolloutConfig(Config):
     max_failure_rate: float = Field(default=0.5, gt=0, le=1)
     """Share of failed episodes, over the last 64, that stops the run."""
     max_consecutive_failures: int = Field(default=32, ge=1)
-    """Failed episodes in a row that stop the run and print the first traceback."""
+    """Failed episodes in a row, or groups in a row dropped for them, that stop the run and print the first traceback."""

@@ -123,6 +123,25 @@ async def test_dropped_groups_are_counted_with_their_reason_and_replaced(tmp_pat
     assert balance(report) == 0
 
 
+async def test_a_run_in_which_no_group_is_ever_whole_stops_although_most_episodes_succeed(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async def judge(task: Task, client: Client) -> float:
+        answer = await ask(client, task["question"])
+        if ".1." in client.episode.id:
+            raise LookupError("one of each group")
+        return float(answer == "good")
+
+    engine = make_engine(
+        tmp_path,
+        renderer,
+        workflow=workflow_of(judge),
+        rollout={"episode_retries": 1, "max_failure_rate": 1.0, "max_consecutive_failures": 9},
+    )
+    with pytest.raises(ErrorBudgetExceeded, match=r"(?s)9 groups in a row .*incomplete_group: keep.*one of each"):
+        await run(engine)
+
+
 async def test_a_kept_group_is_trained_with_the_members_it_has(tmp_path: Path, renderer: Renderer) -> None:
     async def judge(task: Task, client: Client) -> float:
         answer = await ask(client, task["question"])

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import anyio
 import pytest
 
 from agentrl.errors import ConfigError, InvariantError, ServerTimeout, ServerUnavailable, WeightSyncError
@@ -200,5 +201,33 @@ async def test_what_a_server_may_do_instead_is_a_named_error(fault: Fault, error
         await r.client.groups.join(ADDRESS)
         await r.client.pause("retract")
         r.script.control_faults["receive_weights"] = fault
-        with pytest.raises(error, match=r"take bucket 1 of 2 of version 7|update_weights_from_distributed"):
+        with pytest.raises(error, match=r"take bucket 1 of 2|update_weights_from_distributed|take all weights"):
             await r.client.groups.receive(MANIFEST, "group")
+
+
+async def test_a_server_that_is_slow_with_every_bucket_is_given_up_as_a_whole() -> None:
+    """Each bucket comes within the deadline, all of them do not: the other servers stand still meanwhile."""
+
+    class Slow:
+        url = "http://slow"
+
+        async def call(self, method: str, path: str, body: bytes | None) -> bytes:
+            if path == "/update_weights_from_distributed":
+                await anyio.sleep(0.06)
+            return b'{"success": true}'
+
+    async def nothing(version: int, unique: str, *, flush: bool) -> None:
+        raise AssertionError
+
+    dialect = dialect_of("0.5.23", None, "")
+    calls = GroupCalls(
+        Control(Slow(), timeout_s=0.3),  # pyright: ignore[reportArgumentType] - of a transport, only this is asked
+        lambda: (dialect, ServerInfo(version="0.5.23")),
+        flush=lambda: True,
+        has=nothing,
+    )
+    buckets = tuple((TensorSpec(f"t{number}", "float32", (1,)),) for number in range(20))
+    began = anyio.current_time()
+    with pytest.raises(ServerTimeout, match=r"http://slow: waited for it to take all weights \(deadline 0\.3 s\)"):
+        await calls.receive(Manifest(1, buckets, {}), "group")
+    assert anyio.current_time() - began < 1.0

@@ -262,6 +262,66 @@ async def test_an_update_that_loses_the_only_server_is_made_again_when_it_was_st
         assert (pool.policy_version, only.version, only.paused) == (1, 1, False)
 
 
+async def test_a_server_that_ends_while_others_still_load_is_left_out_of_the_update() -> None:
+    slow, quick = servers_of(2, timeout_s=20)
+    loading = slow.control_holds["load_weights"] = Hold()
+    reports: list[UpdateReport] = []
+    async with pool_of(slow, quick) as pool:
+        pool.report_kept("scripted://1")
+
+        async def update() -> None:
+            reports.append(await pool.update_weights(publication(1)))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                await loading.reached.wait()
+                await anyio.wait_all_tasks_blocked()
+                assert quick.version == 1
+                pool.report_dead("scripted://1", "signal SIGKILL", starting=True)
+                quick.revive(version=0)
+                pool.report_started("scripted://1")
+                loading.release.set()
+            assert [(report.updated, report.evicted) for report in reports] == [(("scripted://0",), ("scripted://1",))]
+            await all_serving(pool)
+        assert (slow.version, quick.version) == (1, 1)
+
+
+async def test_the_only_server_may_end_after_it_has_loaded() -> None:
+    [only] = servers_of(1, timeout_s=20)
+    held = only.control_holds["checksums"] = Hold()
+    reports: list[UpdateReport] = []
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+
+        async def update() -> None:
+            reports.append(await pool.update_weights(publication(1)))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                await held.reached.wait()
+                pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+                only.revive()
+                held.release.set()
+                await seen(pool, lambda status: not status.updating)
+                pool.report_started("scripted://0")
+        assert [report.updated for report in reports] == [("scripted://0",)]
+        assert [update.version for update in only.updates] == [1, 1]
+
+
+async def test_a_server_that_is_started_again_and_does_not_answer_is_dead() -> None:
+    [only] = servers_of(1)
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+        only.die("gone")
+        pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+        pool.report_started("scripted://0")
+        with anyio.fail_after(20):
+            with pytest.raises(WeightSyncError, match=r"version 1: scripted://0 is dead: .*gone"):
+                await pool.update_weights(publication(1))
+
+
 async def test_an_update_does_not_wait_for_a_server_that_is_not_started_again() -> None:
     [only] = servers_of(1)
     async with pool_of(only) as pool:

@@ -82,7 +82,7 @@ async def launch_pool(
                 ]
                 async with ServerPool(servers, config) as pool:
                     for each in launched.values():
-                        tasks.start_soon(_supervise, each.process, each.url, pool, tasks, config)
+                        tasks.start_soon(supervise, each.process, each.url, pool, tasks, config)
                     _check_context(config, pool)
                     yield pool
                 tasks.cancel_scope.cancel()
@@ -156,9 +156,15 @@ async def _start_all(
             starting.start_soon(start, index)
 
 
-async def _supervise(
+async def supervise(
     process: ServerProcess, url: str, pool: ServerPool, tasks: anyio.abc.TaskGroup, config: InferenceConfig
 ) -> None:
+    """Start a server again when its process ends, at most `MAX_RESTARTS` times, and tell the pool what is going on.
+
+    A start that fails counts as one. By the policy `stop`, none is made.
+
+    Cancellation: the process may be running or not; `stop` it.
+    """
     reason: str | None = None
     restarts = 0 if config.on_server_failure == "stop" else MAX_RESTARTS
     for left in range(restarts, -1, -1):

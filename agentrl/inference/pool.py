@@ -50,6 +50,8 @@ class ServerPool:
         self._updater = Updater(self._roster, mode=PAUSES[config.pause_mode], on_failure=config.on_server_failure)
         self._failover = Failover(self._roster, config, suspect=self._suspect, lose=self._lose)
         self._stack = AsyncExitStack()
+        self._context: int | None = None
+        """What calls may have, by the servers that were there at the start."""
         self._fatal: ServerUnavailable | None = None
         self._failed = anyio.Event()
 
@@ -175,6 +177,7 @@ class ServerPool:
         missing = len(answering) < len(self._roster.members)
         if not answering or (missing and self._config.on_server_failure == "stop"):
             raise ServerUnavailable(f"cannot start without inference servers: {self._roster.reasons()}")
+        self._context = self.max_context_tokens
         self._roster.version = self._roster.target = max(member.server.version for member in answering)
         for member in answering:
             if member.server.version != self._roster.version:
@@ -248,6 +251,9 @@ class ServerPool:
         try:
             with deadline(self._config.health_interval_s, lambda: f"{member.url}: no sign of life", member.url):
                 await member.server.connect()
+            limit = member.server.max_context_tokens
+            if limit is not None and limit < (self._context or 0):
+                raise WeightSyncError(f"{member.url}: takes a context of {limit} tokens; calls may have {self._context}")
             if member.state in (State.DEAD, State.STARTING):
                 self._roster.evict(member, State.BEHIND, "answers again; is being given the current weights")
             await self._updater.catch_up(member)

@@ -36,6 +36,8 @@ class ScriptedControl:
         self._dead: str | None = None
         self._died = anyio.Event()
         self._paused = False
+        self.max_context_tokens: int | None = None
+        """What it says of its context; scripts take any."""
         self._tensor_checksums: Mapping[str, str] | None = None
         self.updates: list[Publication] = []
         """Weights it was given from files, in order."""
@@ -65,11 +67,6 @@ class ScriptedControl:
     def paused(self) -> bool:
         """Whether it is paused."""
         return self._paused
-
-    @property
-    def max_context_tokens(self) -> int | None:
-        """None: scripts take contexts of any length."""
-        return None
 
     @property
     def checksum_kind(self) -> str:

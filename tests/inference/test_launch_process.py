@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -16,6 +17,9 @@ from agentrl.errors import ConfigError, ServerTimeout, ServerUnavailable
 from agentrl.inference import launch
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.process import Recipe, ServerProcess
+from agentrl.inference.roster import State
+from agentrl.inference.scripted import ScriptedServer
+from tests.inference.scripted_helpers import VOCAB, all_serving, pool_of, seen
 
 READY = 'print(\'{"event":"ready","url":"http://127.0.0.1:9"}\', flush=True)'
 WAIT = "import time; time.sleep(60)"
@@ -234,3 +238,28 @@ def test_a_host_of_another_machine_is_a_config_error() -> None:
         pytest.raises(ConfigError, match=r"inference.host: cannot listen on 192.0.2.1"),
     ):
         ports.take()
+
+
+async def test_a_start_that_fails_counts_as_one_and_is_tried_again(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    counted = [
+        "import os, pathlib, sys",
+        f"count = pathlib.Path({str(count)!r})",
+        "number = int(count.read_text().split()[0]) + 1 if count.exists() else 1",
+        "count.write_text(f'{number} {os.getpid()}')",
+        "sys.exit('no memory') if number == 2 else None",
+    ]
+    process = ServerProcess(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
+    config = InferenceConfig()
+    only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0")
+    async with anyio.create_task_group() as tasks, pool_of(only) as pool:
+        await process.start(tasks, 20)
+        tasks.start_soon(launch.supervise, process, "scripted://0", pool, tasks, config)
+        for started, state in ((3, State.STARTING), (4, State.STARTING), (4, State.DEAD)):
+            only.die()
+            os.kill(int(count.read_text().split()[1]), signal.SIGKILL)
+            await seen(pool, lambda status, state=state: status.servers[0].state is state)
+            await seen(pool, lambda status, started=started: count.read_text().startswith(f"{started} "))
+            if state is State.STARTING:
+                only.revive()
+                await all_serving(pool)

@@ -156,6 +156,22 @@ async def test_a_server_restarted_between_two_probes_is_not_believed() -> None:
         assert generation.spans[0].version == 3
 
 
+async def test_a_server_that_comes_back_with_less_context_than_calls_may_have_does_not_serve() -> None:
+    servers = [server(number=n) for n in range(2)]
+    for each in servers:
+        each.max_context_tokens = 100
+    async with pool_of(*servers) as pool:
+        assert pool.max_context_tokens == 100
+        servers[0].die()
+        await until(pool, "scripted://0", State.DEAD)
+        servers[0].max_context_tokens = 60
+        servers[0].revive()
+        await until(pool, "scripted://0", State.STUCK)
+        assert "takes a context of 60 tokens; calls may have 100" in pool.describe().servers[0].reason
+        servers[0].max_context_tokens = 120
+        await until(pool, "scripted://0", State.SERVING)
+
+
 async def test_a_call_waits_for_the_only_server_while_it_is_being_caught_up() -> None:
     only = server()
     async with pool_of(only) as pool:

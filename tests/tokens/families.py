@@ -36,22 +36,19 @@ class Family:
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _HERMES = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+_LLAMA = (
+    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+    "<|eom_id|>", "<|python_tag|>", *(f"<|reserved_special_token_{at}|>" for at in range(40)),
+)  # fmt: skip
+_LLAMA_ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+_LLAMA_NAMED = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
 FAMILIES = {
     family.name: family
     for family in (
         Family("qwen25", _CHATML, _HERMES[:2], "<|im_end|>", {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}),
         Family("qwen3", _CHATML, _HERMES, "<|im_end|>", {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}),
-        Family(
-            "llama31",
-            (
-                "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-                "<|eom_id|>", "<|python_tag|>", *(f"<|reserved_special_token_{at}|>" for at in range(40)),
-            ),
-            (),
-            "<|eot_id|>",
-            {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
-            eos_config=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
-        ),
+        Family("llama31", _LLAMA, (), "<|eot_id|>", _LLAMA_NAMED, eos_config=_LLAMA_ENDS),
+        Family("llama32", _LLAMA, (), "<|eot_id|>", _LLAMA_NAMED, eos_config=_LLAMA_ENDS),
         Family(
             "mistral",
             (

@@ -119,6 +119,7 @@ def test_the_parser_is_chosen_by_the_template():
         "qwen25": parse_hermes,
         "qwen3": parse_hermes,
         "llama31": parse_llama,
+        "llama32": parse_llama,
         "mistral": parse_mistral,
         "deepseek_r1": None,
     }

@@ -102,7 +102,7 @@ def test_branches_equal_what_was_sent_and_sampled(
         try:
             episode.step()
         except TokenError:  # some templates refuse some orders of roles
-            assert FAMILIES[name].name in ("llama31", "mistral", "deepseek_r1")
+            assert FAMILIES[name].name in ("llama31", "llama32", "mistral", "deepseek_r1")
             assert len(player.graph.turns) in (recorded, recorded + 1)
     trajectory = player.trajectory()
     verify(trajectory)
@@ -116,11 +116,11 @@ def test_branches_equal_what_was_sent_and_sampled(
         assert len(sample.token_ids) == len(player.sent[leaf]) + len(player.sampled[leaf])
     assert trained == {turn: len(sampled) for turn, sampled in enumerate(player.sampled)}
     assert sum(player.graph.forks.values()) == sum(turn.fork is not None for turn in trajectory.turns)
-    if history == "keep" and FAMILIES[name].name in ("qwen25", "qwen3", "llama31"):
+    if history == "keep" and FAMILIES[name].name in ("qwen25", "qwen3", "llama31", "llama32"):
         assert ForkReason.THINKING_STRIPPED not in player.graph.forks
 
 
-@pytest.mark.parametrize("name", ["qwen25", "qwen3", "llama31"])
+@pytest.mark.parametrize("name", ["qwen25", "qwen3", "llama31", "llama32"])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_conversation_that_only_grows_is_one_branch(name: str, renderer_of: Callable[..., Renderer], data: st.DataObject):

@@ -82,13 +82,13 @@ def test_the_mask_covers_what_the_model_would_sample(name: str, shape: str, rend
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["qwen25", "llama31"])
+@pytest.mark.parametrize("name", ["qwen25", "llama31", "llama32"])
 def test_the_pieces_add_up_to_the_whole_for_templates_that_only_append(
     name: str, shape: str, renderer_of: Callable[..., Renderer]
 ):
     messages, tools = SHAPES[shape]
     renderer = renderer_of(name)
-    if name == "llama31" and shape == "parallel calls":
+    if name in ("llama31", "llama32") and shape == "parallel calls":
         with pytest.raises(TokenError, match="only supports single tool-calls"):
             renderer.encode_conversation(messages, [TOOL])
         return
@@ -139,6 +139,7 @@ PROPERTIES = {
     "qwen25": (True, True, False, False),
     "qwen3": (True, False, False, False),
     "llama31": (True, True, False, False),
+    "llama32": (True, True, False, False),
     "mistral": (False, False, False, False),
     "deepseek_r1": (False, False, True, True),
 }
@@ -180,7 +181,7 @@ def test_ids_and_sizes_come_from_the_model_files(renderer_of: Callable[..., Rend
 
 
 def test_tools_without_a_parser_are_refused(renderer_of: Callable[..., Renderer]):
-    for name in ("qwen25", "qwen3", "llama31", "mistral"):
+    for name in ("qwen25", "qwen3", "llama31", "llama32", "mistral"):
         renderer_of(name).check_tools()
     with pytest.raises(TokenError, match="does not show tools"):
         renderer_of("deepseek_r1").check_tools()

@@ -74,7 +74,7 @@ def test_filled_scaffolds_are_what_rendering_and_encoding_give(
         assert renderer.extend(history, new, None, last_output_id=None) == expected
 
 
-@pytest.mark.parametrize("name", ["qwen25", "qwen3", "llama31"])
+@pytest.mark.parametrize("name", ["qwen25", "qwen3", "llama31", "llama32"])
 def test_the_usual_templates_are_rendered_once_for_each_shape(name: str, renderer_of: Callable[..., Renderer]):
     renderer = renderer_of(name)
     scaffolds = renderer._scaffolds  # pyright: ignore[reportPrivateUsage]

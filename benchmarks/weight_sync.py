@@ -1,8 +1,9 @@
 """What a weight update costs, through files and from memory to memory, against the bandwidth of this machine.
 
-Run: `python -m benchmarks.weight_sync` (about nine minutes on two idle cores). `--quick` leaves the two large models out,
+Run: `python -m benchmarks.weight_sync` (about ten minutes on two idle cores). `--quick` leaves the two large models out,
 measures three times and writes nothing; `--sglang` measures against a real SGLang instead of the embedded server (which
-`make sglang` installs) and writes to another file. It prints a table and writes benchmarks/results/weight_sync.json.
+`make sglang` installs) and writes to another file. It prints a table, and writes benchmarks/results/weight_sync.json anew
+after each size, so that a run that is broken off leaves the sizes it has measured.
 
 For each model size a trainer worker and one server run as in `agentrl train`; weights go to the server in turn by
 `sync: disk` (safetensors in the page cache) and `sync: distributed` (gloo over loopback sockets, 64 MB buckets). Of each:
@@ -10,7 +11,9 @@ For each model size a trainer worker and one server run as in `agentrl train`; w
   publish   the trainer's log-probs of the probe and, for `disk`, digests and files: servers go on sampling
   update    for `distributed` first digests, while servers go on; pause, move, the servers' digests, continue, the probe
   pause     the part of it that servers stand still
-  share     publish and update as a share of a step: they and training on 5760 tokens, the batch of `make demo`
+  share     publish and update as a share of a step: they and training on 5760 tokens, the batch of `make demo`. Training
+            is the median of `timed_steps` steps after one that is not counted: 3 or more, or 1 where a step takes longer
+            than 30 s
 
 and in the same run, for the same number of bytes, the floors:
 
@@ -18,6 +21,8 @@ and in the same run, for the same number of bytes, the floors:
   loopback  through a plain socket into another process
   gloo      one broadcast into another process, nothing else
   digest    one digest of the bytes
+
+The columns /memcpy, /loopback and /gloo are the update over each of these three: how many such floors it takes.
 
 Medians; the two ways alternate, so that a busy machine disturbs them alike.
 """
@@ -66,12 +71,16 @@ RESULTS = Path(__file__).parent / "results"
 PATIENCE = timedelta(seconds=120)
 STEP_LENGTHS = (90,) * 64
 """Tokens of the samples of a step: as many, and as long, as those of `make demo`."""
+LONG_STEP_S = 30.0
+"""Steps that take longer are timed once."""
+FLOORS = ("memcpy", "loopback", "gloo")
+"""What an update is compared with."""
 Way = Literal["disk", "distributed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A model's shape and how often to measure it."""
+    """A model's shape, how often to measure updates of it, and how many training steps to time."""
 
     name: str
     hidden: int
@@ -83,8 +92,8 @@ class Size:
 SIZES = (
     Size(name="0.1M", hidden=64, layers=2, repeats=15, steps=5),
     Size(name="5M", hidden=256, layers=7, repeats=11, steps=3),
-    Size(name="30M", hidden=512, layers=9, repeats=7, steps=2),
-    Size(name="120M", hidden=1024, layers=9, repeats=5, steps=1),
+    Size(name="30M", hidden=512, layers=9, repeats=7, steps=3),
+    Size(name="120M", hidden=1024, layers=9, repeats=5, steps=3),
 )
 
 
@@ -175,15 +184,17 @@ def floors(count: int, repeats: int) -> dict[str, float]:
     }
 
 
-async def step_seconds(trainer: RemoteTrainer, size: Size, vocab: int) -> float:
-    """Return the median time of a training step."""
+async def step_seconds(trainer: RemoteTrainer, size: Size, vocab: int) -> list[float]:
+    """Return the times of some training steps, after one that is not counted; of one step where it takes long."""
     data = batch(Case(name=size.name, hidden=size.hidden, layers=size.layers, vocab=vocab, lengths=STEP_LENGTHS))
-    times: list[float] = []
-    for _ in range(size.steps):
+
+    async def step() -> float:
         begin = time.perf_counter()
         await trainer.step(data)
-        times.append(time.perf_counter() - begin)
-    return median(times)
+        return time.perf_counter() - begin
+
+    first = await step()
+    return [await step() for _ in range(size.steps if first <= LONG_STEP_S else 1)]
 
 
 async def measure(size: Size, folder: Path, backend: Literal["embedded", "sglang"]) -> dict[str, Any]:
@@ -206,7 +217,7 @@ async def measure(size: Size, folder: Path, backend: Literal["embedded", "sglang
         ) as trainer,
         launch_pool(servers, model_path=path, vocab_size=vocab, log_dir=logs) as pool,
     ):
-        step_s = await step_seconds(trainer, size, vocab)
+        steps = await step_seconds(trainer, size, vocab)
         publishers: dict[Way, WeightPublisher] = {
             way: WeightPublisher(
                 trainer=trainer,
@@ -224,51 +235,54 @@ async def measure(size: Size, folder: Path, backend: Literal["embedded", "sglang
                 version += 1
                 reports[way].append(await publisher.publish(version))
     count = reports["distributed"][0].num_bytes
-    rows: dict[str, Any] = {way: summary(some[1:], count, step_s) for way, some in reports.items()}
-    floor = floors(count, size.repeats)
-    moved = rows["distributed"]["update_s"]
+    step_s, floor = median(steps), floors(count, size.repeats)
+    rows: dict[str, Any] = {way: summary(some[1:], count, step_s, floor) for way, some in reports.items()}
     return {
         "parameters": trainer.num_parameters,
         "bytes": count,
         "step_tokens": sum(STEP_LENGTHS),
-        "step_s": step_s,
+        "step_s": round(step_s, 5),
+        "timed_steps": len(steps),
         **rows,
         "floors": {name: round(value, 6) for name, value in floor.items()},
-        "distributed_update_over_gloo": round(moved / floor["gloo_s"], 2),
-        "distributed_pause_over_gloo": round(rows["distributed"]["pause_s"] / floor["gloo_s"], 2),
         "disk_over_distributed": round(rows["disk"]["total_s"] / rows["distributed"]["total_s"], 2),
     }
 
 
-def summary(reports: list[PublishReport], count: int, step_s: float) -> dict[str, float]:
-    """Return the medians of some updates."""
+def summary(reports: list[PublishReport], count: int, step_s: float, floor: dict[str, float]) -> dict[str, float]:
+    """Return the medians of some updates, and what they are of a step and of the floors."""
     publish_s = median(report.publish_s for report in reports)
     update_s = median(report.update_s for report in reports)
+    pause_s = median(report.pause_s for report in reports)
     total_s = median(report.publish_s + report.update_s for report in reports)
     return {
         "publish_s": round(publish_s, 5),
         "update_s": round(update_s, 5),
-        "pause_s": round(median(report.pause_s for report in reports), 5),
+        "pause_s": round(pause_s, 5),
         "total_s": round(total_s, 5),
         "gb_per_s": round(count / total_s / 1e9, 3),
         "share": round(total_s / (total_s + step_s), 4),
+        **{f"update_over_{name}": round(update_s / floor[f"{name}_s"], 2) for name in FLOORS},
+        "pause_over_gloo": round(pause_s / floor["gloo_s"], 2),
     }
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
     """Print a table, times in milliseconds."""
-    print(
-        f"{'model':<7}{'MB':>7}{'way':>13}{'publish':>9}{'update':>9}{'pause':>9}{'GB/s':>7}{'share':>8}"
-        f"   floors: {'memcpy':>8}{'loopback':>9}{'gloo':>8}{'digest':>8}"
-    )
+    heads = "".join(f"{'/' + name:>10}" for name in FLOORS)
+    print(f"{'model':<7}{'MB':>7}{'way':>13}{'publish':>9}{'update':>9}{'pause':>9}{'GB/s':>7}{'share':>8}{heads}")
     for name, row in results.items():
         for way in ("disk", "distributed"):
             some = row[way]
             times = "".join(f"{some[key] * 1e3:>9.1f}" for key in ("publish_s", "update_s", "pause_s"))
-            floor = "".join(f"{value * 1e3:>9.1f}" for value in row["floors"].values()) if way == "disk" else ""
+            ratios = "".join(f"{some[f'update_over_{floor}']:>10.1f}" for floor in FLOORS)
             print(
-                f"{name:<7}{row['bytes'] / 1e6:>7.1f}{way:>13}{times}{some['gb_per_s']:>7.2f}{some['share']:>8.1%}  {floor}"
+                f"{name:<7}{row['bytes'] / 1e6:>7.1f}{way:>13}{times}{some['gb_per_s']:>7.2f}{some['share']:>8.1%}{ratios}"
             )
+    print(f"{'floors':<14}{'memcpy':>13}{'loopback':>9}{'gloo':>9}{'digest':>9}{'step':>9}{'timed':>7}")
+    for name, row in results.items():
+        memcpy, *others = (value * 1e3 for value in (*row["floors"].values(), row["step_s"]))
+        print(f"{name:<14}{memcpy:>13.3f}{''.join(f'{value:>9.1f}' for value in others)}{row['timed_steps']:>7}")
 
 
 def main() -> None:
@@ -281,22 +295,18 @@ def main() -> None:
     logging.disable_progress_bar()
     backend: Literal["embedded", "sglang"] = "sglang" if arguments.sglang else "embedded"
     sizes = SIZES[:2] if arguments.quick else tuple(size for size in SIZES if size.name in arguments.sizes)
+    about = {"machine": describe_machine("torch", "agentrl", sglang=arguments.sglang), "server": backend}
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
             if arguments.quick:
-                size = Size(name=size.name, hidden=size.hidden, layers=size.layers, repeats=3, steps=1)
+                size = Size(name=size.name, hidden=size.hidden, layers=size.layers, repeats=3, steps=3)
             results[size.name] = anyio.run(measure, size, Path(folder), backend)
             sys.stderr.write(f"{size.name} done\n")
+            if not arguments.quick:
+                name = "weight_sync_sglang.json" if arguments.sglang else "weight_sync.json"
+                (RESULTS / name).write_text(json.dumps({**about, "sizes": results}, indent=2) + "\n")
     show(results)
-    if not arguments.quick:
-        record = {
-            "machine": describe_machine("torch", "agentrl", sglang=arguments.sglang),
-            "server": backend,
-            "sizes": results,
-        }
-        name = "weight_sync_sglang.json" if arguments.sglang else "weight_sync.json"
-        (RESULTS / name).write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

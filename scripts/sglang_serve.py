@@ -1,6 +1,7 @@
 """Install SGLang where it is missing, make a tiny Qwen3 where no model is named, and serve it on this machine's CPU.
 
-`make sglang` runs it with any Python 3.11. A server that already answers at the address is left alone.
+`make sglang` runs it with any Python 3.11. A server that already answers at the address is left alone; where it serves
+another model than the one named, that is an error.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PYTHON = ROOT / ".sglang-venv" / "bin" / "python"
 LAUNCHER = ROOT / "agentrl" / "inference" / "sglang_launcher.py"
 TINY_MODEL = ROOT / ".sglang-model"
 KEY_VARIABLE = "SGLANG_API_KEY"
+LOCKED = "a model, to those who have its key"
 _WRITE_MODEL = """
 import runpy, sys
 from pathlib import Path
@@ -38,7 +40,7 @@ def base_url(host: str, port: int) -> str:
 
 
 def served_model(url: str) -> str | None:
-    """Return what the SGLang server at `url` serves; None where none answers."""
+    """Return what the SGLang server at `url` serves, `LOCKED` where it does not say; None where none answers."""
     request = urllib.request.Request(f"{url}/model_info")
     if key := os.environ.get(KEY_VARIABLE):
         request.add_header("Authorization", f"Bearer {key}")
@@ -46,10 +48,23 @@ def served_model(url: str) -> str | None:
         with urllib.request.urlopen(request, timeout=5) as reply:
             found = json.loads(reply.read())
     except urllib.error.HTTPError as error:
-        return "a model, to those who have its key" if error.code == 401 else None
+        return LOCKED if error.code == 401 else None
     except (OSError, ValueError):
         return None
     return str(found["model_path"]) if isinstance(found, dict) and "model_path" in found else None
+
+
+def check_wish(model: str, served: str, url: str) -> None:
+    """End with an error unless no model is named or the server at `url` serves it; paths count from here."""
+    if not model or (served != LOCKED and Path(model).resolve() == Path(served).resolve()):
+        return
+    elsewhere = f"try make sglang PORT=30001 MODEL={model}"
+    if served == LOCKED:
+        sys.exit(
+            f"A server already answers at {url}, and does not say without its key whether it serves MODEL={model}: "
+            f"export {KEY_VARIABLE}, or {elsewhere}"
+        )
+    sys.exit(f"A server already answers at {url} and serves {served}, not MODEL={model}: end it, or {elsewhere}")
 
 
 def port_is_free(host: str, port: int) -> bool:
@@ -92,8 +107,9 @@ def main() -> None:
     parser.add_argument("--model", default="", help="local HF checkpoint; a tiny random Qwen3 by default")
     given = parser.parse_args()
     url = base_url(given.host, given.port)
-    if (model := served_model(url)) is not None:
-        print(f"A server already answers at {url} and serves {model}; nothing to do.")
+    if (served := served_model(url)) is not None:
+        check_wish(given.model, served, url)
+        print(f"A server already answers at {url} and serves {served}; nothing to do.")
         return
     if not port_is_free(given.host, given.port):
         sys.exit(f"{url}: in use, or not this machine's address, and no SGLang answers there; try make sglang PORT=30001")
@@ -106,7 +122,7 @@ def main() -> None:
         ["bash", ROOT / "scripts" / "sglang_install.sh"], env={**os.environ, "PYTHON": sys.executable}
     ).returncode:
         sys.exit(1)
-    model = given.model or str(tiny_model())
+    model = str(Path(given.model).resolve() if given.model else tiny_model())
     print(f"Serving {model} at {url} in about a minute (Ctrl-C ends it)", flush=True)
     flags = ["--device", "cpu", "--model-path", model, "--host", given.host, "--port", str(given.port), *key]
     os.execv(PYTHON, [str(PYTHON), str(LAUNCHER), *flags])

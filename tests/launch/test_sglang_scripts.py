@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -42,7 +45,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def install(clone: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def installing(clone: Path, **environment: str) -> subprocess.Popen[str]:
     given = {
         "PATH": os.environ["PATH"],
         "PYTHON": str(clone / "tools" / "python"),
@@ -50,7 +53,13 @@ def install(clone: Path, **environment: str) -> subprocess.CompletedProcess[str]
         **environment,
     }
     command = ["bash", str(clone / "scripts" / "sglang_install.sh")]
-    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def install(clone: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    with installing(clone, **environment) as process:
+        stdout, stderr = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def installed(clone: Path) -> list[str]:
@@ -60,18 +69,60 @@ def installed(clone: Path) -> list[str]:
 def test_an_installation_happens_once(clone: Path) -> None:
     first = install(clone)
     assert first.returncode == 0, first.stderr
-    count = len(installed(clone))
-    assert any("sglang==0.5.23" in line for line in installed(clone))
+    assert "Installing SGLang 0.5.23 for CPUs" in first.stdout
+    [told] = installed(clone)
+    assert "--no-deps -r scripts/sglang_requirements.txt" in told
     second = install(clone)
     assert (second.returncode, second.stdout) == (0, "")
-    assert len(installed(clone)) == count
+    assert installed(clone) == [told]
+
+
+def test_every_package_is_pinned_once() -> None:
+    lines = (ROOT / "scripts" / "sglang_requirements.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
+    names = [re.sub(r"[-_.]+", "-", pin.partition("==")[0]).lower() for pin in pins]
+    assert sorted(names) == sorted(set(names))
+    assert {"sglang", "torch", "torchvision", "transformers", "triton"} <= set(names)
+
+
+@pytest.mark.parametrize("name", ["sglang_requirements.txt", "sglang_install.sh"])
+def test_other_pins_and_another_script_start_over_whatever_the_clock_says(clone: Path, name: str) -> None:
+    assert install(clone).returncode == 0
+    (clone / ".sglang-venv" / "earlier").touch()
+    path = clone / "scripts" / name
+    path.write_text(path.read_text() + "# another line\n")
+    os.utime(path, (0, 0))
+    assert install(clone).returncode == 0
+    assert not (clone / ".sglang-venv" / "earlier").exists()
+    assert install(clone).stdout == ""
+
+
+def test_a_second_installation_says_that_it_waits_and_uses_what_the_first_has_made(clone: Path) -> None:
+    assert install(clone).returncode == 0
+    stamp = clone / ".sglang-venv" / ".ready"
+    made = stamp.read_text()
+    stamp.unlink()
+    with (clone / "scripts" / "sglang_requirements.txt").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with installing(clone) as second:
+            assert second.stderr is not None
+            said = second.stderr.readline()
+            stamp.write_text(made)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            stdout, stderr = second.communicate(timeout=60)
+    assert f"Another installation into {clone}/.sglang-venv is under way; waiting up to 1800 s" in said
+    assert (second.returncode, stdout, stderr) == (0, "", "")
+    assert len(installed(clone)) == 1
 
 
 def test_an_installation_that_was_broken_off_starts_over(clone: Path) -> None:
-    failed = install(clone, REFUSE="sglang==0.5.23")
+    failed = install(clone, REFUSE="sglang_requirements.txt")
     assert failed.returncode == 1
     assert "no such package" in failed.stderr
-    assert "sglang==0.5.23 into .sglang-venv failed; the lines above name the missing package" in failed.stderr
+    assert (
+        "scripts/sglang_requirements.txt into .sglang-venv failed; the lines above name the missing package" in failed.stderr
+    )
     (clone / ".sglang-venv" / "half-a-package").touch()
     assert install(clone).returncode == 0
     assert not (clone / ".sglang-venv" / "half-a-package").exists()
@@ -101,9 +152,10 @@ class Answers(BaseHTTPRequestHandler):
     """What a server says to GET /model_info."""
 
     body: bytes = b"hello"
+    status: int = 200
 
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(self.status)
         self.end_headers()
         self.wfile.write(self.body)
 
@@ -115,14 +167,26 @@ class SGLang(Answers):
     body = json.dumps({"model_path": "/models/some"}).encode()
 
 
-@pytest.fixture(params=[SGLang, Answers])
-def running(request: pytest.FixtureRequest) -> Generator[tuple[type[Answers], int]]:
-    with HTTPServer(("127.0.0.1", 0), request.param) as server:
+class Locked(Answers):
+    status = 401
+
+
+@contextmanager
+def serving(kind: type[Answers]) -> Generator[int]:
+    with HTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield request.param, server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(params=[SGLang, Answers])
+def running(request: pytest.FixtureRequest) -> Generator[tuple[type[Answers], int]]:
+    with serving(request.param) as port:
+        yield request.param, port
 
 
 def serve(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -145,6 +209,26 @@ def test_a_server_that_already_answers_is_left_alone_and_another_program_is_name
         assert ended.returncode == 1
         assert f"http://127.0.0.1:{port}: in use" in ended.stderr
         assert "PORT=30001" in ended.stderr
+    assert not (clone / ".sglang-venv").exists()
+
+
+def test_a_server_of_another_model_is_an_error_that_names_both(clone: Path, tmp_path: Path) -> None:
+    with serving(SGLang) as port:
+        ended = serve(clone, "--port", str(port), "--model", "runs/mine")
+        url = f"http://127.0.0.1:{port}"
+        assert ended.returncode == 1
+        assert f"already answers at {url} and serves /models/some, not MODEL=runs/mine: end it" in ended.stderr
+        assert "PORT=30001 MODEL=runs/mine" in ended.stderr
+        (tmp_path / "link").symlink_to("/models/some")
+        for same in ("/models/some/", str(tmp_path / "link")):
+            ended = serve(clone, "--port", str(port), "--model", same)
+            assert (ended.returncode, ended.stdout.endswith("serves /models/some; nothing to do.\n")) == (0, True)
+    with serving(Locked) as port:
+        ended = serve(clone, "--port", str(port), "--model", "runs/mine")
+        assert ended.returncode == 1
+        assert "does not say without its key whether it serves MODEL=runs/mine: export SGLANG_API_KEY" in ended.stderr
+        ended = serve(clone, "--port", str(port))
+        assert (ended.returncode, "serves a model, to those who have its key" in ended.stdout) == (0, True)
     assert not (clone / ".sglang-venv").exists()
 
 

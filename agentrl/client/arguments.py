@@ -32,6 +32,7 @@ class CreateArguments(TypedDict, total=False):
     stop: str | Sequence[str] | None
     temperature: float | None
     top_p: float | None
+    """Nucleus mass. Recorded log-probs are of the untruncated distribution, so below 1 the behavior weights are biased."""
     max_tokens: int | None
     max_completion_tokens: int | None
     """Wins over `max_tokens`. Either is clipped to the room the context and the episode's token budget leave."""
@@ -48,10 +49,14 @@ class CreateArguments(TypedDict, total=False):
     timeout: float | object | None
     """Deadline of this call, seconds; an HTTP timeout object counts with its read timeout."""
     extra_body: Mapping[str, object] | None
-    """top_k, min_p, ignore_eos, stop_token_ids, chat_template_kwargs, return_token_ids, or any sampling argument above."""
+    """top_k, min_p, ignore_eos, stop_token_ids, chat_template_kwargs, return_token_ids, or any sampling argument above.
+
+    `top_k` and `min_p` (both off unless given) truncate the distribution as `top_p` does, with the same bias.
+    """
     extra_headers: Mapping[str, object] | None
     extra_query: Mapping[str, object] | None
     parallel_tool_calls: bool | None
+    """True. A limit of one call cannot be honoured, so False is refused."""
     user: str | None
     metadata: Mapping[str, str] | None
     store: bool | None
@@ -151,6 +156,17 @@ def read_arguments(
     )
 
 
+def streams(stream: object) -> bool:
+    """Return whether `stream` asks for a stream; None, and openai's ways to say nothing, do not.
+
+    Raises:
+        WorkflowError: it is neither a bool nor nothing.
+    """
+    if stream is None or isinstance(stream, (bool, Omit, NotGiven)):
+        return stream is True
+    raise WorkflowError(f"{WHERE}: stream must be True or False, got {type(stream).__name__} {short(stream)}")
+
+
 class ArgumentReader:
     """Reads the arguments of an episode's calls; calls made like the last one cost a comparison."""
 
@@ -197,13 +213,14 @@ def _check_fixed(given: Mapping[str, object]) -> None:
     """Refuse the values of otherwise known arguments that cannot be honoured."""
     if given.get("n", 1) != 1:
         refuse("n", given["n"], "one call is one turn; call it several times, in a task group if you like")
+    if given.get("parallel_tool_calls", True) is not True:
+        why = "decoding is unconstrained; leave it out, take the first call in the workflow and answer others with an error"
+        refuse("parallel_tool_calls", given["parallel_tool_calls"], why)
     if given.get("top_logprobs"):
         refuse("top_logprobs", given["top_logprobs"], "only the sampled tokens' log-probs are returned; leave it out")
     form = given.get("response_format")
     if form is not None and not (isinstance(form, Mapping) and cast("Mapping[str, object]", form).get("type") == "text"):
-        refuse(
-            "response_format", form, 'only {"type": "text"}; decoding is unconstrained, so parse the text in the workflow'
-        )
+        refuse("response_format", form, 'only {"type": "text"}; decoding is unconstrained, so parse the text yourself')
     if tuple(cast("Sequence[str]", given.get("modalities", ("text",)))) != ("text",):
         refuse("modalities", given["modalities"], "the policy writes text only")
 

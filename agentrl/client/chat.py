@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Protocol, Unpack, overload
+from typing import Literal, NoReturn, Protocol, Unpack, overload
 
 from openai import AsyncOpenAI, AsyncStream
 from openai.resources.chat import AsyncChat
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from agentrl.client.arguments import CreateArguments
+from agentrl.client.arguments import CreateArguments, streams
 from agentrl.client.messages import MessageLike
 from agentrl.client.surface import RawResponse, refuse
 
@@ -23,7 +23,7 @@ class Answer(Protocol):
     """Answers a model call."""
 
     async def __call__(
-        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, Any]
+        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, object]
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse:
         """Return what `create` returns."""
         ...
@@ -78,7 +78,7 @@ class Completions(AsyncCompletions):
 
         Cancellation: the request is aborted and nothing is recorded.
         """
-        return await self._answer(messages, stream is True, {**arguments})
+        return await self._answer(messages, stream is True or streams(stream), {**arguments})
 
     async def parse(self, **arguments: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Refuse: structured output needs constrained decoding."""

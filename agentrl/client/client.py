@@ -30,7 +30,11 @@ from agentrl.types import Int32Array, Turn
 
 
 class GenerateArguments(TypedDict, total=False):
-    """Sampling arguments of `Client.generate`; None means the run's default."""
+    """Sampling arguments of `Client.generate`; None means the run's default.
+
+    Recorded log-probs are of the untruncated distribution: `top_p` below 1, `top_k` and `min_p` above 0 sample from another
+    one and bias the behavior weights.
+    """
 
     max_tokens: int | None
     temperature: float | None
@@ -103,7 +107,7 @@ class Client(EpisodeClient):
         return Chat(self, self.answer)
 
     async def answer(
-        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, Any]
+        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, object]
     ) -> ChatCompletion | ChatStream | RawResponse:
         """Return the policy's answer; this is `chat.completions.create`.
 

@@ -15,7 +15,10 @@ class SamplingConfig(Config):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; training needs a positive one."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus mass. Recorded log-probs are of the untruncated distribution, so below 1 the behavior weights are biased."""
+    """Nucleus mass. Recorded log-probs are of the untruncated distribution, so below 1 the behavior weights are biased.
+
+    The `top_k` and `min_p` of a single call bias them likewise; a run has no defaults for those.
+    """
     max_tokens: int = Field(default=512, ge=1)
     """Output tokens of one model call."""
     history: Literal["keep", "as_template"] = "keep"

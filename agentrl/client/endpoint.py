@@ -1,19 +1,18 @@
 """The client workflows get under `agentrl eval`: any OpenAI-compatible endpoint, with rewards but no tokens.
 
 Invariant: the requests are the openai client's own; a trajectory made here has one turn for each completed call, in order
-of completion, with messages and rewards and without token ids, so nothing of it can be trained.
+of completion, with messages and rewards and without token ids, so nothing of it can be trained. A reply that is not whole
+(no finish_reason, nothing sampled, not a completion) is a `ReplyError` and no turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn, Self, cast
 
 import numpy as np
-import openai
 from openai import AsyncOpenAI, AsyncStream
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.resources.chat.completions import AsyncCompletions
@@ -23,10 +22,11 @@ from agentrl.client.arguments import RAW_RESPONSE_HEADER
 from agentrl.client.base import EpisodeClient
 from agentrl.client.chat import Chat
 from agentrl.client.config import SamplingConfig
+from agentrl.client.endpoint_reply import Source, counted
 from agentrl.client.ledger import Ledger, Place
 from agentrl.client.messages import MessageLike
-from agentrl.client.surface import CallTimeout, RawResponse
-from agentrl.errors import RequestRejected, ServerError, ServerUnavailable, WorkflowError
+from agentrl.client.surface import RawResponse
+from agentrl.errors import WorkflowError
 from agentrl.types import EpisodeFailure, StopReason, Trajectory, Turn
 
 
@@ -70,21 +70,28 @@ class EndpointClient(EpisodeClient):
         return Chat(self, self.answer)
 
     async def answer(
-        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, Any]
+        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, object]
     ) -> ChatCompletion | EndpointStream | RawResponse:
-        """Return the endpoint's answer, after the retries of the openai client; this is `chat.completions.create`."""
+        """Return the endpoint's answer, after the retries of the openai client; this is `chat.completions.create`.
+
+        An answer cut by the server, not by the model, raises: it must not look like an answer.
+        """
         episode = self.episode
         filled = episode.fill(arguments)
-        headers = {str(name): value for name, value in (filled.pop("extra_headers", None) or {}).items()}
+        headers = dict(cast("Mapping[str, object]", filled.pop("extra_headers", None) or {}))
         raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
-        ask = cast("Callable[..., Awaitable[Any]]", AsyncCompletions(self).create)
+        ask = cast("Callable[..., Awaitable[object]]", AsyncCompletions(self).create)
+        source = Source(episode.ledger.episode_id, str(self.base_url))
         with episode.ledger.call():
-            with _translated(str(self.base_url)):
+            with source.errors():
                 result = await ask(messages=list(messages), stream=stream, extra_headers=headers, **filled)
             if isinstance(result, ChatCompletion):
-                episode.record(result, filled.get("temperature"))
+                episode.record(result, source, filled.get("temperature"))
+            elif isinstance(result, AsyncStream):
+                chunks = cast("AsyncStream[ChatCompletionChunk]", result)
+                result = EndpointStream(chunks, episode, source, filled.get("temperature"))
             else:
-                result = EndpointStream(result, self, filled.get("temperature"), Place(episode.ledger))
+                raise source.broken(f"{type(result).__name__} {result!r:.80}")
         return RawResponse(result, getattr(result, "id", "")) if raw else result
 
     async def generate(self, *arguments: object, **options: object) -> NoReturn:
@@ -127,9 +134,9 @@ class EndpointEpisode:
         self._turns: list[Turn] = []
         self._tokens: dict[str, float] = {}
 
-    def fill(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def fill(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return `arguments` with the model and the run's defaults."""
-        filled: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+        filled = {name: value for name, value in arguments.items() if value is not None}
         filled["model"] = self.model
         if self._sampling is not None:
             filled.setdefault("temperature", self._sampling.temperature)
@@ -138,25 +145,31 @@ class EndpointEpisode:
                 filled.setdefault("max_tokens", self._sampling.max_tokens)
         return filled
 
-    def record(self, completion: ChatCompletion, temperature: object) -> None:
-        """Add the turn of a completed call."""
+    def record(self, completion: ChatCompletion, source: Source, temperature: object) -> None:
+        """Add the turn of a completed call.
+
+        Raises:
+            WorkflowError: the episode was closed while the call ran.
+            ReplyError: the completion is not whole.
+        """
         self.ledger.check_open()
-        choice = completion.choices[0] if completion.choices else None
+        choice = source.choice(completion)
         turn = Turn(
             context_ids=_NO_IDS,
             output_ids=_NO_IDS,
             output_logprobs=_NO_LOGPROBS,
             spans=(),
-            stop_reason=StopReason.LENGTH if choice is not None and choice.finish_reason == "length" else StopReason.STOP,
+            stop_reason=StopReason.LENGTH if choice.finish_reason == "length" else StopReason.STOP,
             parent=len(self._turns) - 1 if self._turns else None,
-            message=choice.message.model_dump(exclude_none=True) if choice is not None else {},
+            message=choice.message.model_dump(exclude_none=True),
             temperature=float(temperature) if isinstance(temperature, (int, float)) else 1.0,
         )
         self.ledger.add_turn(completion.id, len(self._turns), completion)
         self._turns.append(turn)
-        if completion.usage is not None:
-            for name in ("prompt_tokens", "completion_tokens"):
-                self._tokens[name] = self._tokens.get(name, 0.0) + float(getattr(completion.usage, name))
+        for name in ("prompt_tokens", "completion_tokens"):
+            count = counted(completion, name)
+            if count is not None:
+                self._tokens[name] = self._tokens.get(name, 0.0) + count
         if self._on_turn is not None:
             self._on_turn(turn)
 
@@ -179,50 +192,45 @@ class EndpointEpisode:
         )
 
 
-@contextmanager
-def _translated(url: str) -> Generator[None, None, None]:
-    """Turn what the openai client raises into the errors a workflow sees in training."""
-    try:
-        yield
-    except openai.APITimeoutError as error:
-        raise CallTimeout(f"{url}: no answer within the call's timeout", url=url) from error
-    except openai.APIConnectionError as error:
-        raise ServerUnavailable(f"{url}: {error} ({error.__cause__!r})", url=url) from error
-    except openai.APIStatusError as error:
-        kind = RequestRejected if error.status_code < 500 and error.status_code != 429 else ServerUnavailable
-        raise kind(f"{url} answered {error.status_code}: {error.message}", status=error.status_code, url=url) from error
-    except openai.OpenAIError as error:
-        raise ServerError(f"{url}: {error}", url=url) from error
-
-
 class EndpointStream(AsyncStream[ChatCompletionChunk]):
     """The endpoint's stream; its turn is recorded with the last chunk."""
 
     def __init__(
-        self, inner: AsyncStream[ChatCompletionChunk], client: EndpointClient, temperature: object, place: Place
+        self, inner: AsyncStream[ChatCompletionChunk], episode: EndpointEpisode, source: Source, temperature: object
     ) -> None:
         self.response = inner.response
         self._inner = inner
-        self._owner = client
+        self._episode = episode
+        self._source = source
         self._temperature = temperature
-        self._place = place
+        self._place = Place(episode.ledger)
         self._state = ChatCompletionStreamState()
         self._recorded = False
 
     async def __anext__(self) -> ChatCompletionChunk:
+        """Return the next chunk.
+
+        Raises:
+            ServerError: as `chat.completions.create`; `ReplyError` for a stream that ends before the answer does.
+
+        Cancellation: nothing is recorded.
+        """
         try:
-            with _translated(str(self._owner.base_url)):
+            with self._source.errors():
                 chunk = await self._inner.__anext__()
+            with self._source.reading(chunk):
+                self._state.handle_chunk(chunk)
         except StopAsyncIteration:
             with self._place:
                 if not self._recorded:
                     self._recorded = True
-                    self._owner.episode.record(self._state.current_completion_snapshot, self._temperature)
+                    with self._source.reading("a stream without chunks"):
+                        whole = self._state.current_completion_snapshot
+                    self._episode.record(whole, self._source, self._temperature)
             raise
         except BaseException:
             self._place.close()
             raise
-        self._state.handle_chunk(chunk)
         return chunk
 
     def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:

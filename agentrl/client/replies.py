@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -46,7 +45,7 @@ def completion(
     Beyond the OpenAI fields it carries `choices[0].token_ids` (the sampled ids), `message.reasoning_content` where the
     model reasoned, and `prompt_token_ids` where they were asked for.
     """
-    choice: dict[str, Any] = {
+    choice: dict[str, object] = {
         "index": 0,
         "finish_reason": finish_reason(message, generation),
         "message": message_fields(message),
@@ -54,7 +53,7 @@ def completion(
     }
     if logprobs is not None:
         choice["logprobs"] = logprobs
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "id": header.id,
         "object": "chat.completion",
         "created": header.created,
@@ -73,25 +72,25 @@ def chunk(
     *,
     finish: str | None = None,
     usage: Mapping[str, object] | None = None,
-    **extra: object,
+    extra: Mapping[str, object] | None = None,
 ) -> ChatCompletionChunk:
-    """Return a chunk with one choice, or with none when `delta` is None."""
-    fields: dict[str, Any] = {
+    """Return a chunk with one choice, which has `extra`, too; or with none when `delta` is None."""
+    fields: dict[str, object] = {
         "id": header.id,
         "object": "chat.completion.chunk",
         "created": header.created,
         "model": header.model,
-        "choices": [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, **extra}],
+        "choices": [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, **(extra or {})}],
     }
     if usage is not None:
         fields["usage"] = usage
     return ChatCompletionChunk.model_validate(fields)
 
 
-def message_fields(message: Message) -> dict[str, Any]:
+def message_fields(message: Message) -> dict[str, object]:
     """Return a recorded message as the wire writes it: content None beside tool calls when there is no text."""
     content, calls, reasoning = message.get("content"), message.get("tool_calls"), message.get("reasoning_content")
-    fields: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    fields: dict[str, object] = {"role": "assistant", "content": content or (None if calls else "")}
     if reasoning:
         fields["reasoning_content"] = reasoning
     if calls:
@@ -106,10 +105,10 @@ def finish_reason(message: Message, generation: Generation) -> str:
     return "tool_calls" if message.get("tool_calls") else "stop"
 
 
-def usage(prompt_tokens: int, generation: Generation) -> dict[str, Any]:
+def usage(prompt_tokens: int, generation: Generation) -> dict[str, object]:
     """Return the token counts of a call."""
     sampled = len(generation.output_ids)
-    counts: dict[str, Any] = {
+    counts: dict[str, object] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": sampled,
         "total_tokens": prompt_tokens + sampled,
@@ -119,9 +118,9 @@ def usage(prompt_tokens: int, generation: Generation) -> dict[str, Any]:
     return counts
 
 
-def token_logprobs(renderer: Renderer, generation: Generation) -> dict[str, Any]:
+def token_logprobs(renderer: Renderer, generation: Generation) -> dict[str, object]:
     """Return one entry for each sampled token; `bytes` is None where a token is not whole UTF-8 by itself."""
-    entries: list[dict[str, Any]] = []
+    entries: list[dict[str, object]] = []
     for token_id, logprob in zip(generation.output_ids.tolist(), generation.output_logprobs.tolist(), strict=True):
         text = renderer.decode([token_id], skip_special=False)
         data = None if "\ufffd" in text else list(text.encode())

@@ -41,11 +41,8 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
     given = {name: value for name, value in given.items() if value is not None}
     options = given.get("chat_template_kwargs")
     if options is not None and options != {} and options != defaults.template_options:
-        refuse(
-            "chat_template_kwargs",
-            options,
-            f"the run renders with {defaults.template_options}; set `sampling.template_options`",
-        )
+        why = f"the run renders with {defaults.template_options}; set `sampling.template_options`"
+        refuse("chat_template_kwargs", options, why)
     limit = given.get("max_completion_tokens", given.get("max_tokens"))
     seed = given.get("seed")
     return SamplingParams(

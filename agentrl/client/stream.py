@@ -10,7 +10,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
 import anyio
 from openai import AsyncStream
@@ -151,10 +150,10 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._emit(self._splitter.rest(message.get("reasoning_content") or "", message.get("content") or ""))
         for index, call in enumerate(message.get("tool_calls") or ()):
             self._ready.append(chunk(self._header, {"tool_calls": [{"index": index, **call}]}))
-        extra: dict[str, Any] = {"token_ids": generation.output_ids.tolist()}
+        extra: dict[str, object] = {"token_ids": generation.output_ids.tolist()}
         if self._call.logprobs:
             extra["logprobs"] = token_logprobs(episode.renderer, generation)
-        self._ready.append(chunk(self._header, {}, finish=finish_reason(message, generation), **extra))
+        self._ready.append(chunk(self._header, {}, finish=finish_reason(message, generation), extra=extra))
         if self._call.include_usage:
             counts = usage(len(self._prompt.input_ids), generation)
             self._ready.append(chunk(self._header, None, usage=counts))

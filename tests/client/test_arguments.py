@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.client.arguments import ArgumentReader, CallArguments, read_arguments
+from agentrl.client.arguments import ArgumentReader, CallArguments, read_arguments, streams
 from agentrl.client.config import SamplingConfig
 from agentrl.errors import WorkflowError
 
@@ -61,10 +61,10 @@ def test_extra_body_overrides_named_arguments_as_the_wire_would():
 @pytest.mark.parametrize(
     "harmless",
     [
-        {"user": "u"}, {"metadata": {"a": "b"}}, {"store": True}, {"parallel_tool_calls": False}, {"service_tier": "auto"},
+        {"user": "u"}, {"metadata": {"a": "b"}}, {"store": True}, {"parallel_tool_calls": True}, {"service_tier": "auto"},
         {"safety_identifier": "s"}, {"prompt_cache_key": "k"}, {"prompt_cache_retention": "24h"}, {"model": "any"},
         {"extra_headers": {"X": "y"}}, {"extra_query": {"q": "1"}}, {"n": 1}, {"top_logprobs": 0}, {"modalities": ["text"]},
-        {"response_format": {"type": "text"}}, {"tool_choice": "auto"}, {"logit_bias": {}},
+        {"response_format": {"type": "text"}}, {"tool_choice": "auto"}, {"logit_bias": {}}, {"parallel_tool_calls": None},
         {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, {"extra_body": {}},
     ],
 )  # fmt: skip
@@ -81,9 +81,16 @@ def test_harmless_arguments_change_no_sampling(harmless: dict[str, Any]):
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "calc"}}, "tools": [TOOL]}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "take the first call"),
+        ({"parallel_tool_calls": False, "tools": [TOOL]}, "parallel_tool_calls=False"),
+        ({"parallel_tool_calls": "false"}, "parallel_tool_calls='false'"),
+        ({"extra_body": {"parallel_tool_calls": False}}, "parallel_tool_calls=False"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"moderation": {"model": "m"}}, "moderation"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"web_search_options": {"a": 1}}, "web_search_options"),
@@ -121,6 +128,15 @@ def test_what_cannot_be_honoured_is_an_error_that_names_it(arguments: dict[str, 
         read(**arguments)
 
 
+def test_a_stream_is_asked_for_with_true_and_with_nothing_else():
+    assert streams(True)
+    for nothing in (False, None, openai.omit, openai.NOT_GIVEN):
+        assert not streams(nothing)
+    for wrong in (1, 0, "true", "", [], 1.0):
+        with pytest.raises(WorkflowError, match="stream must be True or False"):
+            streams(wrong)
+
+
 def test_an_unknown_keyword_is_a_type_error_that_suggests_the_right_one():
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'temprature'; did you mean 'temperature'"):
         read(temprature=1)
@@ -139,6 +155,7 @@ VALUES: dict[str, list[Any]] = {
     "seed": [0, 0.0, False, 7],
     "tools": [[TOOL], [], None, openai.omit],
     "tool_choice": ["auto", "none", None],
+    "parallel_tool_calls": [True, False, 1, None],
     "logprobs": [True, False],
     "extra_body": [{"top_k": 5}, {"top_k": 5.0}, {}],
     "timeout": [None, 3, 3.0, True],

@@ -33,6 +33,8 @@ class Endpoint:
         self.bodies: list[dict[str, Any]] = []
         self.status = 200
         self.identity: str | None = None
+        self.raw: bytes | None = None
+        """What it answers instead of a completion: the body, of a stream or not."""
         self.hold: anyio.Event | None = None
         self.entered = anyio.Event()
 
@@ -44,6 +46,9 @@ class Endpoint:
             await self.hold.wait()
         if self.status != 200:
             return web.json_response({"error": {"message": "told to fail"}}, status=self.status)
+        if self.raw is not None:
+            kind = "text/event-stream" if body.get("stream") else "application/json"
+            return web.Response(body=self.raw, content_type=kind)
         head = {"id": self.identity or f"c{len(self.bodies)}", "created": 1, "model": body["model"]}
         usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
         if not body.get("stream"):

@@ -28,7 +28,7 @@ BESIDE_THE_CORE = (
     "agentrl/inference/sglang_",
     "agentrl/inference/launch.py",
     "agentrl/inference/process.py",
-    "agentrl/client/endpoint.py",
+    "agentrl/client/endpoint",
     "agentrl/engine/evaluate.py",
     "agentrl/observe/progress.py",
     "agentrl/tokens/supervised.py",

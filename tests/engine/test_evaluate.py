@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import anyio
 import pytest
 
@@ -9,11 +12,12 @@ from agentrl.client import Client
 from agentrl.engine.evaluate import EvalReport, evaluate
 from agentrl.errors import ConfigError
 from agentrl.inference.scripted import ScriptedCall
+from agentrl.observe.progress import Snapshot
 from agentrl.rollout.config import RolloutConfig
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
-from tests.engine.harness import TASKS
+from tests.engine.harness import TASKS, lines, make_engine, run
 from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, ask, make_server, says, workflow_of
 
 
@@ -49,7 +53,7 @@ async def test_greedy_evaluation_samples_at_temperature_zero(renderer: Renderer)
     assert report.metrics()["greedy"] is True
 
 
-async def test_failed_episodes_are_neither_successes_nor_returns(renderer: Renderer) -> None:
+async def test_rates_and_returns_are_over_the_episodes_that_did_not_fail(renderer: Renderer) -> None:
     async def judge(task: Task, client: Client) -> float:
         await ask(client, "hello")
         if task.id in ("t0", "t1"):
@@ -57,8 +61,59 @@ async def test_failed_episodes_are_neither_successes_nor_returns(renderer: Rende
         return 1.0
 
     report = await evaluated(renderer, workflow_of(judge))
-    assert (report.failed, report.success_rate) == (2, 0.75)
-    assert report.metrics()["return_mean"] == 1.0
+    assert (report.failed, report.success_rate) == (2, 1.0)
+    metrics = report.metrics()
+    assert (metrics["success_rate"], metrics["return_mean"], metrics["episodes"]) == (1.0, 1.0, 8)
+    assert (metrics["failed"], metrics["failed_episodes.workflow_error"]) == (2, 2)
+    assert report.failures == {"workflow_error": 2}
+    assert report.first_failed is not None
+    assert report.first_failed.task_id == "t0"
+
+
+async def test_an_evaluation_in_which_all_fail_has_no_rate(renderer: Renderer) -> None:
+    async def judge(task: Task, client: Client) -> float:
+        raise LookupError
+
+    report = await evaluated(renderer, workflow_of(judge))
+    assert (report.failed, report.success_rate) == (8, None)
+    assert not {"success_rate", "return_mean", "return_std"} & set(report.metrics())
+
+
+async def test_a_run_records_and_shows_that_its_evaluation_failed(tmp_path: Path, renderer: Renderer) -> None:
+    async def judge(task: Task, client: Client) -> float:
+        answer = await ask(client, task["question"])
+        if client.episode.id.startswith("eval."):
+            raise LookupError
+        return float(answer == "good")
+
+    class Shown:
+        evaluation: str | None = None
+
+        def step(self, snapshot: Snapshot) -> None:
+            """The last step comes before its evaluation."""
+
+        async def show(self, snapshot: Callable[[], Snapshot]) -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.evaluation = snapshot().last_evaluation
+
+    shown = Shown()
+    options = {"eval_every": 2, "eval_episodes": 5}
+    engine = make_engine(
+        tmp_path, renderer, workflow=workflow_of(judge), steps=2, eval_tasks=TASKS, engine=options, progress=shown
+    )
+    await run(engine)
+    [event] = lines(tmp_path / "metrics.jsonl", "evaluation")
+    assert (event["episodes"], event["failed"], event["failed_episodes.workflow_error"]) == (5, 5, 5)
+    assert "success_rate" not in event
+    assert shown.evaluation == "after step 2: no result, 5 of 5 episodes failed"
+
+
+@pytest.mark.parametrize("episodes", [0, -3])
+async def test_fewer_than_one_episode_is_refused(renderer: Renderer, episodes: int) -> None:
+    with pytest.raises(ConfigError, match=f"episodes: expected at least 1, got {episodes}"):
+        await evaluated(renderer, episodes=episodes)
 
 
 async def test_an_evaluation_without_tasks_is_refused(renderer: Renderer) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import ModuleType
 
 import anyio
 import pytest
 
+import agentrl.engine.buffer
+import agentrl.engine.clock
 from agentrl.client import Client
 from agentrl.engine.budget import ErrorBudget
+from agentrl.engine.buffer import GroupBuffer
+from agentrl.engine.clock import Signal, VersionClock
+from agentrl.engine.staleness import Admission
 from agentrl.errors import ErrorBudgetExceeded, InvariantError, RunStopped, StallError
 from agentrl.inference.scripted import Fault, ScriptedCall, ScriptedReply
 from agentrl.rollout.config import RolloutConfig
@@ -241,7 +248,60 @@ async def test_a_run_cancelled_in_the_middle_leaves_nothing_running_and_its_reco
     assert len(lines(tmp_path / "trajectories.jsonl")) == report.episodes > 0
 
 
-async def test_every_public_wait_of_a_run_can_be_cancelled_at_the_start(tmp_path: Path, renderer: Renderer) -> None:
+def public_waits(*modules: ModuleType) -> set[str]:
+    """Return the public async methods of the classes these modules define."""
+    return {
+        f"{name}.{method}"
+        for module in modules
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind) and kind.__module__ == module.__name__ and not name.startswith("_")
+        for method, function in vars(kind).items()
+        if inspect.iscoroutinefunction(function) and not method.startswith("_")
+    }
+
+
+WAITS: dict[str, Callable[[Signal, VersionClock, GroupBuffer], Awaitable[object]]] = {
+    "Signal.wait": lambda changed, clock, buffer: changed.wait(),
+    "Signal.wait_until": lambda changed, clock, buffer: changed.wait_until(
+        lambda: clock.version == 1, timeout_s=None, what=lambda: "waits for version 1"
+    ),
+    "VersionClock.wait_for": lambda changed, clock, buffer: clock.wait_for(1),
+    "GroupBuffer.admit": lambda changed, clock, buffer: buffer.admit(),
+    "GroupBuffer.take": lambda changed, clock, buffer: buffer.take(),
+}
+
+
+def test_the_waits_that_are_cancelled_below_are_all_there_are() -> None:
+    assert public_waits(agentrl.engine.clock, agentrl.engine.buffer) == WAITS.keys()
+
+
+@pytest.mark.parametrize("name", WAITS)
+async def test_every_public_wait_of_clock_and_buffer_can_be_cancelled_and_changes_nothing(name: str) -> None:
+    changed = Signal()
+    clock = VersionClock(changed=changed)
+    buffer = GroupBuffer(clock=clock, changed=changed, admission=Admission(groups_per_step=1, max_staleness=0))
+    ticket = await buffer.admit()
+    assert ticket is not None
+    state = (clock.version, buffer.open_indices, buffer.num_admitted, buffer.num_consumed, buffer.may_admit)
+    returned = list[object]()
+
+    async def wait() -> None:
+        returned.append(await WAITS[name](changed, clock, buffer))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    changed.fire()
+    assert returned == []
+    assert state == (clock.version, buffer.open_indices, buffer.num_admitted, buffer.num_consumed, buffer.may_admit)
+    buffer.drop(ticket.index, "no longer needed")
+    clock.tick(1)
+    with anyio.fail_after(PATIENCE_S):
+        assert await buffer.admit() is not None
+
+
+async def test_a_run_that_waits_for_its_first_publication_can_be_cancelled(tmp_path: Path, renderer: Renderer) -> None:
     engine = make_engine(tmp_path, renderer, trainer=ScriptedTrainer(hold_publish={0: anyio.Event()}))
     with anyio.move_on_after(0.05) as scope:
         await engine.run()

@@ -57,6 +57,11 @@ def broken() -> web.Response:
     return web.json_response({"error": {"message": "out of order"}}, status=500)
 
 
+def silent() -> web.Response:
+    choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}
+    return web.json_response({"id": "c", "created": 1, "model": "served", "choices": [choice]})
+
+
 async def one(workflow: RolloutWorkflow, answer: Callable[[], web.Response] = good) -> Trajectory:
     async with endpoint(answer) as connection:
         with anyio.fail_after(PATIENCE_S):
@@ -75,6 +80,13 @@ async def test_an_endpoint_that_breaks_is_a_failed_episode() -> None:
     assert trajectory.stop_reason is StopReason.SERVER_ERROR
     assert trajectory.failure is not None
     assert "out of order" in trajectory.failure.message
+
+
+async def test_an_endpoint_that_says_nothing_is_to_blame_and_not_the_workflow() -> None:
+    trajectory = await one(Judge(), silent)
+    assert (trajectory.stop_reason, trajectory.turns) == (StopReason.SERVER_ERROR, ())
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "ReplyError"
 
 
 async def test_a_turn_limit_holds_for_endpoints_too() -> None:

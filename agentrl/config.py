@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
-from agentrl.configbase import Config
+from agentrl.configbase import Config, Seed
 from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
 from agentrl.engine.route import Route, idle_fields, route_of, route_problems
 from agentrl.errors import ConfigError
@@ -27,17 +27,8 @@ from agentrl.rollout.config import RolloutConfig
 from agentrl.sync.config import SyncConfig
 from agentrl.train.config import SftConfig, TrainerConfig
 
-_LAUNCH_ONLY = (
-    "servers",
-    "host",
-    "device",
-    "sglang_python",
-    "sglang_args",
-    "max_running_requests",
-    "threads",
-    "start_timeout_s",
-)
 _SGLANG_ONLY = ("sglang_python", "sglang_args")
+_LAUNCH_ONLY = (*_SGLANG_ONLY, "servers", "host", "device", "max_running_requests", "threads", "start_timeout_s")
 
 
 class TasksConfig(Config):
@@ -79,8 +70,8 @@ class RunConfig(Config):
     """Name of the run and of its directory."""
     runs_dir: str = "runs"
     """Directory that holds the run directories."""
-    seed: int = Field(default=0, ge=0)
-    """Seeds the order of tasks, the servers' sampling and the trainer."""
+    seed: Seed = 0
+    """Seeds the order of tasks, the servers' sampling (server n: `seed + n`) and the trainer; at most 2**31 - 1."""
     workflow: str
     """`module:Name` of a RolloutWorkflow or of an `async def solve(task, client) -> float`."""
     workflow_args: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -144,11 +135,10 @@ def inapplicable(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _inference_problems(inference: InferenceConfig) -> list[str]:
-    problems: list[str] = []
     fields = InferenceConfig.model_fields
     given = {name for name in inference.model_fields_set if getattr(inference, name) != fields[name].default}
     other = _SGLANG_ONLY if inference.backend == "embedded" else ()
-    problems += [
+    problems = [
         f"inference.{knob}: the {inference.backend} backend cannot honour it; remove it" for knob in other if knob in given
     ]
     if inference.urls:

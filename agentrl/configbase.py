@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _words(value: object) -> object:
@@ -17,11 +17,21 @@ def _words(value: object) -> object:
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 """A list of strings, or one string that is split as a shell would: on the command line one value needs no brackets."""
+DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d{1,3})?)$"
+Device = Annotated[str, Field(pattern=DEVICE_PATTERN)]
+"""`auto`, `cpu`, `cuda` or `cuda:N`."""
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""What every generator takes (numpy's old one: 32 bits), also after a server's number was added."""
 
 
 class Config(BaseModel):
     """Base of the config models that live beside their components."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, coerce_numbers_to_str=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
     )

@@ -1,12 +1,14 @@
 """Evaluate a workflow: a fixed set of episodes, without training.
 
-Invariant: each episode asked for is run once, and counted: one that fails is no success and no return.
+Invariant: each episode asked for is run once, and counted; one that failed has no result, so rates and returns are over the
+others, beside the number of failed ones by reason.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,8 +16,9 @@ import anyio
 
 from agentrl.client.config import SamplingConfig
 from agentrl.engine.tasks import check_tasks
+from agentrl.errors import ConfigError
 from agentrl.inference.base import Backend
-from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, version_range
+from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
 from agentrl.rollout.group import EpisodeRunner
@@ -35,14 +38,26 @@ class EvalReport:
     greedy: bool
 
     @property
-    def success_rate(self) -> float:
-        """Share of all episodes that succeeded; see `agentrl.observe.metrics.is_success`."""
-        return sum(map(is_success, self.episodes)) / len(self.episodes)
+    def success_rate(self) -> float | None:
+        """Share of the episodes that did not fail; None where all did. See `agentrl.observe.metrics.is_success`."""
+        done = [is_success(episode) for episode in self.episodes if episode.failure is None]
+        return sum(done) / len(done) if done else None
 
     @property
     def failed(self) -> int:
         """Episodes without a result."""
-        return sum(episode.failure is not None for episode in self.episodes)
+        return sum(self.failures.values())
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Episodes without a result, by stop reason, the most frequent first."""
+        reasons = Counter(str(episode.stop_reason) for episode in self.episodes if episode.failure is not None)
+        return dict(reasons.most_common())
+
+    @property
+    def first_failed(self) -> Trajectory | None:
+        """The first episode, in the order of the tasks, that has no result; None where all have one."""
+        return next((episode for episode in self.episodes if episode.failure is not None), None)
 
     @property
     def versions(self) -> tuple[int, int] | None:
@@ -55,6 +70,7 @@ class EvalReport:
         found: dict[str, MetricValue] = {
             **episode_metrics(self.episodes),
             "failed": self.failed,
+            **prefixed("failed_episodes", self.failures),
             "greedy": self.greedy,
             "seconds": self.seconds,
         }
@@ -82,12 +98,12 @@ async def evaluate(
         renderer: chat template and tokenizer.
         rollout: episodes at once, deadline and budgets; nothing is retried.
         sampling: defaults of the model calls.
-        episodes: how many; None: one for each task.
+        episodes: how many, at least 1; None: one for each task.
         greedy: sample at temperature 0 where the workflow itself does not set one.
         on_episode: called with each episode as it ends.
 
     Raises:
-        ConfigError: when there are no tasks.
+        ConfigError: when there are no tasks, or fewer than one episode is asked for.
         InvariantError: from an episode; the others are cancelled.
 
     Cancellation: all episodes are cancelled; nothing is returned.
@@ -124,12 +140,14 @@ async def evaluate_with(
         on_episode: as for `evaluate`.
 
     Raises:
-        ConfigError: when there are no tasks.
+        ConfigError: when there are no tasks, or fewer than one episode is asked for.
 
     Cancellation: as for `evaluate`.
     """
     check_tasks(tasks)
     count = len(tasks) if episodes is None else episodes
+    if count < 1:
+        raise ConfigError(f"episodes: expected at least 1, got {count}; leave it out for one of each task")
     results: dict[int, Trajectory] = {}
     own, shared = anyio.Semaphore(max_concurrent), slots or anyio.Semaphore(max_concurrent)
     begin = time.perf_counter()

@@ -177,7 +177,8 @@ class Journal:
         evaluation = None
         if self._totals.evaluations:
             last = self._totals.evaluations[-1]
-            evaluation = f"after step {last['step']}: success {last['success_rate']:.3f} of {last['episodes']}"
+            rate = f"success {last['success_rate']:.3f}" if "success_rate" in last else "no result"
+            evaluation = f"after step {last['step']}: {rate}, {last['failed']} of {last['episodes']} episodes failed"
         return Snapshot(
             name=self._name,
             step=self._totals.steps,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from agentrl.configbase import Config, Words
+from agentrl.configbase import Config, Device, Words
 
 EMBEDDED_CONTEXT_TOKENS = 4096
 """Longest context plus output of one request, where an embedded server is not told."""
@@ -41,7 +41,7 @@ class InferenceConfig(Config):
     """Python of SGLang's environment. None: `$AGENTRL_SGLANG_PYTHON`, else `.sglang-venv` here or in agentrl's clone."""
     sglang_args: Words = ()
     """Extra arguments of launched SGLang servers; they win over what agentrl derives from the other fields."""
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: Device = "auto"
     """`auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`; the GPU of the first server, the others follow."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Type the servers compute in; of running ones, what they were started with. None: that of the trainer."""

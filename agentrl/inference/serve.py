@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -20,6 +21,7 @@ import anyio
 import orjson
 from aiohttp import web
 
+from agentrl.configbase import DEVICE_PATTERN
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.base import CONTEXT_HEADROOM
 from agentrl.inference.embedded.hazards import Hazard, parse_faults
@@ -53,6 +55,37 @@ class ServeOptions:
     """End when standard input is closed: what a parent process holds open for as long as it lives."""
     faults: frozenset[Hazard] = frozenset()
     """Hazards of SGLang's to copy, for tests of clients."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers no server can work with, naming the option.
+
+        Raises:
+            ConfigError: for the first that is out of bounds.
+        """
+        for name, (low, high, default) in _BOUNDS.items():
+            given = getattr(self, name)
+            if given < low or (high is not None and given > high):
+                bounds = f"at least {low}" if high is None else f"{low} to {high}"
+                raise ConfigError(f"{_flag(name)}: expected {bounds}, got {given}; leave it out for {default}")
+        if not 0 < self.memory_fraction <= 1:
+            got = f"{self.memory_fraction:g}; leave it out for 0.25"
+            raise ConfigError(f"{_flag('memory_fraction')}: expected over 0 and at most 1, got {got}")
+        if re.fullmatch(DEVICE_PATTERN, self.device) is None:
+            raise ConfigError(f"{_flag('device')}: expected auto, cpu, cuda or cuda:N, got {self.device!r}")
+
+
+_BOUNDS: Final = {
+    "port": (0, 65_535, "the default; 0 picks a free one"),
+    "max_running_requests": (1, None, 64),
+    "max_context_tokens": (8, None, 4096),
+    "threads": (1, 1024, 1),
+    "random_seed": (0, None, 0),
+}
+"""Lowest and highest value of an option, and what it is when left out."""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def check_address(host: str, api_key: str | None) -> None:

@@ -1,7 +1,7 @@
 """`agentrl doctor`: looks at the machine, the run file, its parts and its servers, and says what to fix.
 
 Invariant: each check prints one line, `ok` or `FIX` with the mend; a check that needs an earlier one is not run if that
-one failed; nothing the run would own is written.
+one failed; nothing is left behind, and nothing the run would own is written.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +34,7 @@ from agentrl.launch.local import describe_error, load_renderer
 from agentrl.launch.tasks import TaskSets, load_tasks
 from agentrl.rollout.episode import run_episode
 from agentrl.tokens.renderer import Renderer
+from agentrl.train.remote import launch_trainer
 from agentrl.types import Trajectory
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
@@ -206,16 +208,32 @@ def _run_parts(report: Report, run: RunConfig) -> None:
         lambda: load_renderer(run, run.model.path),
         lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
     )
+    if renderer is not None:
+        report.check("trainer", lambda: anyio.run(_load_trainer, run), lambda found: found)
     if tasks is not None and workflow is not None and renderer is not None:
         report.check("round trip", lambda: anyio.run(_round_trip, run, tasks, workflow, renderer), _describe_episode)
 
 
+async def _load_trainer(run: RunConfig) -> str:
+    """Start the trainer worker, let it load the model, and end it; its own deadline is `trainer.call_timeout_s`."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
+        async with launch_trainer(
+            run.trainer,
+            run.algorithm,
+            model_path=run.model.path,
+            total_steps=run.engine.steps,
+            seed=run.seed,
+            log_path=Path(logs) / "trainer.log",
+            sync=run.route.sync,
+        ) as trainer:
+            return f"{trainer.num_parameters} parameters on {trainer.device}"
+
+
 async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow, renderer: Renderer) -> Trajectory:
     """Start or reach the servers and play one episode."""
-    log_dir = Path(run.runs_dir) / f".doctor-{os.getpid()}"
-    try:
+    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
         async with launch_pool(
-            run.resolved_inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
+            run.resolved_inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs
         ) as pool:
             episode = await run_episode(
                 workflow,
@@ -225,8 +243,6 @@ async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow
                 rollout=run.rollout,
                 sampling=run.sampling,
             )
-    finally:
-        shutil.rmtree(log_dir, ignore_errors=True)
     if episode.failure is not None:
         raise WorkflowError(f"one episode was played and failed ({episode.stop_reason}): {episode.failure.message}")
     return episode

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig
 from agentrl.inference.sglang_recipe import first_gpu, runs_on_cpu, tensor_parallel
 
 GIB = 2**30
@@ -186,12 +187,18 @@ class ServerMemory:
         return self.weights + _CUDA_BYTES
 
 
+def running_requests(config: InferenceConfig) -> int | None:
+    """Return how many sequences a launched server decodes together; None: as many as SGLang finds room for on its GPU."""
+    on_cpu = config.backend == "embedded" or runs_on_cpu(config)
+    return config.max_running_requests or (CPU_RUNNING_REQUESTS if on_cpu else None)
+
+
 def server_memory(run: RunConfig, shape: Shape) -> ServerMemory:
     """Return what each GPU of a launched server holds."""
     inference = run.resolved_inference
     size = ELEMENT_BYTES[inference.dtype or "float32"]
     ways = tensor_parallel(inference) if inference.backend == "sglang" else 1
-    requests = inference.max_running_requests or run.rollout.max_concurrent_episodes
+    requests = running_requests(inference) or run.rollout.max_concurrent_episodes
     return ServerMemory(
         weights=shape.num_parameters * size // ways,
         kv_per_token=shape.kv_bytes(size) // min(ways, shape.kv_heads),

@@ -1,11 +1,15 @@
 """What a run will do, in words: weights, tasks, servers, loss, staleness rule, devices, memory, files.
 
 Invariant: the plan is computed from the resolved config and, for memory, the model's config.json; it needs neither weights
-nor a GPU, and printing it starts nothing. What this machine lacks is said, not demanded.
+nor a GPU, and printing it starts nothing. What this machine lacks is said, not demanded; the user's modules are imported to
+find out.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -13,7 +17,9 @@ import yaml
 from agentrl.config import RunConfig, inapplicable
 from agentrl.errors import ConfigError
 from agentrl.inference.sglang_recipe import find_sglang_python, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
-from agentrl.launch.memory import memory_rows
+from agentrl.launch.memory import memory_rows, running_requests
+from agentrl.launch.tasks import find_factory, read_tasks
+from agentrl.workflow import load_workflow
 
 
 def resolved_yaml(config: RunConfig) -> str:
@@ -67,7 +73,8 @@ def _servers(config: RunConfig) -> str:
     if inference.urls:
         return f"{len(inference.urls)} running {inference.backend} server(s): {', '.join(inference.urls)}"
     name = "embedded" if inference.backend == "embedded" else "SGLang"
-    requests = f"{inference.max_running_requests} requests" if inference.max_running_requests else "as many requests as fit"
+    running = running_requests(inference)
+    requests = "as many requests as fit" if running is None else f"{running} requests"
     context = f"{inference.context_limit} tokens" if inference.context_limit else "up to the model's positions"
     limits = f"{requests} of {context}, {config.resolved_inference.dtype}"
     return f"{inference.servers} {name}, launched on {inference.host}, {_server_device(config)}, {limits}"
@@ -86,20 +93,57 @@ def _server_device(config: RunConfig) -> str:
 
 def missing_here(config: RunConfig) -> list[str]:
     """Return what the run needs and this machine does not have, as far as that shows without starting anything."""
-    inference, gpu = config.inference, gpu_is_present()
+    tasks, inference = config.tasks, config.inference
+    probes: list[tuple[str, Callable[[], object]]] = [("", partial(load_workflow, config.workflow, config.workflow_args))]
+    if tasks.factory is not None:
+        probes.append(("", partial(find_factory, tasks.factory)))
+    for field, path in (("tasks.path: ", tasks.path), ("tasks.eval_path: ", tasks.eval_path)):
+        if path is not None:
+            probes.append((field, partial(read_tasks, path)))
+    if inference.backend == "sglang" and not inference.urls:
+        probes.append(("", partial(find_sglang_python, inference)))
     missing: list[str] = []
     if not Path(config.model.path).is_dir():
         missing.append(f"model.path: there is no directory {config.model.path}")
-    if config.trainer.device.startswith("cuda") and not gpu:
-        missing.append(f"trainer.device: {config.trainer.device}, and there is no GPU")
-    if not inference.urls and inference.device.startswith("cuda") and not gpu:
-        missing.append(f"inference.device: {inference.device}, and there is no GPU")
-    if inference.backend == "sglang" and not inference.urls:
+    missing += missing_gpus(config)
+    for field, probe in probes:
         try:
-            find_sglang_python(inference)
+            probe()
         except ConfigError as error:
-            missing.append(str(error))
+            missing.append(f"{field}{error}")
     return missing
+
+
+def missing_gpus(config: RunConfig, root: Path = Path("/")) -> list[str]:
+    """Return the fields that ask for GPUs which are not here, as far as the files under `root` tell."""
+    inference, trainer, count = config.inference, config.trainer.device, _count_gpus(root)
+    found = "there is no GPU" if count == 0 else f"this machine has {count} GPU(s), counted from 0"
+    needed = [("trainer.device", trainer, _index_of(trainer))]
+    if not inference.urls:
+        last = _index_of(inference.device)
+        if inference.backend == "sglang" and inference.device != "cpu":
+            last = first_gpu(inference, inference.servers - 1) + tensor_parallel(inference) - 1
+        needed.append(("inference.device", inference.device, last))
+    missing: list[str] = []
+    for field, device, index in needed:
+        if device.startswith("cuda") and count is not None and index >= count:
+            which = "" if index == _index_of(device) else f" for GPU {_index_of(device)} to {index}"
+            missing.append(f"{field}: {device}{which}, and {found}")
+    return missing
+
+
+def _index_of(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def _count_gpus(root: Path) -> int | None:
+    """Return how many GPUs this process may use; None: some, but how many is not said."""
+    if not gpu_is_present(root):
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len(visible.split(","))
+    return len(list((root / "dev").glob("nvidia[0-9]*"))) or None
 
 
 def _sampling(config: RunConfig) -> str:

@@ -5,6 +5,7 @@ Invariant: the server ends when this function returns, and the function returns 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.errors import ConfigError
-from agentrl.inference.config import InferenceConfig
 from agentrl.inference.embedded.hazards import parse_faults
-from agentrl.inference.launch import api_key
 from agentrl.inference.serve import ServeOptions, run_server
 
 
@@ -33,15 +32,18 @@ def serve_checkpoint(
     """Serve until interrupted; says where, once the server answers.
 
     Raises:
-        ConfigError: the checkpoint, the device, the address or the key cannot be used, or a fault is not known.
+        ConfigError: the checkpoint, the device, the address, a number or the key cannot be used, or a fault is not known.
     """
     if not model.is_dir():
         raise ConfigError(f"{model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)")
+    key = None if api_key_env is None else os.environ.get(api_key_env)
+    if api_key_env is not None and not key:
+        raise ConfigError(f"--api-key-env {api_key_env}: this environment variable is not set; export it, or drop the flag")
     options = ServeOptions(
         model_path=str(model),
         host=host,
         port=port,
-        api_key=api_key(InferenceConfig(host=host, api_key_env=api_key_env)),
+        api_key=key,
         device=device,
         threads=threads,
         max_running_requests=max_running_requests,

@@ -32,7 +32,7 @@ def load_tasks(config: TasksConfig) -> TaskSets:
         ConfigError: a file or line that cannot be used, a factory that fails, or two tasks with one id in a set.
     """
     if config.factory is not None:
-        make = _factory(config.factory)
+        make = find_factory(config.factory)
         train = _from_factory(make, config.factory, config.factory_args)
         held_out = () if config.eval_factory_args is None else _from_factory(make, config.factory, config.eval_factory_args)
     else:
@@ -75,7 +75,12 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield number, cast("dict[str, Any]", record)
 
 
-def _factory(name: str) -> Callable[..., object]:
+def find_factory(name: str) -> Callable[..., object]:
+    """Return the function that `tasks.factory` names.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no function.
+    """
     module_name, _, attribute = name.partition(":")
     if not attribute:
         raise ConfigError(f"tasks.factory: expected module:function, got {name!r}")

@@ -38,7 +38,8 @@ event `step`, one for each training step:
 Causes of waste: `failed_episode` (attempts that failed in groups that were trained), `dropped_group`, `over_age`,
 `skipped_step`, `greedy` (temperature 0 has no policy gradient).
 
-event `evaluation`: `step`, `episodes`, `success_rate`, `return_mean`, `return_std`, `failed`, `turns_mean`,
+event `evaluation`: `step`, `episodes`, `failed` (of these), `failed_episodes.STOP_REASON`, `success_rate` (the share of
+the episodes that did not fail; no key where all did), `return_mean` and `return_std` (of the same), `turns_mean`,
 `output_tokens_mean`, `min_version` and `max_version` (of the sampled tokens: training goes on beside it), `greedy`,
 `seconds`, `workflow.NAME`.
 event `evaluation_skipped`: `step`; one was running and one was waiting already.
@@ -79,7 +80,8 @@ def is_success(episode: Trajectory) -> bool:
 def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """Return how many episodes, their success rate, returns, turns, output tokens, and means of `workflow.NAME`.
 
-    Returns are over episodes that did not fail, the rest over all; nothing but `episodes` when there are none.
+    Success rate and returns are over the episodes that did not fail, and left out where all did; the rest is over all.
+    Nothing but `episodes` when there are none.
 
     Example:
         >>> episode_metrics([])
@@ -88,9 +90,9 @@ def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     result: dict[str, float] = {"episodes": len(episodes)}
     if not episodes:
         return result
-    result["success_rate"] = float(np.mean([is_success(e) for e in episodes]))
-    returns = [e.episode_return for e in episodes if e.failure is None]
-    if returns:
+    if done := [e for e in episodes if e.failure is None]:
+        returns = [e.episode_return for e in done]
+        result["success_rate"] = float(np.mean([is_success(e) for e in done]))
         result["return_mean"], result["return_std"] = float(np.mean(returns)), float(np.std(returns))
     result["turns_mean"] = float(np.mean([len(e.turns) for e in episodes]))
     result["output_tokens_mean"] = float(np.mean([e.num_output_tokens for e in episodes]))

@@ -27,6 +27,6 @@ class RolloutConfig(Config):
     min_group_size: int = Field(default=2, ge=2)
     """Fewest episodes of a group that is kept incomplete."""
     max_failure_rate: float = Field(default=0.5, gt=0, le=1)
-    """Share of failed episodes, over the last 64, that stops the run."""
+    """Share of failed episodes, over the last 64, that stops the run; over all of them, that makes `agentrl eval` fail."""
     max_consecutive_failures: int = Field(default=32, ge=1)
     """Failed episodes in a row, or groups in a row dropped for them, that stop the run and print the first traceback."""

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.configbase import Config
+from agentrl.configbase import Config, Device, Seed
+
+_Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainerConfig(Config):
     """One optimizer over one HF model, in a process of its own."""
 
-    device: str = "auto"
+    device: Device = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward and backward pass; weights and optimizer state stay float32."""
     processes: int = Field(default=1, ge=1)
     """Trainer processes; this release trains in one."""
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the worker."""
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate of AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW moment decay rates."""
+    betas: tuple[_Decay, _Decay] = (0.9, 0.95)
+    """AdamW moment decay rates, in [0, 1)."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW decoupled weight decay, on matrices only."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -63,9 +65,9 @@ class SftConfig(Config):
     """Steps of linear warm-up."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global L2 norm."""
-    device: str = "auto"
+    device: Device = "auto"
     """As `trainer.device`."""
-    threads: int = Field(default=2, ge=1)
+    threads: int = Field(default=2, ge=1, le=1024)
     """CPU threads; nothing else runs beside the warm start."""
-    seed: int = 0
+    seed: Seed = 0
     """Order of the conversations."""

@@ -63,10 +63,10 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from error
+        raise ConfigError(f"trainer.device or sft.device: expected auto, cpu, cuda or cuda:N, got {name!r}") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device: {name} was asked for, {torch.cuda.device_count()} CUDA devices are there; use cpu or auto"
+            f"trainer.device or sft.device: {name}, but {torch.cuda.device_count()} CUDA devices are there; use cpu or auto"
         )
     return device
 

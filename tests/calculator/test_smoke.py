@@ -24,7 +24,9 @@ def test_the_smallest_demo_learns_and_keeps_its_invariants(tmp_path: Path, backe
     outcome = run_demo(SMOKE, seed=0, runs_dir=tmp_path, name="smoke", overrides=overrides, console=console)
     summary = json.loads((tmp_path / "smoke" / "summary.json").read_text())
     assert summary["sampled_after"] >= summary["sampled_before"] + 0.1
-    assert summary["train_steps"] == outcome.summary["train_steps"]
+    assert summary["train_steps"] == 15  # the recipe's engine.steps
+    assert summary == json.loads(json.dumps(outcome.summary))
+    assert summary["failed_evaluation_episodes"] == {"before": {}, "after": {}}
     assert summary["max_trained_staleness"] <= summary["max_staleness"] == 2
     assert summary["max_logprob_difference"] < 1e-4
     assert summary["dropped_groups"] == 0

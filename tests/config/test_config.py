@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -40,16 +44,59 @@ def test_there_are_under_a_hundred_fields_and_each_is_documented() -> None:
     assert [name for name, text in found.items() if not text] == []
 
 
-def test_every_field_has_a_reader() -> None:
+@cache
+def reads() -> frozenset[tuple[str, str, str]]:
+    """Return `(section, class, attribute)` of what the sources read of something called like a section, or `config`.
+
+    `trainer.lr`, `self._trainer.lr` and `run.resolved_trainer.lr` read from the section trainer, in any module; `config.lr`
+    reads from the section whose class the module names, which is in the second place. Printing a plan is no reading.
+    """
     root = Path(__file__).parents[2]
-    text = "\n".join(
-        file.read_text()
-        for folder in ("agentrl", "examples", "workflows")
-        for file in (root / folder).rglob("*.py")
-        if file.name != "config.py"
-    )
-    unread = [name for name in fields(RunConfig) if not re.search(rf"\.{name.split('.')[-1]}\b", text)]
-    assert unread == []
+    kinds = {kind.__name__ for kind in sections().values()}
+    found: set[tuple[str, str, str]] = set()
+    for folder in ("agentrl", "examples", "workflows"):
+        for file in (root / folder).rglob("*.py"):
+            if file.name == "plan.py":
+                continue
+            text = file.read_text()
+            named = [kind for kind in kinds if re.search(rf"\b{kind}\b", text)]
+            for node in ast.walk(ast.parse(text)):
+                if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+                    continue
+                owner = node.value
+                name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+                name = name.lstrip("_").removeprefix("resolved_")
+                found.add((name, "", node.attr))
+                found |= {("", kind, node.attr) for kind in named if name == "config"}
+    return frozenset(found)
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """Return the config class of each section; the fields at the top are those of `run`."""
+    found: dict[str, type[BaseModel]] = {"run": RunConfig}
+    for name, info in RunConfig.model_fields.items():
+        for kind in (info.annotation, *getattr(info.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = kind
+    return found
+
+
+def is_read(field: str) -> bool:
+    section, _, name = field.rpartition(".")
+    section = section or "run"
+    return not reads().isdisjoint({(section, "", name), ("", sections()[section].__name__, name)})
+
+
+def test_every_field_has_a_reader() -> None:
+    assert [name for name in fields(RunConfig) if not is_read(name)] == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["algorithm.path", "rollout.seed", "sampling.device", "engine.threads", "trainer.data", "sync.steps", "sync.host"],
+)
+def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(field: str) -> None:
+    assert not is_read(field)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +139,43 @@ def test_every_field_has_a_reader() -> None:
             "inference.start_timeout_s: applies to servers launched",
         ),
         ({"name": "../elsewhere"}, "name: string should match pattern"),
+        ({"trainer": {"device": "gpu"}}, "trainer.device: string should match pattern"),
+        ({"sft": {"data": "d", "device": "gpu"}}, "sft.device: string should match pattern"),
+        ({"trainer": {"betas": [1.5, 0.9]}}, "trainer.betas.0: input should be less than 1, got float 1.5"),
+        ({"trainer": {"betas": [0.9, -0.1]}}, "trainer.betas.1: input should be greater than or equal to 0, got float -0.1"),
+        ({"trainer": {"threads": 10**12}}, "trainer.threads: input should be less than or equal to 1024"),
+        ({"seed": 2**31}, "seed: input should be less than or equal to 2147483647, got int 2147483648"),
+        ({"seed": -1}, "seed: input should be greater than or equal to 0, got int -1"),
+        ({"sft": {"data": "d", "seed": -5}}, "sft.seed: input should be greater than or equal to 0, got int -5"),
+        ({"sft": {"data": "d", "seed": 10**23}}, "sft.seed: input should be less than or equal to 2147483647"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_mend(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         parse_config(GOOD | change)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_a_number_that_is_not_finite_is_refused_in_every_section(value: str) -> None:
+    numbers = [
+        f"{section}.{name}"
+        for section, kind in sections().items()
+        for name, info in kind.model_fields.items()
+        if section not in ("run", "sft") and "float" in str(info.annotation)
+    ]
+    assert len(numbers) > 15
+    for name in numbers:
+        got = f"[.{value}, 0.5]" if name == "trainer.betas" else f"{value[:-3]}.{value[-3:]}"
+        with pytest.raises(ConfigError, match=rf"{name}[^:]*: input should be"):
+            parse_config(GOOD, [f"--{name}={got}"])
+
+
+def test_the_largest_seed_is_one_that_every_generator_takes() -> None:
+    run = parse_config(GOOD, ["--seed", str(2**31 - 1), "--inference.servers", "1000"])
+    last = run.seed + run.inference.servers - 1
+    np.random.RandomState(last)
+    np.random.default_rng(last)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(last)) == last < 2**63
 
 
 def test_all_problems_are_reported_together() -> None:

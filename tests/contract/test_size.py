@@ -28,6 +28,7 @@ BESIDE_THE_CORE = (
     "agentrl/inference/sglang_",
     "agentrl/inference/launch.py",
     "agentrl/inference/process.py",
+    "agentrl/inference/status.py",
     "agentrl/client/endpoint",
     "agentrl/engine/evaluate.py",
     "agentrl/observe/progress.py",

@@ -23,10 +23,9 @@ def draw_curve(run_dir: Path, *, before: Evaluations, after: Evaluations) -> Pat
         print("No curve.png: matplotlib is not installed; pip install 'agentrl[plot]' adds it.")  # noqa: T201
         return None
     events: list[dict[str, Any]] = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps = [
-        (event["step"], event["success_rate"]) for event in events if event["event"] == "step" and "success_rate" in event
-    ]
-    checks = [(event["step"], event["success_rate"]) for event in events if event["event"] == "evaluation"]
+    rated = [event for event in events if "success_rate" in event]
+    steps = [(event["step"], event["success_rate"]) for event in rated if event["event"] == "step"]
+    checks = [(event["step"], event["success_rate"]) for event in rated if event["event"] == "evaluation"]
     canvas = figure.Figure(figsize=(8, 4.5), layout="constrained")
     axes = canvas.subplots()
     x, y = [step for step, _ in steps], [rate for _, rate in steps]
@@ -40,7 +39,8 @@ def draw_curve(run_dir: Path, *, before: Evaluations, after: Evaluations) -> Pat
         ("held out, sampled, before and after", "s", before.sampled, after.sampled),
         ("held out, greedy, before and after", "^", before.greedy, after.greedy),
     ):
-        axes.plot([0, last], [first.success_rate, second.success_rate], marker, markersize=9, label=label)
+        ends = [(at, each.success_rate) for at, each in ((0, first), (last, second)) if each.success_rate is not None]
+        axes.plot([at for at, _ in ends], [rate for _, rate in ends], marker, markersize=9, label=label)
     axes.set(xlabel="training step", ylabel="success rate", ylim=(0, 1), title="Calculator agent: asynchronous RL on a CPU")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize="small")

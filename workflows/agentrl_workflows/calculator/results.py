@@ -1,10 +1,12 @@
 """The numbers a demo run ends with: the table on the terminal and the fields of summary.json.
 
-Invariant: every figure is computed from recorded episodes or the run report; none is rounded in the file.
+Invariant: every figure is computed from recorded episodes or the run report; none is rounded in the file. Success rates are
+over the episodes that did not fail, and null where all did; how many failed is beside them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +33,20 @@ class Evaluations:
         """Sampled, under the largest turn limit."""
         return self.by_turns[max(self.by_turns)]
 
+    @property
+    def failures(self) -> dict[str, int]:
+        """Episodes without a result, by stop reason, of all evaluations of the checkpoint."""
+        total: Counter[str] = Counter()
+        for report in (self.greedy, *self.by_turns.values()):
+            total.update(report.failures)
+        return dict(total)
+
 
 def success_split(episodes: Sequence[Trajectory]) -> tuple[float | None, float | None]:
-    """Return the success rates of episodes without and with a busy error; None where there were none."""
-    busy = [is_success(episode) for episode in episodes if episode.metrics.get("busy", 0) > 0]
-    calm = [is_success(episode) for episode in episodes if not episode.metrics.get("busy", 0) > 0]
+    """Return the success rates of episodes without and with a busy error, failed ones aside; None where there were none."""
+    done = [episode for episode in episodes if episode.failure is None]
+    busy = [is_success(episode) for episode in done if episode.metrics.get("busy", 0) > 0]
+    calm = [is_success(episode) for episode in done if not episode.metrics.get("busy", 0) > 0]
     return (_mean(calm), _mean(busy))
 
 
@@ -50,6 +61,7 @@ def summary_fields(before: Evaluations, after: Evaluations, report: RunReport) -
         "sampled_after_without_and_with_busy_error": success_split(after.sampled.episodes),
         "greedy_after_without_and_with_busy_error": success_split(after.greedy.episodes),
         "episodes_evaluated": len(after.sampled.episodes),
+        "failed_evaluation_episodes": {"before": before.failures, "after": after.failures},
         "train_steps": report.train_steps,
         "train_episodes": report.episodes,
         "sampled_tokens": report.sampled_tokens,
@@ -82,16 +94,19 @@ def print_table(
     for column in ("warm start", "after RL"):
         table.add_column(column, justify="right")
     for label, first, second in (("sampled", before.sampled, after.sampled), ("greedy", before.greedy, after.greedy)):
-        table.add_row(label, _rate(first.success_rate), _rate(second.success_rate), style="bold")
+        table.add_row(label, rate_text(first.success_rate), rate_text(second.success_rate), style="bold")
         for part, calm_or_busy in (("no busy error", 0), ("had a busy error", 1)):
             values = [success_split(each.episodes)[calm_or_busy] for each in (first, second)]
-            table.add_row(f"  {part}", *map(_rate, values))
+            table.add_row(f"  {part}", *map(rate_text, values))
     for turns, each in after.by_turns.items():
         same = before.by_turns.get(turns)
         table.add_row(
-            f"sampled, at most {turns} turn(s)", _rate(same.success_rate if same else None), _rate(each.success_rate)
+            f"sampled, at most {turns} turn(s)", rate_text(same.success_rate if same else None), rate_text(each.success_rate)
         )
     console.print(table)
+    for when, failures in (("warm start", before.failures), ("after RL", after.failures)):
+        if failures:
+            console.print(f"{when}: {sum(failures.values())} evaluation episodes failed and are in no rate: {failures}")
     minutes = summary["wall_seconds"] / 60
     console.print(
         f"{minutes:.1f} minutes in all, {summary['rl_seconds'] / 60:.1f} of them reinforcement learning: "
@@ -110,5 +125,6 @@ def _mean(values: Sequence[bool]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _rate(value: float | None) -> str:
+def rate_text(value: float | None) -> str:
+    """Return a rate for people; `-` where there is none."""
     return "-" if value is None else f"{value:.3f}"

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from agentrl.checks import check_reward
 from agentrl.client import Client
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, WorkflowError, boundary
 from agentrl.types import StopReason, Task, Trajectory
 
 WorkflowFunction = Callable[..., Awaitable[float]]
@@ -195,7 +195,8 @@ def _construct(kind: type[RolloutWorkflow], args: Mapping[str, Any]) -> RolloutW
         inspect.signature(kind).bind(**args)
     except TypeError as error:
         raise ConfigError(f"{kind.__qualname__} does not take these arguments: {error}; got {dict(args)}") from None
-    return kind(**args)
+    with boundary(WorkflowError, f"{kind.__qualname__}(**{dict(args)}), as `workflow` and `workflow_args` say,"):
+        return kind(**args)
 
 
 def _with_attributes(workflow: RolloutWorkflow, args: Mapping[str, Any]) -> RolloutWorkflow:

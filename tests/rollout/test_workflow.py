@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.client import Client
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, WorkflowError
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow, as_workflow, load_workflow
 
@@ -121,3 +121,18 @@ def test_an_instance_is_taken_as_it_is() -> None:
     agent = Agent()
     assert as_workflow(agent) is agent
     assert isinstance(as_workflow(Agent), Agent)
+
+
+class Unready(RolloutWorkflow):
+    def __init__(self, path: str) -> None:
+        self.text = Path(path).read_text()
+
+    async def run(self, task: Task, client: Client) -> float:
+        return 0.0
+
+
+def test_a_workflow_that_cannot_be_made_is_named_with_its_arguments_and_its_error(tmp_path: Path) -> None:
+    wrong = tmp_path / "none.txt"
+    with pytest.raises(WorkflowError, match=r"Unready\(\*\*\{'path': .*none\.txt.*raised FileNotFoundError") as caught:
+        as_workflow(Unready, {"path": str(wrong)})
+    assert isinstance(caught.value.__cause__, FileNotFoundError)

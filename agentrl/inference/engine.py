@@ -249,6 +249,13 @@ class Engine(Protocol):
         """
         ...
 
+    async def settled(self) -> None:
+        """Return once the engine can say what it serves; what `/server_info` waits for.
+
+        Cancellation: nothing is left behind.
+        """
+        ...
+
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
         """Name the weights anew, without changing them; tokens sampled from now on carry the new name.
 

@@ -7,6 +7,8 @@ says; both end when rank 0 is gone.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from aiohttp import web
 
@@ -33,7 +35,7 @@ class _Leave(msgspec.Struct):
 
 
 class _Nothing(msgspec.Struct):
-    selector: str = "all"
+    selector: Literal["target", "draft", "all"] = "all"
 
 
 class _Receive(msgspec.Struct):

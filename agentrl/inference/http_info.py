@@ -1,7 +1,7 @@
 """What a server says about itself: model, settings, load, life.
 
 Invariant: every call here answers at once, paused or not, but for `/health_generate` (and `/health`, where the server was
-told to have that fault), which waits for a token.
+told to have that fault), which waits for a token, and `/server_info`, which waits for `Engine.settled`.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class InfoRoutes:
 
     async def server_info(self, request: web.Request) -> web.Response:
         """Report the settings; `weight_version` is the one the server started with, as at SGLang."""
+        await self._engine.settled()
         info = self._engine.info
         settings = self._settings()
         states = [{**settings, "weight_version": info.weight_version, "model_path": info.model_path, **self._load()}]

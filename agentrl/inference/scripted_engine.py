@@ -142,6 +142,10 @@ class ScriptedEngine:
             self._stage.version = int(weight_version)
         return ControlReply(success=True, message="scripted")
 
+    async def settled(self) -> None:
+        """See `Engine.settled`: at once."""
+        await anyio.lowlevel.checkpoint()
+
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
         """See `Engine.set_weight_version`."""
         if abort_all_requests:

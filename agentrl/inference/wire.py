@@ -6,6 +6,7 @@ order; whatever else a server sends becomes a `ReplyError` that says what was ex
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -15,12 +16,13 @@ import msgspec
 import numpy as np
 import orjson
 
-from agentrl.errors import ReplyError, RequestRejected
+from agentrl.errors import InvariantError, ReplyError, RequestRejected
 from agentrl.inference.base import GenerateRequest, SamplingParams
 from agentrl.inference.messages import decode, parse_version
 from agentrl.types import Float32Array, Int32Array, VersionSpan
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_REQUEST_ID = re.compile("[0-9a-f]{32}")
 _MAX_LOGPROB = 1e-4
 """Rounding may push the log-prob of a certain token this far above 0."""
 
@@ -135,12 +137,21 @@ def score_body(token_ids: Int32Array) -> bytes:
 
 
 def check_request(request: GenerateRequest, vocab_size: int) -> None:
-    """Check what would kill a server: an id outside the vocabulary ends SGLang's scheduler, not only the request.
+    """Check what would kill a server or end other calls.
+
+    An id outside the vocabulary ends SGLang's scheduler, not only the request; an abort ends every request whose id begins
+    with the given one.
 
     Raises:
+        InvariantError: for a request id that is not 32 lower-case hex digits.
         RequestRejected: for no ids, ids outside the vocabulary, `input_json` of another length, no token to sample, or a
             seed of more than 64 bits.
     """
+    if not _REQUEST_ID.fullmatch(request.request_id):
+        raise InvariantError(
+            f"request id {request.request_id!r} of episode {request.episode_id!r}: expected 32 lower-case hex digits, as of "
+            "uuid4().hex; a server aborts every request whose id begins with that of the aborted one"
+        )
     ids = request.input_ids
     if not len(ids) or request.sampling.max_new_tokens < 1:
         raise RequestRejected(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -13,7 +14,7 @@ from anyio.abc import TaskGroup
 
 from agentrl.client import Client, SamplingConfig
 from agentrl.errors import ConfigError, EpisodeLimit, RequestRejected
-from agentrl.inference.base import CONTEXT_HEADROOM, GenerateRequest, Probe, SamplingParams
+from agentrl.inference.base import CONTEXT_HEADROOM, Probe, SamplingParams
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch import launch_pool
 from agentrl.inference.pool import ServerPool
@@ -22,8 +23,9 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason
 from tests.inference.embedded_helpers import Judge
 from tests.support.api import Api
-from tests.support.calls import ENDLESS, Call, ask, begin
+from tests.support.calls import ENDLESS, Call, ask, begin, begin_whole, give_up_update
 from tests.support.servers import CONTROL_S, RunningServer, publication
+from tests.support.tap import Tap, tapped
 
 PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-5
@@ -33,6 +35,20 @@ TOLERANCE = 1e-5
 async def client(server: RunningServer) -> AsyncGenerator[SGLangServer]:
     async with SGLangServer(server.url, vocab_size=server.vocab_size, control_timeout_s=CONTROL_S) as connected:
         yield connected
+
+
+class TappedClient(NamedTuple):
+    client: SGLangServer
+    tap: Tap
+
+
+@pytest.fixture
+async def tapped_client(server: RunningServer) -> AsyncGenerator[TappedClient]:
+    async with (
+        tapped(server.url) as tap,
+        SGLangServer(tap.url, vocab_size=server.vocab_size, control_timeout_s=CONTROL_S) as connected,
+    ):
+        yield TappedClient(connected, tap)
 
 
 @pytest.fixture(scope="session")
@@ -141,18 +157,45 @@ async def test_calls_go_on_across_an_update_and_say_which_tokens_are_whose(
 
 
 async def test_an_update_that_is_given_up_is_waited_out_before_the_next(
-    client: SGLangServer, server: RunningServer, judges: list[Judge]
+    tapped_client: TappedClient, server: RunningServer, judges: list[Judge]
 ) -> None:
-    for attempt in range(8):
+    client, tap = tapped_client
+    for version in range(2, 8):
         await client.pause("retract")
-        with anyio.move_on_after(0.002 * attempt):
-            await client.load_weights(publication(server, 1))
-        await client.load_weights(publication(server, 2 + attempt, checkpoint=0))
+        await give_up_update(client, tap, publication(server, 1))
+        await client.load_weights(publication(server, version, checkpoint=0))
         await client.resume()
         generation = await client.generate(ask(PROMPT, 4))
-        assert [span.version for span in generation.spans] == [2 + attempt]
+        assert [span.version for span in generation.spans] == [version]
         expected = judges[0].logprobs([*PROMPT, *generation.output_ids.tolist()])[len(PROMPT) :]
         assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
+    paused: bool, tapped_client: TappedClient, api: Api, tasks: TaskGroup, judges: list[Judge]
+) -> None:
+    client, tap = tapped_client
+    whole = begin_whole(tasks, client, [5, 6, 7], 1200)
+    streamed = begin(tasks, client, [5, 6, 8], 600)
+    await streamed.more(120)
+    await api.until(lambda load: load["num_running_reqs"] == 2, "both run")
+    if paused:
+        await client.pause("retract")
+    for request in (whole.request, streamed.request):
+        await api.post("/abort_request", {"rid": request.request_id})
+    if paused:
+        await client.resume()
+    for call, room in ((whole, 1200), (streamed, 600)):
+        generation = await call.finished()
+        assert (len(generation.output_ids), generation.stop_reason) == (room, StopReason.LENGTH)
+        assert [(span.start, span.end, span.version) for span in generation.spans] == [(0, room, 0)]
+        context, ids = call.request.input_ids.tolist(), generation.output_ids.tolist()
+        expected = judges[0].logprobs([*context, *ids])[len(context) :]
+        assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
+        first, second = tap.pieces(call.request)
+        assert first.output_ids + second.output_ids == tuple(ids)
+    assert streamed.tokens == 600
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -211,25 +254,14 @@ async def test_a_call_that_is_cancelled_ends_at_the_server(client: SGLangServer,
 async def test_a_call_aborted_during_a_pause_ends_at_once_and_nothing_of_it_runs_on(
     mode: str, client: SGLangServer, api: Api, tasks: TaskGroup
 ) -> None:
-    done = anyio.Event()
-    reasons: list[StopReason] = []
-    running, held = ask(PROMPT, ENDLESS), ask([5, 6], ENDLESS)
-
-    async def call(request: GenerateRequest) -> None:
-        reasons.append((await client.generate(request)).stop_reason)
-        if len(reasons) == 2:
-            done.set()
-
-    tasks.start_soon(call, running)
+    running = begin_whole(tasks, client, PROMPT)
     await api.until(lambda load: load["num_running_reqs"] == 1, "the call runs")
     await client.pause("retract" if mode == "retract" else "in_place")
-    tasks.start_soon(call, held)
+    held = begin_whole(tasks, client, [5, 6])
     await anyio.lowlevel.checkpoint()
-    for request in (running, held):
-        await client.abort(request.request_id)
-    with anyio.fail_after(CONTROL_S):
-        await done.wait()
-    assert reasons == [StopReason.ABORT] * 2
+    for call in (running, held):
+        await client.abort(call.request.request_id)
+        assert (await call.finished()).stop_reason is StopReason.ABORT
     await client.resume()
     await api.idle()
 
@@ -253,7 +285,15 @@ async def test_a_pool_updates_its_server_and_proves_it(server: RunningServer, ta
         assert [span.version for span in generation.spans] == [1]
 
 
-async def test_the_load_reaches_the_client(client: SGLangServer) -> None:
+async def test_the_load_reaches_the_client(client: SGLangServer, tasks: TaskGroup) -> None:
+    call = begin(tasks, client, PROMPT)
     (load,) = await client.loads()
-    assert load.num_running_reqs == 0
+    with anyio.fail_after(CONTROL_S):
+        while load.num_running_reqs != 1:  # SGLang tells what it last published
+            (load,) = await client.loads()
     assert load.max_total_num_tokens > 0
+    await client.abort(call.request.request_id)
+    await call.finished()
+    with anyio.fail_after(CONTROL_S):
+        while load.num_running_reqs:
+            (load,) = await client.loads()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ from anyio.abc import TaskGroup
 from safetensors.torch import load_file
 from torch import Tensor
 
+from agentrl.collective import listen
 from agentrl.errors import WeightSyncError
 from agentrl.inference.base import Probe
 from agentrl.inference.config import InferenceConfig
@@ -149,9 +151,67 @@ async def test_a_session_gates_updates(api: Api, server: RunningServer) -> None:
     assert (await api.get("/model_info")).body["weight_version"] == "0"
 
 
-async def test_an_unknown_group_cannot_be_left_and_a_group_that_is_not_there_not_joined(api: Api) -> None:
+async def test_an_unknown_group_cannot_be_left_nor_sent_to(api: Api) -> None:
     status, reply = await api.post("/destroy_weights_update_group", {"group_name": "never"})
     assert (status, reply) == (400, {"success": False, "message": "The group to be destroyed does not exist."})
+    assert (await api.post("/begin_weight_update")).status == 200
+    bucket = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[32]], "group_name": "never"}
+    status, reply = await api.post("/update_weights_from_distributed", bucket)
+    assert (status, reply["success"]) == (400, False)
+    assert "Group never not in" in reply["message"]
+    assert (await api.post("/end_weight_update")).status == 200
+
+
+@pytest.mark.parametrize(("name", "backend"), [("joined", "gloo"), ("other", "pigeons")])
+async def test_a_group_whose_name_is_taken_or_whose_backend_is_unknown_is_not_joined(
+    name: str, backend: str, api: Api, server: RunningServer
+) -> None:
+    # One that nobody leads is not asked for: SGLang waits half an hour for it.
+    store = listen("127.0.0.1", timedelta(seconds=20))
+    body = {
+        "master_address": "127.0.0.1",
+        "master_port": store.port,
+        "rank_offset": 1,
+        "world_size": 2,
+        "group_name": name,
+        "backend": backend,
+    }
+    async with linked(api, "joined") as link:
+        status, reply = await api.post("/init_weights_update_group", body)
+        assert (status, reply["success"]) == (400, False)
+        await api.pause("retract")
+        await api.post("/begin_weight_update")
+        assert (await link.send(weights(server, 1), weight_version="1")).status == 200
+        await api.resume()
+
+
+async def test_a_flush_is_refused_while_requests_keep_their_place(api: Api, server: RunningServer, tasks: TaskGroup) -> None:
+    async with linked(api, "flushed") as link:
+        flight = api.start(tasks, PROMPT, 4000)
+        await flight.reached(10)
+        await api.pause("in_place")
+        await api.post("/begin_weight_update")
+        status, reply = await link.send(weights(server, 1), weight_version="1", flush_cache=True)
+        assert (status, reply["success"]) == (400, False)
+        assert "flush" in reply["message"]
+        assert (await api.get("/model_info")).body["weight_version"] == "0"
+        await api.post("/end_weight_update")
+        await api.resume()
+        await api.post("/abort_request", {"rid": flight.rid})
+        await flight.final()
+
+
+async def test_our_client_flushes_nothing_that_keeps_its_place(api: Api, server: RunningServer, tasks: TaskGroup) -> None:
+    trainer = LocalTrainer(weights(server, 1))
+    async with pool_at(server, pause_mode="fast") as pool:
+        flight = api.start(tasks, PROMPT, 4000)
+        await flight.reached(10)
+        assert (await pool.update_weights(WeightFeed(version=1, channel=trainer.channel))).updated == (server.url,)
+        await flight.reached(len(flight.ids) + 10)
+        await api.post("/abort_request", {"rid": flight.rid})
+        body = await flight.final()
+    assert [version for version, _, _ in spans(body)] == ["0", "1"]
+    assert body["meta_info"]["num_retractions"] == 0
 
 
 @pytest.mark.parametrize("flat", [True, False])

@@ -66,6 +66,8 @@ async def test_a_body_of_another_shape_is_a_validation_error(sent: dict[str, Any
     assert "validation error" in body["message"]
 
 
+JOIN: dict[str, Any] = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2}
+BUCKET: dict[str, Any] = {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "none"}
 CONTROL: list[tuple[str, object]] = [
     ("/pause_generation", {"mode": "soft"}),
     ("/pause_generation", {"mode": None}),
@@ -78,6 +80,21 @@ CONTROL: list[tuple[str, object]] = [
     ("/update_weight_version", {}),
     ("/update_weight_version", {"new_version": 5}),
     ("/weights_checker", []),
+    ("/init_weights_update_group", {}),
+    ("/init_weights_update_group", {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1}),
+    ("/init_weights_update_group", {**JOIN, "master_port": "here"}),
+    ("/init_weights_update_group", {**JOIN, "world_size": 2.5}),
+    ("/init_weights_update_group", {**JOIN, "group_name": 5}),
+    ("/destroy_weights_update_group", {"group_name": 5}),
+    ("/destroy_weights_update_group", []),
+    ("/begin_weight_update", []),
+    ("/begin_weight_update", {"selector": "none"}),
+    ("/end_weight_update", []),
+    ("/update_weights_from_distributed", {}),
+    ("/update_weights_from_distributed", {"names": ["a"], "dtypes": ["float32"]}),
+    ("/update_weights_from_distributed", {**BUCKET, "names": "a"}),
+    ("/update_weights_from_distributed", {**BUCKET, "shapes": [["a"]]}),
+    ("/update_weights_from_distributed", {**BUCKET, "weight_version": 7}),
 ]
 
 

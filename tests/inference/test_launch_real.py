@@ -13,17 +13,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from agentrl.errors import ServerUnavailable
+from agentrl.errors import RequestRejected, ServerUnavailable
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch import launch_pool
+from agentrl.inference.sglang import SGLangServer
 from agentrl.types import StopReason
 from tests.inference.scripted_helpers import request
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 CONTEXT = 64
+CALLS = [
+    ("GET", "/server_info"), ("GET", "/model_info"), ("GET", "/v1/loads"), ("POST", "/generate"), ("POST", "/abort_request"),
+    ("POST", "/pause_generation"), ("POST", "/continue_generation"), ("POST", "/update_weights_from_disk"),
+    ("POST", "/weights_checker"), ("POST", "/begin_weight_update"), ("POST", "/end_weight_update"),
+    ("POST", "/init_weights_update_group"), ("POST", "/update_weights_from_distributed"),
+    ("POST", "/destroy_weights_update_group"),
+]  # fmt: skip
+"""In an order that leaves a server as it was, by bodies that ask for nothing."""
 DRIVER = """
 import sys, anyio
 from agentrl.inference.config import InferenceConfig
@@ -63,6 +73,19 @@ def words(path: Path) -> list[bytes]:
         return []
 
 
+async def refuses_those_without_the_key(url: str, vocab_size: int, *, key: str) -> None:
+    """What the client relies on: whoever has no key is told so, by HTTP 401, and does nothing."""
+    async with aiohttp.ClientSession() as http:
+        for bearer in (None, "wrong", key):
+            headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
+            for method, path in CALLS:
+                async with http.request(method, url + path, headers=headers, json={}) as response:
+                    assert (response.status == 401) == (bearer != key), (bearer, path, response.status)
+    with pytest.raises(RequestRejected, match=r"HTTP 401.*inference.api_key_env"):
+        async with SGLangServer(url, vocab_size=vocab_size):
+            pass
+
+
 async def test_the_limits_are_the_config_s_the_key_is_secret_and_the_end_is_quick(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +97,7 @@ async def test_the_limits_are_the_config_s_the_key_is_secret_and_the_end_is_quic
     async with launch_pool(config, model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
         url = pool.describe().servers[0].url
         assert url.startswith("http://[::1]:")
+        await refuses_those_without_the_key(url, size, key="s3cret-value")
         for prompt, room in ((CONTEXT - 1, 1), (CONTEXT // 2, CONTEXT // 2)):
             done = await pool.generate(request(*([7] * prompt), max_new_tokens=room))
             assert len(done.output_ids) == room or done.stop_reason is StopReason.STOP

@@ -172,6 +172,17 @@ async def test_ids_outside_the_vocabulary_are_not_sent() -> None:
         assert r.http.bodies("/generate") == []
 
 
+@pytest.mark.parametrize("request_id", ["", "ep-1", "a" * 31, "a" * 33, "A" * 32, "g" * 32, "a" * 32 + "\n", f" {'a' * 31}"])
+async def test_ids_of_which_one_could_begin_with_another_are_not_sent(request_id: str) -> None:
+    async with rig() as r:
+        sent = replace(request(), request_id=request_id)
+        with pytest.raises(InvariantError, match=r"request id .* expected 32 lower-case hex digits"):
+            await r.client.generate(sent)
+        with pytest.raises(InvariantError, match=r"request id .* expected 32 lower-case hex digits"):
+            await drain(r.client, sent)
+        assert r.http.bodies("/generate") == []
+
+
 async def test_cancelling_a_call_aborts_it_at_the_server() -> None:
     hold = Hold(at=2)
     async with rig(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,))) as r:
@@ -304,6 +315,22 @@ async def test_in_place_never_flushes_and_salts_the_cache_instead(tmp_path: Path
         assert r.http.bodies("/pause_generation") == [{"mode": "in_place"}]
         assert r.http.bodies("/update_weights_from_disk")[0]["flush_cache"] is False
         assert r.http.bodies("/generate")[0]["cache_salt"] == "v1-c0ffee"
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_an_update_is_these_calls_and_no_other(mode: str, tmp_path: Path) -> None:
+    async with rig() as r:
+        connected = len(r.http.seen)
+        await r.client.pause("retract" if mode == "retract" else "in_place")
+        await r.client.load_weights(stored(tmp_path, 1))
+        await r.client.resume()
+        # /update_weight_version is not among them: it would abort every call in flight.
+        assert [path for path, _ in r.http.seen[connected:]] == [
+            "/pause_generation",
+            "/update_weights_from_disk",
+            "/model_info",
+            "/continue_generation",
+        ]
 
 
 async def test_weights_are_not_changed_without_a_pause(tmp_path: Path) -> None:

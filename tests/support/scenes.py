@@ -156,6 +156,15 @@ async def stale_prefix(scene: Scene) -> bool:
     return reused == 59
 
 
+async def update_collision(scene: Scene) -> bool:
+    """Send updates at once to a paused server: it is not answered that it may continue."""
+    await scene.api.pause("retract")
+    for _ in range(8):  # of which two meet, whatever the order in which they come
+        scene.call(scene.api.update(scene.checkpoints[1], "1"))
+    await scene.taken_in()
+    return not await scene.happens(scene.call(scene.api.resume()))
+
+
 NAIVE: dict[Hazard, Callable[[Scene], Awaitable[bool]]] = {
     Hazard.ABORT_DEADLOCK: deadlock,
     Hazard.LOST_ABORTS: lost_abort,
@@ -165,4 +174,5 @@ NAIVE: dict[Hazard, Callable[[Scene], Awaitable[bool]]] = {
     Hazard.BLOCKING_HEALTH: blocking_health,
     Hazard.UPDATE_RACE: update_race,
     Hazard.STALE_PREFIX: stale_prefix,
+    Hazard.UPDATE_COLLISION: update_collision,
 }

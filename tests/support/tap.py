@@ -1,7 +1,8 @@
 """A loopback proxy in front of one server that keeps what the server said, apart from what a client made of it.
 
 Invariant: bodies pass unchanged in both directions (but for the cache salt, where a test takes it out); every finished
-`/generate` reply with sampled tokens is kept once.
+`/generate` reply with sampled tokens is kept once. A client that leaves takes its model call with it, and no other call:
+what a server has been asked to do it does, whether anybody waits for it or not.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import anyio
 import orjson
 from aiohttp import web
+from anyio.abc import TaskGroup
+
+from agentrl.inference.base import GenerateRequest
+from tests.support.servers import CONTROL_S
 
 _MAX_BODY_BYTES = 64 * 2**20
 _SALT = re.compile(rb',"cache_salt":"[^"]*"')
@@ -26,6 +32,7 @@ class Served:
     """One finished completion, in the server's words."""
 
     rid: str
+    input_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     completion_tokens: int
     logprobs: tuple[float, ...]
@@ -43,8 +50,49 @@ class Tap:
         self.served: list[Served] = []
         self.groups: list[str] = []
         """Process groups the server was asked to join."""
+        self.paths: list[str] = []
+        """What the client asked for, in the order in which it came here."""
+        self._passed: list[str] = []
+        self._news = anyio.Event()
+        self._tasks: TaskGroup | None = None
         self._upstream = upstream.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
+
+    def pieces(self, request: GenerateRequest) -> list[Served]:
+        """Return the completions that began with the context of a call, in order."""
+        context = tuple(request.input_ids.tolist())
+        return [one for one in self.served if one.input_ids[: len(context)] == context]
+
+    async def passed(self, path: str, times: int) -> None:
+        """Wait until that many calls to `path` have been written to the server."""
+        with anyio.fail_after(CONTROL_S):
+            while self._passed.count(path) < times:
+                await self._news.wait()
+
+    async def _took(self, _session: aiohttp.ClientSession, _: object, sent: aiohttp.TraceRequestChunkSentParams) -> None:
+        self._passed.append(sent.url.path)
+        event, self._news = self._news, anyio.Event()
+        event.set()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append(request.path)
+        if request.path == "/generate":
+            return await self._forward(request)
+        assert self._tasks is not None
+        await request.read()
+        answers: list[web.StreamResponse] = []
+        answered = anyio.Event()
+
+        async def forward() -> None:
+            try:
+                answers.append(await self._forward(request))
+            except aiohttp.ClientError as error:
+                answers.append(web.Response(status=502, text=repr(error)))
+            answered.set()
+
+        self._tasks.start_soon(forward)
+        await answered.wait()
+        return answers[0]
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
@@ -57,13 +105,15 @@ class Tap:
         url = self._upstream + request.path_qs
         async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
             if answer.content_type == "text/event-stream":
-                return await self._stream(request, answer)
+                return await self._stream(request, orjson.loads(body), answer)
             reply = await answer.read()
             if request.path == "/generate" and answer.status == 200:
-                self._keep(orjson.loads(reply))
+                self._keep(orjson.loads(body), orjson.loads(reply))
             return web.Response(status=answer.status, body=reply, content_type=answer.content_type)
 
-    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, sent: dict[str, Any], answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         pending = b""
@@ -71,18 +121,19 @@ class Tap:
             *events, pending = (pending + piece).split(b"\n\n")
             for event in events:
                 if b'"meta_info"' in event and not _UNFINISHED.search(event):
-                    self._keep(orjson.loads(event.removeprefix(b"data:")))
+                    self._keep(sent, orjson.loads(event.removeprefix(b"data:")))
             await response.write(piece)  # after it is kept: a client that has the last event closes the connection
         await response.write_eof()
         return response
 
-    def _keep(self, reply: dict[str, Any]) -> None:
+    def _keep(self, sent: dict[str, Any], reply: dict[str, Any]) -> None:
         meta = reply["meta_info"]
         if not meta["completion_tokens"] or meta["finish_reason"] is None:
             return
         self.served.append(
             Served(
                 rid=meta["id"],
+                input_ids=tuple(sent["input_ids"]),
                 output_ids=tuple(reply["output_ids"]),
                 completion_tokens=meta["completion_tokens"],
                 logprobs=tuple(triple[0] for triple in meta["output_token_logprobs"]),
@@ -91,14 +142,20 @@ class Tap:
             )
         )
 
-    def open(self, session: aiohttp.ClientSession, url: str) -> None:
+    def open(self, session: aiohttp.ClientSession, tasks: TaskGroup, url: str) -> None:
         """Begin to forward."""
-        self._session, self.url = session, url
+        self._session, self._tasks, self.url = session, tasks, url
+
+    def trace(self) -> aiohttp.TraceConfig:
+        """Return what tells the tap of bodies that have been written to the server."""
+        config = aiohttp.TraceConfig()
+        config.on_request_chunk_sent.append(self._took)
+        return config
 
     def app(self) -> web.Application:
         """Return the proxy."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_route("*", "/{path:.*}", self._forward)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         return app
 
 
@@ -110,15 +167,21 @@ async def tapped(upstream: str, *, drop_salt: bool = False) -> AsyncGenerator[Ta
     """
     tap = Tap(upstream, drop_salt=drop_salt)
     runner = web.AppRunner(tap.app(), handler_cancellation=True, access_log=None)
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4), timeout=aiohttp.ClientTimeout(total=None)
-    ) as session:
+    async with (
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trace_configs=[tap.trace()],
+        ) as session,
+        anyio.create_task_group() as tasks,
+    ):
         await runner.setup()
         try:
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             host, port = runner.addresses[0][:2]
-            tap.open(session, f"http://{host}:{port}")
+            tap.open(session, tasks, f"http://{host}:{port}")
             yield tap
         finally:
             await runner.cleanup()
+            tasks.cancel_scope.cancel()

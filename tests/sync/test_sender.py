@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
@@ -103,6 +105,40 @@ def test_nothing_is_sent_before_it_is_started_and_versions_follow_one_another() 
         assert not source.sending
         receiver.wait()
         assert torch.equal(receiver.tensors["head"], weights(seed)["head"])
+
+
+class Watched(Mapping[str, Tensor]):
+    """Weights that tell which of them have been read."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.read = {name: threading.Event() for name in tensors}
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read[name].set()
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def test_the_next_bucket_is_gathered_while_one_is_on_the_wire() -> None:
+    source = sender()
+    [address] = opened(source)
+    receiver = Receiver(address).joined()
+    tensors = Watched(weights())
+    manifest = source.begin(1, tensors, ["g0"], dtype="float32", digests=False)
+    first, second = (bucket[-1].name for bucket in manifest.buckets[:2])
+    tensors.read[second].clear()  # by what planned the buckets
+    source.start(["g0"])
+    assert tensors.read[second].wait(PATIENCE.total_seconds())  # and nobody has taken the first
+    receiver.take(manifest)
+    assert source.finish(()) == {}
+    receiver.wait()
+    assert all(torch.equal(receiver.tensors[name], weights()[name]) for name in (first, second))
 
 
 def test_all_ranks_of_a_server_get_the_same() -> None:

@@ -84,7 +84,6 @@ class EmbeddedEngine:
         self._updates = Updates(core, self._gate, self._aborts, self._read, model_path=options.model_path, faults=faults)
         self.groups = GroupUpdates(self._updates, lambda: core.model.weights, self._fuse)
         """Takes weights from the trainer's memory."""
-        self._stuck = False
         self._rate_mark = (time.monotonic(), 0)
 
     @property
@@ -168,7 +167,7 @@ class EmbeddedEngine:
         await self._checkpoint()
         if mode == "abort":
             if Hazard.ABORT_DEADLOCK in self._options.faults and self._gate.paused == "in_place" and self._core.num_running:
-                self._stuck = True
+                self._gate.stuck = True
                 await self._checkpoint()
             self.abort(abort_all=True)
         elif mode == "retract":
@@ -199,6 +198,11 @@ class EmbeddedEngine:
         return await self._updates.from_disk(
             model_path, weight_version=weight_version, flush_cache=flush_cache, abort_all_requests=abort_all_requests
         )
+
+    async def settled(self) -> None:
+        """See `Engine.settled`: returns at once, but for `Hazard.UPDATE_COLLISION`."""
+        await anyio.lowlevel.checkpoint()
+        await self._updates.settled()
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
         """Rename the weights.
@@ -247,7 +251,7 @@ class EmbeddedEngine:
         return self._core.num_running > 0 or (self._gate.paused is None and len(self._core.waiting) > 0)
 
     async def _checkpoint(self) -> None:
-        """Yield once; for ever where a pause is stuck, as `Hazard.ABORT_DEADLOCK` says."""
+        """Yield once; for ever where the engine is stuck, as two hazards say."""
         await anyio.lowlevel.checkpoint()
-        if self._stuck:
+        if self._gate.stuck:
             await anyio.sleep_forever()

@@ -20,6 +20,8 @@ class Gate:
         """An update waits for running requests to end; no other one is admitted."""
         self.watched = 0
         """Waits that want to hear of every step, not only of the last."""
+        self.stuck = False
+        """No control call is answered any more, for ever; see `Hazard.ABORT_DEADLOCK` and `Hazard.UPDATE_COLLISION`."""
         self._changed = anyio.Event()
 
     def notify(self) -> None:

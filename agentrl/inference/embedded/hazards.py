@@ -22,18 +22,22 @@ Off by default, switchable:
   applied as soon as the pause holds. Guard: agentrl pauses first, and refuses to update otherwise.
 - `stale-prefix`: after an update without flush, prefixes computed by the former weights are used again. Here never. Guard:
   in in_place mode the cache salt of each request carries the version and checksum of the weights.
+- `update-collision`: two updates from disk at once during a pause end SGLang's whole server, also where the client of the
+  first has given up, which ends no update. With the fault control calls are never answered again, and as at SGLang
+  `/server_info` answers after the update that is under way. Here the second waits for the first. Guard: after an update
+  that was given up, agentrl waits for two answers of `/server_info` before it asks for another.
 
 Always, as SGLang: an abort ends every request whose id begins with the given one (guard: ids of one length; at SGLang a
 disconnect does so too, here it ends its own request only); a waiting or retracted request that is aborted gets a short
 `meta_info` (guard: nothing more of it is read); `/update_weight_version` aborts everything unless told not to (guard: never
 sent, the version travels in the update); `/ready` is 503 in a pause.
 
-Neither copied nor switchable. With overlap scheduling SGLang applies penalties one token late, and forgets them and
-`min_new_tokens` when a request is retracted; seeds of requests are ignored without deterministic inference; a stop string
-sampled as more tokens than its own encoding has is not seen; `/v1/loads` stands still in a pause. Here penalties are exact,
-seeds repeat, stop strings are always seen, loads are live. An id outside the vocabulary, an empty text, a
-`logprob_start_len` below -1 or an unknown `load_format` ends SGLang's whole server; here each is a 400. So do two updates
-from disk at once during a pause; here the second waits for the first.
+Neither copied nor switchable. With overlap scheduling SGLang counts tokens for penalties one late, with the last of the
+prompt before the first sampled one, and forgets them and `min_new_tokens` when a request is retracted; seeds of requests
+are ignored without deterministic inference; a stop string sampled as more tokens than its own encoding has is not seen;
+`/v1/loads` stands still in a pause. Here penalties are exact, seeds repeat, stop strings are always seen, loads are live.
+An id outside the vocabulary, an empty text, a `logprob_start_len` below -1 or an unknown `load_format` ends SGLang's whole
+server; here each is a 400.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class Hazard(StrEnum):
     BLOCKING_HEALTH = "blocking-health"
     UPDATE_RACE = "update-race"
     STALE_PREFIX = "stale-prefix"
+    UPDATE_COLLISION = "update-collision"
 
 
 def parse_faults(names: Iterable[str]) -> frozenset[Hazard]:

@@ -2,7 +2,8 @@
 
 Invariant: the weights of a step are all of one version; an update that is refused changes nothing (but for
 `Hazard.APPLIED_REFUSAL`), and one that is applied changes weights and label together. Who waits for whom: an update that
-finds the server running waits for the requests that run to end, or for a pause.
+finds the server running waits for the requests that run to end, or for a pause; an update waits for the one before (but for
+`Hazard.UPDATE_COLLISION`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from agentrl.errors import ConfigError
@@ -54,14 +56,21 @@ class Updates:
         """As reported; what tokens are marked with is the core's label."""
         # Guards `draining` and the swap between concurrent updates.
         self._lock = anyio.Lock()
+        self._reading = False
+        """Whether an update that can collide with another is under way, or two have collided."""
 
     async def from_disk(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
         """See `Engine.update_weights`.
 
-        Cancellation: the weights are the former ones; reading goes on in its thread and is thrown away.
+        Cancellation: the weights are the former ones; reading goes on in its thread and is thrown away. With
+        `Hazard.UPDATE_COLLISION` and a pause the update goes on.
         """
+        if Hazard.UPDATE_COLLISION in self._faults and self._gate.paused is not None:
+            if abort_all_requests:
+                self._aborts.abort("", abort_all=True, exact=False)
+            return await self._unguarded(model_path, weight_version, flush_cache=flush_cache)
         async with self._lock:
             if (refusal := self.flush_refusal(flush_cache)) is not None:
                 return refusal
@@ -73,6 +82,43 @@ class Updates:
                 if (refusal := self.flush_refusal(flush_cache)) is not None:
                     return refusal
                 return self.swap(weights, model_path, weight_version, flush_cache=flush_cache)
+
+    async def settled(self) -> None:
+        """Return once no update is under way that can collide with another; never if two have. See `Engine.settled`."""
+        while self._reading:
+            await self._gate.wait()
+
+    async def _unguarded(self, model_path: str, weight_version: str | None, *, flush_cache: bool) -> ControlReply:
+        """Update whether another update is under way or not, and whether anybody waits for it or not."""
+        gate = self._gate
+        gate.stuck = gate.stuck or self._reading
+        while gate.stuck:
+            await gate.wait()
+        self._reading = True
+        done = await anyio.to_thread.run_sync(
+            self._read_and_swap, model_path, weight_version, flush_cache, abandon_on_cancel=True
+        )
+        while gate.stuck:
+            await gate.wait()
+        return done
+
+    def _read_and_swap(self, model_path: str, weight_version: str | None, flush_cache: bool) -> ControlReply:
+        try:
+            weights = self._read(model_path)
+        except ConfigError as error:
+            weights = str(error)
+        return anyio.from_thread.run_sync(self._end_unguarded, weights, model_path, weight_version, flush_cache)
+
+    def _end_unguarded(
+        self, read: Weights | str, model_path: str, weight_version: str | None, flush_cache: bool
+    ) -> ControlReply:
+        self._reading = self._gate.stuck
+        self._gate.notify()
+        if isinstance(read, str):
+            return ControlReply(success=False, message=read)
+        if (refusal := self.flush_refusal(flush_cache)) is not None:
+            return refusal
+        return self.swap(read, model_path, weight_version, flush_cache=flush_cache)
 
     @asynccontextmanager
     async def quiet(self, *, abort_all_requests: bool) -> AsyncGenerator[None]:

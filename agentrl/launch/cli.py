@@ -1,28 +1,32 @@
 """The `agentrl` command: train, eval, serve, sft, doctor.
 
 Invariant: bad input is one clear message and exit status 2; a run that fails is one clear message and exit status 1; Ctrl-C
-ends everything that was started and says where the results are. A traceback on the terminal is a bug of ours.
+and SIGTERM end everything that was started and say where the results are. A traceback on the terminal is a bug of ours.
+What takes long to import is imported by the commands, where an interrupt is one message.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import anyio
 from cyclopts import App, Parameter
 
-from agentrl.config import load_config
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launch.interrupts import results_in, say_stopped, sigterm_raises, telling
+
+if TYPE_CHECKING:
+    from agentrl.config import RunConfig
 
 Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 app = App(
     name="agentrl",
     help="Multi-turn agentic RL of language models. A run is one YAML file; --section.field value sets a field anew.",
+    suppress_keyboard_interrupt=False,  # `guarded` has more to say
 )
 
 
@@ -50,7 +54,8 @@ def train(
         return
     from agentrl.launch.local import train as train_locally
 
-    _run(partial(train_locally, run, existing="replace" if replace else "resume" if resume else "error"), where=run.run_dir)
+    existing = "replace" if replace else "resume" if resume else "error"
+    _run(partial(train_locally, run, existing=existing), partial(results_in, run.run_dir))
 
 
 @app.command(name="eval")
@@ -61,12 +66,14 @@ def evaluate(
     checkpoint: Path | None = None,
     endpoint: str | None = None,
     model: str | None = None,
-    api_key_env: str = "OPENAI_API_KEY",
+    api_key_env: str | None = None,
     episodes: int | None = None,
     greedy: bool = False,
     output: Path | None = None,
 ) -> None:
     """Run the workflow on the held-out tasks and report success, without training.
+
+    The success rate is over the episodes that did not fail; exit status 1 if more than rollout.max_failure_rate of them did.
 
     Args:
         config: YAML file that describes the run.
@@ -74,7 +81,7 @@ def evaluate(
         checkpoint: HF checkpoint to serve and evaluate; the file's model.path when neither this nor --endpoint is given.
         endpoint: Base URL of any OpenAI-compatible endpoint to evaluate instead, such as http://127.0.0.1:8000/v1.
         model: Model name to ask the endpoint for.
-        api_key_env: Environment variable that holds the endpoint's key.
+        api_key_env: Environment variable that holds the endpoint's key; OPENAI_API_KEY by default, if that is set.
         episodes: How many episodes; engine.eval_episodes by default.
         greedy: Sample at temperature 0.
         output: Write the report as JSON to this file too.
@@ -87,7 +94,8 @@ def evaluate(
 
     run = load_config(config, overrides)
     target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
-    _run(partial(evaluate_target, run, target, episodes=episodes, greedy=greedy, output=output))
+    job = partial(evaluate_target, run, target, episodes=episodes, greedy=greedy, output=output)
+    _run(job, lambda: "An evaluation that is cut short has no results.", stall_timeout_s=run.engine.stall_timeout_s)
 
 
 @app.command
@@ -143,7 +151,8 @@ def sft(config: Path, output: Path, /, *overrides: Overrides) -> None:
     """
     from agentrl.launch.sft import warm_start
 
-    warm_start(load_config(config, overrides), output)
+    with telling(partial(results_in, output)):
+        warm_start(load_config(config, overrides), output)
 
 
 @app.command
@@ -156,18 +165,35 @@ def doctor(config: Path | None = None, /, *overrides: Overrides) -> None:
     """
     from agentrl.launch.doctor import examine
 
-    if not examine(config, overrides):
-        sys.exit(1)
+    with telling(lambda: "Nothing it tried is kept."):
+        if not examine(config, overrides):
+            sys.exit(1)
 
 
-def _run(job: Callable[[], object], *, where: Path | None = None) -> None:
-    """Run an async job to its end; Ctrl-C cancels it, and its own cleanup ends what it started."""
-    try:
-        anyio.run(job)  # pyright: ignore[reportArgumentType] - a partial of an async function is one
-    except KeyboardInterrupt:
-        place = f" Results so far are in {where}/." if where is not None and where.exists() else ""
-        print(f"\nInterrupted; everything this command started has ended.{place}", file=sys.stderr)
-        sys.exit(130)
+def load_config(path: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return the run that a YAML file and the overrides describe; see `agentrl.config.load_config`."""
+    from agentrl import config
+
+    return config.load_config(path, overrides)
+
+
+def _run(job: Callable[[], Awaitable[object]], results: Callable[[], str], *, stall_timeout_s: float | None = None) -> None:
+    """Run an async job to its end; its own cleanup ends what it started.
+
+    Args:
+        job: an async function.
+        results: says, after an interrupt, where results are.
+        stall_timeout_s: seconds the job may block the event loop; None for a job that watches over itself.
+    """
+    import anyio
+
+    from agentrl.launch.heartbeat import run_watched
+
+    with telling(results):
+        if stall_timeout_s is None:
+            anyio.run(job)
+        else:
+            run_watched(job, stall_timeout_s=stall_timeout_s)
 
 
 def main() -> None:
@@ -176,12 +202,12 @@ def main() -> None:
 
 
 def guarded(command: Callable[[], object]) -> None:
-    """Run a command; one of our errors becomes one message and the exit status, an interrupt status 130."""
+    """Run a command; one of our errors becomes one message and the exit status, an interrupt status 130 (SIGTERM: 143)."""
     try:
-        command()
-    except KeyboardInterrupt:
-        print("\nInterrupted; everything this command started has ended.", file=sys.stderr)
-        sys.exit(130)
+        with sigterm_raises():
+            command()
+    except KeyboardInterrupt as stop:
+        sys.exit(say_stopped(stop))
     except (AgentRLError, BaseExceptionGroup) as error:
         from agentrl.launch.local import first_of_ours
 
@@ -190,3 +216,7 @@ def guarded(command: Callable[[], object]) -> None:
             raise
         print(f"agentrl: {ours}", file=sys.stderr)
         sys.exit(2 if isinstance(ours, ConfigError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,13 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import anyio
 from rich.console import Console
 from rich.text import Text
 
@@ -30,6 +29,7 @@ from agentrl.inference.dialect import dialect_of
 from agentrl.inference.launch import PortReserve, api_key, launch_pool
 from agentrl.inference.sglang import SGLangServer
 from agentrl.inference.sglang_recipe import find_sglang_python
+from agentrl.launch.heartbeat import run_watched
 from agentrl.launch.local import describe_error, load_renderer
 from agentrl.launch.tasks import TaskSets, load_tasks
 from agentrl.rollout.episode import run_episode
@@ -184,7 +184,7 @@ def _free_port(config: InferenceConfig) -> int:
 
 
 def _ask(run: RunConfig, url: str) -> str:
-    return anyio.run(_running_server, run, url)
+    return _watched(run, partial(_running_server, run, url))
 
 
 async def _running_server(run: RunConfig, url: str) -> str:
@@ -209,9 +209,14 @@ def _run_parts(report: Report, run: RunConfig) -> None:
         lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
     )
     if renderer is not None:
-        report.check("trainer", lambda: anyio.run(_load_trainer, run), lambda found: found)
+        report.check("trainer", lambda: _watched(run, partial(_load_trainer, run)), lambda found: found)
     if tasks is not None and workflow is not None and renderer is not None:
-        report.check("round trip", lambda: anyio.run(_round_trip, run, tasks, workflow, renderer), _describe_episode)
+        play = partial(_round_trip, run, tasks, workflow, renderer)
+        report.check("round trip", lambda: _watched(run, play), _describe_episode)
+
+
+def _watched(run: RunConfig, job: Callable[[], Awaitable[_Result]]) -> _Result:
+    return run_watched(job, stall_timeout_s=run.engine.stall_timeout_s)
 
 
 async def _load_trainer(run: RunConfig) -> str:

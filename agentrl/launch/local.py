@@ -1,7 +1,8 @@
 """`agentrl train` on one machine: servers and trainer as supervised subprocesses, the engine here.
 
 Invariant: bad input is reported before a process is started; whatever happens then, every process started here has ended
-when `train` returns, and the run directory holds what was recorded, with a `summary.json` that says how it ended.
+when `train` returns, and the run directory holds what was recorded, with a `summary.json` that says how it ended. Ctrl-C,
+SIGTERM under the command line and a workflow that blocks the event loop are ways to end; only SIGKILL leaves no summary.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -19,11 +21,14 @@ import orjson
 from agentrl.config import RunConfig
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport
+from agentrl.engine.resume import RunState
 from agentrl.errors import AgentRLError, ConfigError, RunStopped
 from agentrl.inference.launch import launch_pool
 from agentrl.inference.pool import ServerPool
 from agentrl.inference.sglang_recipe import find_sglang_python
-from agentrl.launch.plan import describe_plan, resolved_yaml
+from agentrl.launch.heartbeat import watched_loop
+from agentrl.launch.interrupts import stop_word
+from agentrl.launch.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.launch.resume import find_checkpoint
 from agentrl.launch.tasks import TaskSets, load_tasks
 from agentrl.launch.together import opened_together
@@ -47,8 +52,10 @@ def load_parts(run: RunConfig) -> Parts:
     """Return tokenizer, tasks and workflow of a run.
 
     Raises:
-        ConfigError: naming what is missing or wrong, an SGLang to launch included.
+        ConfigError: naming what is missing or wrong, an SGLang to launch and GPUs included.
     """
+    if missing := missing_gpus(run):
+        raise ConfigError("; ".join(missing) + "; set it to auto or cpu, or run where the GPUs are")
     if run.inference.backend == "sglang" and not run.inference.urls:
         find_sglang_python(run.inference)
     return Parts(load_renderer(run, run.model.path), load_tasks(run.tasks), load_workflow(run.workflow, run.workflow_args))
@@ -74,7 +81,9 @@ Existing: TypeAlias = Literal["error", "replace", "use", "resume"]
 """What to do about a run directory that is there: refuse, delete it, write into it, or go on from its newest checkpoint."""
 
 
-async def train(run: RunConfig, *, existing: Existing = "error", progress: Progress | None = None) -> RunReport:
+async def train(
+    run: RunConfig, *, existing: Existing = "error", progress: Progress | None = None, max_block_s: float | None = None
+) -> RunReport:
     """Train as `run` says and return what was done.
 
     Writes config.yaml, plan.txt, metrics.jsonl, trajectories.jsonl, weights/, checkpoints/, logs/ and summary.json to
@@ -84,46 +93,57 @@ async def train(run: RunConfig, *, existing: Existing = "error", progress: Progr
         run: the whole run.
         existing: what to do about a run directory that is there.
         progress: how to show the run; None: live on a terminal, a line a step elsewhere.
+        max_block_s: seconds the event loop may be blocked by code that does not await; None: `engine.stall_timeout_s`.
 
     Raises:
         ConfigError: before anything is started.
         AgentRLError: what ended the run.
+        KeyboardInterrupt: a signal ended it, in the main thread.
 
     Cancellation: servers and trainer are ended, within 5 seconds; the run directory keeps what was recorded.
     """
-    parts = load_parts(run)
-    checkpoint = find_checkpoint(run) if existing == "resume" else None
-    _prepare_directory(run, existing)
+    watched = partial(watched_loop, run.engine.stall_timeout_s if max_block_s is None else max_block_s)
+    async with watched():
+        parts = load_parts(run)
+        checkpoint = find_checkpoint(run) if existing == "resume" else None
+        _prepare_directory(run, existing)
     engine: Engine | None = None
     error: BaseException | None = None
     try:
-        async with opened_together(_pool(run, parts.renderer), _trainer(run)) as (pool, trainer):
+        async with watched(), opened_together(_pool(run, parts.renderer), _trainer(run)) as (pool, trainer):
             if checkpoint is not None:
                 await trainer.restore(str(checkpoint.path))
-            engine = Engine(
-                workflow=parts.workflow,
-                tasks=parts.tasks.train,
-                eval_tasks=parts.tasks.evaluation,
-                inference=pool,
-                renderer=parts.renderer.within(pool.max_context_tokens),
-                trainer=trainer,
-                run_dir=run.run_dir,
-                algorithm=run.algorithm,
-                rollout=run.rollout,
-                sampling=run.sampling,
-                engine=run.resolved_engine,
-                seed=run.seed,
-                name=run.name,
-                progress=progress or make_progress(),
-                send_dtype=run.resolved_inference.dtype if run.route.method == "distributed" else None,
-                resume=None if checkpoint is None else checkpoint.state,
-            )
+            resume = None if checkpoint is None else checkpoint.state
+            engine = _engine(run, parts, pool, trainer, progress or make_progress(), resume)
             return await engine.run()
     except BaseException as caught:
         error = caught
         raise
     finally:
         _write_summary(run, None if engine is None else engine.report(), error)
+
+
+def _engine(
+    run: RunConfig, parts: Parts, pool: ServerPool, trainer: RemoteTrainer, progress: Progress, resume: RunState | None
+) -> Engine:
+    return Engine(
+        workflow=parts.workflow,
+        tasks=parts.tasks.train,
+        eval_tasks=parts.tasks.evaluation,
+        inference=pool,
+        renderer=parts.renderer.within(pool.max_context_tokens),
+        trainer=trainer,
+        run_dir=run.run_dir,
+        algorithm=run.algorithm,
+        rollout=run.rollout,
+        sampling=run.sampling,
+        engine=run.resolved_engine,
+        seed=run.seed,
+        name=run.name,
+        progress=progress,
+        send_dtype=run.resolved_inference.dtype if run.route.method == "distributed" else None,
+        resume=resume,
+    )
 
 
 def _pool(run: RunConfig, renderer: Renderer) -> AbstractAsyncContextManager[ServerPool]:
@@ -215,6 +235,8 @@ def first_of_ours(error: BaseException) -> AgentRLError | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what went wrong in one message, whatever wraps it."""
+    """Return what went wrong, or what interrupted it, in one message, whatever wraps it."""
+    if isinstance(error, KeyboardInterrupt):
+        return stop_word(error)
     ours = first_of_ours(error)
     return str(ours) if ours is not None else f"{type(error).__name__}: {error}"

@@ -60,8 +60,8 @@ async def run_episode(
 
     How an episode ends: `run` returns a reward (COMPLETED); a budget is spent (TURN_LIMIT, TOKEN_LIMIT: a failure unless the
     workflow has a `limit_reward`); the deadline passes (DEADLINE); the workflow raises or returns no reward
-    (WORKFLOW_ERROR); an environment breaks (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). A workflow that hangs
-    without awaiting, or swallows its cancellation, is a DEADLINE when it returns: nothing can interrupt it before.
+    (WORKFLOW_ERROR); an environment breaks (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). A workflow that
+    swallows its cancellation, or hangs without awaiting, is a DEADLINE when it returns; commands end a run that is stuck so.
 
     Args:
         workflow: what to run.

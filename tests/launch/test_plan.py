@@ -10,6 +10,8 @@ import yaml
 
 from agentrl.client import Client
 from agentrl.config import parse_config
+from agentrl.errors import ConfigError
+from agentrl.launch.local import load_parts
 from agentrl.launch.plan import describe_plan, missing_gpus, missing_here, resolved_yaml
 from agentrl.types import Task
 
@@ -125,3 +127,8 @@ def test_the_plan_counts_the_gpus_a_run_asks_for(
     assert missing_gpus(parse_config(GOOD, flags), root=tmp_path) == expected
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert missing_gpus(parse_config(GOOD, flags), root=tmp_path) == expected
+
+
+def test_a_gpu_that_is_not_here_is_an_error_before_anything_is_loaded_or_started() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.device: cuda:99, and .*; set it to auto or cpu"):
+        load_parts(parse_config(HERE, ["--trainer.device", "cuda:99"]))

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from agentrl.errors import ConfigError
 from agentrl.inference.launch import launch_pool
 from agentrl.inference.sglang_recipe import find_sglang_python
 from agentrl.launch.cli import Overrides, guarded
+from agentrl.launch.heartbeat import run_watched
+from agentrl.launch.interrupts import results_in, telling
 from agentrl.launch.local import train, write_json
 from agentrl.launch.sft import encode_conversations, supervise
 from agentrl.launch.tasks import load_tasks
@@ -43,11 +46,15 @@ from agentrl_workflows.calculator.curve import draw_curve
 from agentrl_workflows.calculator.expert import write_demonstrations
 from agentrl_workflows.calculator.model import write_model
 from agentrl_workflows.calculator.recipe import FULL, SMOKE, Recipe
-from agentrl_workflows.calculator.results import Evaluations, print_table, summary_fields
+from agentrl_workflows.calculator.results import Evaluations, print_table, rate_text, summary_fields
 from agentrl_workflows.calculator.tokenizer import write_tokenizer
 
 TURN_LIMITS = (1, 2, 3, 6)
-app = App(name="demo", help="Train the bundled calculator agent on this machine's CPU.")
+app = App(
+    name="demo",
+    help="Train the bundled calculator agent on this machine's CPU.",
+    suppress_keyboard_interrupt=False,  # `guarded` says where the results are
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +80,8 @@ def main(
     """
     default = "smoke" if smoke else "demo"
     run_name = name or (default if seed == 0 else f"{default}-{seed}")
-    outcome = run_demo(SMOKE if smoke else FULL, seed=seed, runs_dir=runs_dir, name=run_name, overrides=overrides)
+    with telling(partial(results_in, runs_dir / run_name)):
+        outcome = run_demo(SMOKE if smoke else FULL, seed=seed, runs_dir=runs_dir, name=run_name, overrides=overrides)
     Console().print(f"Everything is in {outcome.run_dir}/: summary.json, curve.png, metrics.jsonl, trajectories.jsonl")
 
 
@@ -98,13 +106,14 @@ def run_demo(
     folder.mkdir(parents=True)
     student = warm_start(recipe, seed, folder, console)
     console.rule("before: the warm start on held-out tasks")
-    before = anyio.run(_evaluate, run, student, recipe, (recipe.max_turns,))
-    console.print(f"sampled {before.sampled.success_rate:.3f}, greedy {before.greedy.success_rate:.3f}")
+    before = run_watched(partial(_evaluate, run, student, recipe, (recipe.max_turns,)))
+    sampled, greedy = rate_text(before.sampled.success_rate), rate_text(before.greedy.success_rate)
+    console.print(f"sampled {sampled}, greedy {greedy}")
     console.rule("reinforcement learning")
     report = anyio.run(_train, run)
     console.rule("after: the trained weights on held-out tasks")
     checkpoint = Path(str(report.checkpoint))
-    after = anyio.run(_evaluate, run, checkpoint, recipe, TURN_LIMITS)
+    after = run_watched(partial(_evaluate, run, checkpoint, recipe, TURN_LIMITS))
     summary = {
         **summary_fields(before, after, report),
         "seed": seed,

@@ -1,0 +1,79 @@
+"""How a command ends when it is told to: Ctrl-C and SIGTERM, what is said, and the exit status.
+
+Invariant: both signals do the same: what was started is ended, results are kept, one message says where they are; only the
+word and the exit status differ (130 and 143). A signal that was ignored when the command began stays ignored.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived; handled as Ctrl-C is."""
+
+
+def stop_of(number: int) -> KeyboardInterrupt:
+    """Return what a signal raises, with the word people read.
+
+    Example:
+        >>> stop_of(signal.SIGTERM)
+        Terminated('Ended by SIGTERM')
+    """
+    return Terminated("Ended by SIGTERM") if number == signal.SIGTERM else KeyboardInterrupt("Interrupted")
+
+
+@contextmanager
+def sigterm_raises() -> Generator[None, None, None]:
+    """Raise `Terminated` in the main thread when SIGTERM arrives; nothing changes elsewhere, or where it has a handler."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def telling(what: Callable[[], str]) -> Generator[None, None, None]:
+    """Have the message of an interrupt inside the block end with `what()`."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note(what())
+        raise
+
+
+def results_in(path: Path) -> str:
+    """Return where results are, for `telling`.
+
+    Example:
+        >>> results_in(Path("/nowhere/run"))
+        'Nothing was written to /nowhere/run.'
+    """
+    return f"Results so far are in {path}/." if path.exists() else f"Nothing was written to {path}."
+
+
+def say_stopped(stop: KeyboardInterrupt) -> int:
+    """Print that the command was interrupted and where its results are; return the exit status."""
+    notes = "".join(f" {note}" for note in getattr(stop, "__notes__", ()))
+    print(f"\n{stop_word(stop)}; everything this command started has ended.{notes}", file=sys.stderr)
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def stop_word(stop: KeyboardInterrupt) -> str:
+    """Return `Interrupted`, or the word for what else stopped the command."""
+    return str(stop) or "Interrupted"
+
+
+def _raise_terminated(number: int, _frame: FrameType | None) -> NoReturn:
+    raise stop_of(number)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from uuid import uuid4
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from agentrl.inference.base import GenerateRequest, SamplingParams
@@ -43,6 +44,12 @@ async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> Non
     with anyio.fail_after(20):
         while not condition(pool.describe()):  # noqa: ASYNC110 - the pool's state is observed, as a user's display would
             await anyio.sleep(0.002)
+
+
+async def others_ran() -> None:
+    """Let every task that is not waiting go on until it waits, but for what takes time."""
+    for _ in range(50):
+        await anyio.lowlevel.checkpoint()
 
 
 async def all_serving(pool: ServerPool) -> None:

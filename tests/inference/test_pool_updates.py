@@ -11,7 +11,7 @@ from agentrl.errors import ServerUnavailable, WeightSyncError
 from agentrl.inference.base import Generation, Probe, UpdateReport
 from agentrl.inference.roster import State
 from agentrl.inference.scripted import Fault, Hold, Script, ScriptedReply, ScriptedServer, scripted_logprobs
-from tests.inference.scripted_helpers import VOCAB, all_serving, pool_of, publication, request, seen
+from tests.inference.scripted_helpers import VOCAB, all_serving, others_ran, pool_of, publication, request, seen
 
 
 def servers_of(count: int, script: Script | None = None, timeout_s: float = 0.2) -> list[ScriptedServer]:
@@ -211,7 +211,7 @@ async def test_an_update_waits_for_the_only_server_while_it_is_being_started_aga
     [only] = servers_of(1)
     reports: list[UpdateReport] = []
     generations: list[Generation] = []
-    async with pool_of(only) as pool:
+    async with pool_of(only, health_interval_s=60) as pool:
         pool.report_kept("scripted://0")
         only.die("gone")
         pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
@@ -226,7 +226,7 @@ async def test_an_update_waits_for_the_only_server_while_it_is_being_started_aga
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(update)
                 tasks.start_soon(call)
-                await anyio.wait_all_tasks_blocked()
+                await others_ran()
                 assert (reports, generations) == ([], [])
                 only.revive()
                 pool.report_started("scripted://0")
@@ -253,7 +253,7 @@ async def test_an_update_that_loses_the_only_server_is_made_again_when_it_was_st
                 only.die()
                 pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
                 await seen(pool, lambda status: not status.updating)
-                await anyio.wait_all_tasks_blocked()
+                await others_ran()
                 assert (reports, pool.describe().servers[0].state) == ([], State.STARTING)
                 only.control_faults.clear()
                 only.revive()
@@ -329,7 +329,7 @@ async def test_an_update_does_not_wait_for_a_server_that_is_not_started_again() 
         only.die("gone")
 
         async def give_up() -> None:
-            await anyio.wait_all_tasks_blocked()
+            await others_ran()
             pool.report_dead("scripted://0", "could not be started again: no memory")
 
         with anyio.fail_after(20):

@@ -54,7 +54,7 @@ docs: setup  ## run every documentation snippet
 build: setup  ## build the wheel and the sdist
 	$(BIN)/python -m build --no-isolation
 
-bench: setup  ## run every benchmark; results go to benchmarks/results/
+bench: setup sglang-install  ## run every benchmark; results go to benchmarks/results/
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
 
 sglang:  ## serve a model with a real SGLang on this CPU, installed on first use (HOST=, PORT=, MODEL=, a tiny Qwen3 by default)

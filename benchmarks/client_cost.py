@@ -1,6 +1,6 @@
 """CPU time of one model turn through the client, beside a hand-written floor in the same run.
 
-Run: `python -m benchmarks.client_cost` (about two minutes; `--repeats 5 --contexts 4096` for less). It prints a table and
+Run: `python -m benchmarks.client_cost` (about half a minute; `--repeats 5 --contexts 4096` for less). It prints a table and
 writes benchmarks/results/client_cost.json. Each episode grows to the given context in 8 (or 32) turns of equal size; the
 server answers at once, so what is measured is everything else: rendering, tokenizing, request, reply, recording, openai
 objects. CPU is `time.process_time` of the client's process; the HTTP server is another process.

@@ -1,9 +1,10 @@
 """Decode throughput of the embedded engine against a plain batched decode loop, the price of a weight swap, HTTP cost.
 
-Run: python benchmarks/embedded_decode.py [--json out.json]. About a minute on one core. The plain loop holds a fixed batch
-in a plain KV cache, has no requests and no masks, and samples as cheaply as the engine does (one uniform number per token,
-not torch.multinomial, which takes a third of a step at 64); it runs in the same process, alternating with the engine.
-Figures are CPU time of one-thread processes (but for requests per second), so that a busy machine disturbs them less.
+Run: python benchmarks/embedded_decode.py [--json out.json]. About fifteen seconds on one core. The plain loop holds a
+fixed batch in a plain KV cache, has no requests and no masks, and samples as cheaply as the engine does (one uniform
+number per token, not torch.multinomial, which takes a third of a step at 64); it runs in the same process, alternating
+with the engine. Figures are CPU time of one-thread processes (but for requests per second), so that a busy machine
+disturbs them less.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a weight update costs, through files and from memory to memory, against the bandwidth of this machine.
 
-Run: `python -m benchmarks.weight_sync` (about ten minutes on two idle cores). `--quick` leaves the two large models out,
+Run: `python -m benchmarks.weight_sync` (about five minutes on two idle cores). `--quick` leaves the two large models out,
 measures three times and writes nothing; `--sglang` measures against a real SGLang instead of the embedded server (which
 `make sglang` installs) and writes to another file. It prints a table, and writes benchmarks/results/weight_sync.json anew
 after each size, so that a run that is broken off leaves the sizes it has measured.

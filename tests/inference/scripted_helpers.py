@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from uuid import uuid4
 
 import anyio
@@ -13,6 +13,7 @@ from agentrl.inference.base import GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool import ServerPool
 from agentrl.inference.roster import Server, State
+from agentrl.inference.scripted import ScriptedServer
 from agentrl.inference.status import PoolStatus
 from agentrl.types import Publication
 
@@ -44,6 +45,34 @@ async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> Non
     with anyio.fail_after(20):
         while not condition(pool.describe()):  # noqa: ASYNC110 - the pool's state is observed, as a user's display would
             await anyio.sleep(0.002)
+
+
+async def outlive(servers: Sequence[ScriptedServer], pool: ServerPool, update: Callable[[int], Awaitable[object]]) -> None:
+    """Update a pool of three to versions 1 to 12 while servers die and eight episodes go on, none of which may go back."""
+    latest: dict[str, int] = {}
+    finished = anyio.Event()
+
+    async def episode(name: str) -> None:
+        while not finished.is_set():
+            generation = await pool.generate(request(episode=name))
+            for span in generation.spans:
+                assert span.version >= latest.get(name, 0)
+                latest[name] = span.version
+            await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for index in range(8):
+                tasks.start_soon(episode, str(index))
+            for version in range(1, 13):
+                victim = servers[version // 2 % 2]  # one of three always lives
+                if version % 2:
+                    victim.die()
+                await update(version)
+                if version % 2:
+                    victim.revive(version=0)
+            finished.set()
+    assert pool.policy_version == 12
 
 
 async def others_ran() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -13,7 +12,7 @@ from agentrl.inference.scripted import Fault, ScriptedServer, scripted_logprobs
 from agentrl.inference.scripted_control import ControlCall
 from agentrl.train.scripted_channel import ScriptedChannel
 from agentrl.transfer import GroupRequest, WeightFeed
-from tests.inference.scripted_helpers import VOCAB, all_serving, pool_of, request, seen
+from tests.inference.scripted_helpers import VOCAB, all_serving, outlive, pool_of, request, seen
 
 
 def servers_of(count: int, timeout_s: float = 0.2) -> list[ScriptedServer]:
@@ -207,29 +206,10 @@ async def test_one_scripted_server_takes_weights_by_itself() -> None:
 
 async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
     servers, channel = servers_of(3, timeout_s=1), ScriptedChannel()
-    latest: dict[str, int] = {}
     async with pool_of(*servers, request_retries=20) as pool:
-        finished = anyio.Event()
 
-        async def episode(name: str) -> None:
-            while not finished.is_set():
-                generation = await pool.generate(request(episode=name))
-                for span in generation.spans:
-                    assert span.version >= latest.get(name, 0)
-                    latest[name] = span.version
-                await anyio.lowlevel.checkpoint()
+        async def update(version: int) -> None:
+            channel.given_out = None
+            await pool.update_weights(feed(version, channel))
 
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                for index in range(8):
-                    tasks.start_soon(episode, str(index))
-                for version in range(1, 13):
-                    victim = servers[version // 2 % 2]  # one of three always lives
-                    if version % 2:
-                        victim.die()
-                    channel.given_out = None
-                    await pool.update_weights(feed(version, channel))
-                    if version % 2:
-                        victim.revive(version=0)
-                finished.set()
-    assert pool.policy_version == 12
+        await outlive(servers, pool, update)

@@ -11,7 +11,7 @@ from agentrl.errors import ServerUnavailable, WeightSyncError
 from agentrl.inference.base import Generation, Probe, UpdateReport
 from agentrl.inference.roster import State
 from agentrl.inference.scripted import Fault, Hold, Script, ScriptedReply, ScriptedServer, scripted_logprobs
-from tests.inference.scripted_helpers import VOCAB, all_serving, others_ran, pool_of, publication, request, seen
+from tests.inference.scripted_helpers import VOCAB, all_serving, others_ran, outlive, pool_of, publication, request, seen
 
 
 def servers_of(count: int, script: Script | None = None, timeout_s: float = 0.2) -> list[ScriptedServer]:
@@ -351,28 +351,5 @@ async def test_a_server_that_starts_behind_the_others_waits_for_the_next_update(
 
 async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
     servers = servers_of(3, timeout_s=1)
-    seen: dict[str, int] = {}
     async with pool_of(*servers, request_retries=20) as pool:
-        finished = anyio.Event()
-
-        async def episode(name: str) -> None:
-            while not finished.is_set():
-                generation = await pool.generate(request(episode=name))
-                for span in generation.spans:
-                    assert span.version >= seen.get(name, 0)
-                    seen[name] = span.version
-                await anyio.lowlevel.checkpoint()
-
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                for index in range(8):
-                    tasks.start_soon(episode, str(index))
-                for version in range(1, 13):
-                    victim = servers[version // 2 % 2]  # one of three always lives
-                    if version % 2:
-                        victim.die()
-                    await pool.update_weights(publication(version))
-                    if version % 2:
-                        victim.revive(version=0)
-                finished.set()
-    assert pool.policy_version == 12
+        await outlive(servers, pool, lambda version: pool.update_weights(publication(version)))

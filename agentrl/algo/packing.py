@@ -1,4 +1,4 @@
-"""Which samples share a forward pass, and their arrays. numpy only.
+"""Which samples share a forward pass. numpy only.
 
 Invariant: a plan is a list of lists of sample indices in which every sample stands exactly once, whole; a list exceeds the
 token budget only when it holds one sample that alone does. The same input always gives the same plan. Packing changes
@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-
-DType = TypeVar("DType", bound=np.generic)
 
 
 def sorted_microbatches(lengths: Sequence[int], max_tokens: int, *, overhead_tokens: int = 256) -> list[list[int]]:
@@ -93,24 +89,6 @@ def split_minibatches(loss_tokens: Sequence[int], n: int) -> list[list[int]]:
         minibatches[which].append(index)
         heapq.heappush(lightest, (tokens + loss_tokens[index], samples + 1, which))
     return [sorted(minibatch) for minibatch in minibatches]
-
-
-def pad_right(arrays: Sequence[NDArray[DType]], fill: float = 0) -> NDArray[DType]:
-    """Return the one-dimensional `arrays` as rows of [B, longest], of the first one's dtype, filled up with `fill`.
-
-    Raises:
-        ValueError: when there is no array.
-
-    Example:
-        >>> pad_right([np.array([1, 2, 3]), np.array([4])]).tolist()
-        [[1, 2, 3], [4, 0, 0]]
-    """
-    if not arrays:
-        raise ValueError("expected at least one array to pad, got none")
-    padded = np.full((len(arrays), max(len(array) for array in arrays)), fill, arrays[0].dtype)
-    for row, array in zip(padded, arrays, strict=True):
-        row[: len(array)] = array
-    return padded
 
 
 def _check(lengths: Sequence[int], budget: int, name: str) -> None:

@@ -77,11 +77,6 @@ class GroupBuffer:
         return len(self._complete)
 
     @property
-    def num_consumed(self) -> int:
-        """Groups handed to the trainer."""
-        return self._consumed
-
-    @property
     def num_admitted(self) -> int:
         """Groups opened in the run, by earlier processes included; the next new one has this number."""
         return self._admitted

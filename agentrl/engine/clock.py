@@ -82,18 +82,3 @@ class VersionClock:
             raise InvariantError(f"the policy version must move from {self._version} to {self._version + 1}, got {version}")
         self._version = version
         self._changed.fire()
-
-    async def wait_for(self, version: int, *, timeout_s: float | None = None) -> int:
-        """Return the version once it is at least `version`.
-
-        Raises:
-            StallError: when that takes longer than `timeout_s` seconds.
-
-        Cancellation: nothing is left behind.
-        """
-        await self._changed.wait_until(
-            lambda: self._version >= version,
-            timeout_s=timeout_s,
-            what=lambda: f"waiting for policy version {version}, now {self._version}",
-        )
-        return self._version

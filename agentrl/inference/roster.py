@@ -132,8 +132,6 @@ class Member:
     """Episodes at home here."""
     scopes: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
     """Of the waits for this server; cancelled when it is evicted, so that the calls go elsewhere."""
-    missed: int = 0
-    """Health probes without an answer, in a row."""
     wake: anyio.Event = field(default_factory=anyio.Event)
     """Set to have it probed now."""
     control: anyio.Lock = field(default_factory=anyio.Lock)
@@ -176,11 +174,6 @@ class Roster:
         self._sessions: OrderedDict[str, Member] = OrderedDict()
         self._max_sessions = max_sessions
         self._changed = anyio.Event()
-
-    @property
-    def num_sessions(self) -> int:
-        """Episodes with a home."""
-        return len(self._sessions)
 
     def serving(self) -> list[Member]:
         """Return the members that serve."""
@@ -250,7 +243,7 @@ class Roster:
 
     def admit(self, member: Member) -> None:
         """Let a server serve; it must have the roster's version."""
-        member.state, member.reason, member.missed = State.SERVING, "", 0
+        member.state, member.reason = State.SERVING, ""
         self._notify()
 
     def away(self, member: Member) -> bool:

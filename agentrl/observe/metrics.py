@@ -30,6 +30,7 @@ event `step`, one for each training step:
 | failed_episodes.STOP_REASON | attempts that failed since the run began, by stop reason |
 | wasted_tokens.CAUSE | sampled for training since the run began and never trained, by cause (below) |
 | workflow.NAME | mean of what workflows recorded as NAME, over the batch's episodes that did |
+| workflow.num_kept_thinking | turns with reasoning in their context that the template would have dropped, the same mean |
 | trainer.NAME | what the trainer reports: loss, grad_norm, KLs, clip fractions, ... |
 | trainer.max_logprob_difference, trainer.mean_... | recorded log-probs against the trainer's under the same version, nats |
 | trainer.max_interrupted_difference, trainer.mean_... | of these, tokens sampled after an update within their model call |

@@ -19,17 +19,15 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import cast
 
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, TokenError
+from agentrl.tokens.words import word_encoder
 
 _MARKER = re.compile(r"<[^<>\s][^<>\n]*>|\[/?[A-Z_][A-Z_0-9 ]+\]|<\||\|>|<｜|｜>")
 _MARK_OPEN, _MARK_CLOSE = "\ufdd0", "\ufdd1"
-_SHORT = 32
-"""Characters of a piece whose ids are remembered, such as the template's words between two control tokens."""
 
 
 class TokenCodec:
@@ -59,8 +57,8 @@ class TokenCodec:
         """Whether the twin has no added tokens: all of them are control tokens, which it does not meet. It is the faster."""
         self._twin = _tokenizer(json.dumps({**twin, "added_tokens": []} if self._bare else twin, ensure_ascii=False), where)
         self._check_twin(where)
-        longest_first = sorted(self.control, key=len, reverse=True)
-        self.control_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._words = word_encoder(twin, self._twin) if self._bare else None
+        self.control_pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))) or "(?!)")
         """Matches any control token text, the longest first."""
         self._splitter = re.compile(f"({self.control_pattern.pattern})")
         unknown = _unknown_token(data)
@@ -70,7 +68,6 @@ class TokenCodec:
         self.size: int = max(self._full.get_vocab().values(), default=-1) + 1
         """One more than the largest id."""
         self._anchor = "" if self.separable else self._find_anchor()
-        self._encode_short = lru_cache(maxsize=4096)(self._encode)
 
     def _check_twin(self, where: str) -> None:
         vocabulary, twin = self._full.get_vocab(), self._twin.get_vocab()
@@ -130,8 +127,7 @@ class TokenCodec:
             if at & 1:
                 ids.append(self.control[piece])
             elif piece:
-                piece = piece.replace(nonce, "") if nonce else piece
-                ids += self._encode_short(piece) if len(piece) <= _SHORT else self._encode(piece)
+                ids += self._encode(piece.replace(nonce, "") if nonce else piece)
         return ids
 
     def split(self, text: str) -> list[str]:
@@ -152,6 +148,8 @@ class TokenCodec:
         if not checked and self._mark_prefix in text:
             raise TokenError("text contains the secret name of a control token; this cannot happen by chance")
         try:
+            if self._words is not None:
+                return self._words.encode(text)
             return self._twin.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise TokenError(f"text cannot be encoded: {error}; remove lone surrogates before sending it") from error

@@ -190,7 +190,8 @@ class TokenGraph:
         failure: EpisodeFailure | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Trajectory:
-        """Return the record of the episode."""
+        """Return the record of the episode; `num_kept_thinking` is among its metrics where it is not 0."""
+        kept = {"num_kept_thinking": float(self.num_kept_thinking)} if self.num_kept_thinking else {}
         return Trajectory(
             episode_id=self._episode_id,
             task_id=self._task_id,
@@ -198,7 +199,7 @@ class TokenGraph:
             stop_reason=stop_reason,
             final_reward=final_reward,
             failure=failure,
-            metrics=metrics or {},
+            metrics={**kept, **(metrics or {})},
         )
 
     def _add(self, turn: Turn, prompt: Prompt, *, thought: bool) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.types import EpisodeFailure, Group, StopReason, Task, Trajectory, Turn, VersionSpan
+
+DType = TypeVar("DType", bound=np.generic)
 
 
 def turn(reward: float | None = None, parent: int | None = None, *, tokens: int = 1, context: int = 1) -> Turn:
@@ -39,6 +43,14 @@ def linear(rewards: Sequence[float | None], final: float | None = None) -> Traje
 
 def group(episodes: Sequence[Trajectory]) -> Group:
     return Group(index=3, task=Task(id="t", data={}), episodes=tuple(episodes), admitted_version=0)
+
+
+def pad_right(arrays: Sequence[NDArray[DType]]) -> NDArray[DType]:
+    """Return arrays as rows of [B, longest], filled up with zeros."""
+    padded = np.zeros((len(arrays), max(len(array) for array in arrays)), arrays[0].dtype)
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = array
+    return padded
 
 
 EPISODE = AlgorithmConfig(advantage="episode")

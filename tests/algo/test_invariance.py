@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.loss import LossMetrics, combine, decoupled_ppo_loss
-from agentrl.algo.packing import pad_right, sorted_microbatches
+from agentrl.algo.packing import sorted_microbatches
 from agentrl.types import Float32Array, Sample, StopReason, Trajectory, Turn, VersionSpan
-from tests.algo.build import TURN, group
+from tests.algo.build import TURN, group, pad_right
 
 VOCABULARY, WIDTH, POSITIONS = 11, 8, 64
 

@@ -265,7 +265,6 @@ WAITS: dict[str, Callable[[Signal, VersionClock, GroupBuffer], Awaitable[object]
     "Signal.wait_until": lambda changed, clock, buffer: changed.wait_until(
         lambda: clock.version == 1, timeout_s=None, what=lambda: "waits for version 1"
     ),
-    "VersionClock.wait_for": lambda changed, clock, buffer: clock.wait_for(1),
     "GroupBuffer.admit": lambda changed, clock, buffer: buffer.admit(),
     "GroupBuffer.take": lambda changed, clock, buffer: buffer.take(),
 }
@@ -282,7 +281,7 @@ async def test_every_public_wait_of_clock_and_buffer_can_be_cancelled_and_change
     buffer = GroupBuffer(clock=clock, changed=changed, admission=Admission(groups_per_step=1, max_staleness=0))
     ticket = await buffer.admit()
     assert ticket is not None
-    state = (clock.version, buffer.open_indices, buffer.num_admitted, buffer.num_consumed, buffer.may_admit)
+    state = (clock.version, buffer.open_indices, buffer.num_admitted, buffer.num_outstanding, buffer.may_admit)
     returned = list[object]()
 
     async def wait() -> None:
@@ -294,7 +293,7 @@ async def test_every_public_wait_of_clock_and_buffer_can_be_cancelled_and_change
         tasks.cancel_scope.cancel()
     changed.fire()
     assert returned == []
-    assert state == (clock.version, buffer.open_indices, buffer.num_admitted, buffer.num_consumed, buffer.may_admit)
+    assert state == (clock.version, buffer.open_indices, buffer.num_admitted, buffer.num_outstanding, buffer.may_admit)
     buffer.drop(ticket.index, "no longer needed")
     clock.tick(1)
     with anyio.fail_after(PATIENCE_S):

@@ -109,9 +109,11 @@ def test_a_generation_prompt_that_opens_thinking_is_parsed_and_counted(renderer_
     player = Player(renderer_of("deepseek_r1"))
     message = player.ask([user("x?")], "it is three\n</think>\n\n3")
     assert message == {"role": "assistant", "content": "3", "reasoning_content": "it is three"}
+    assert player.trajectory().metrics == {}
     player.ask([user("x?"), message, user("y?")], "so\n</think>\n\n4")
     assert player.parents() == [None, 0]
     assert player.graph.num_kept_thinking == 1
+    assert player.trajectory().metrics == {"num_kept_thinking": 1}
 
 
 def test_as_template_with_opened_thinking_forks_at_each_question(renderer_of: Callable[..., Renderer]):

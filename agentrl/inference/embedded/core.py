@@ -79,11 +79,6 @@ class Core:
         """Return how many sequences hold a row."""
         return self._num_running
 
-    @property
-    def num_live(self) -> int:
-        """Return how many sequences are unfinished."""
-        return len(self.live)
-
     def submit(self, request: EngineRequest, sink: Sink) -> Sequence:
         """Queue a request.
 

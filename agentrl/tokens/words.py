@@ -17,8 +17,8 @@ from itertools import chain, groupby
 from tokenizers import Tokenizer
 from tokenizers.models import Model
 
-_MAX_PIECES = 32_768
-"""Pieces that are remembered, a few megabytes; then the memory starts anew."""
+_MAX_PIECES = 16_384
+"""Pieces that are remembered, about 6 MB; then the memory starts anew."""
 _MAX_LENGTH = 64
 """Characters of a remembered piece; longer ones rarely come twice."""
 _BYTES = {byte: 256 + at for at, byte in enumerate([*range(33), 127])}

@@ -99,7 +99,7 @@ def test_the_memory_is_bounded_and_keeps_no_long_piece():
     text = " ".join(map("".join, product("abcdefghijklmnopqrst", repeat=4))) + " " + "a" * 65
     sizes = {len(memory) for _ in range(3) if encoder.encode(text) == whole("qwen3", text)}
     assert len(sizes) == 3
-    assert max(sizes) <= 32_768
+    assert max(sizes) <= 16_384
     assert max(map(len, memory)) <= 64
 
 

@@ -26,7 +26,7 @@ class _Backend(Protocol):
 
 
 class Group:
-    """This process's membership in a group; `lead` and `join` make one. Blocks the calling thread, not the interpreter."""
+    """This process's membership in a group; `join` makes one. Blocks the calling thread, not the interpreter."""
 
     def __init__(self, store: dist.Store, address: GroupAddress, rank: int, timeout: timedelta) -> None:
         """Join as `rank`; returns when all have."""
@@ -69,7 +69,9 @@ class Group:
 
 
 def listen(host: str, timeout: timedelta) -> dist.TCPStore:
-    """Return a new store that listens on a free port of `host`, through which the members of one group find each other.
+    """Return a new store on a free port of `host`, through which the ranks of one group, 0 too, find each other by `join`.
+
+    It listens until its last reference goes, which also ends what waits in `join`.
 
     Raises:
         OSError: this machine has no such address.
@@ -83,20 +85,11 @@ def listen(host: str, timeout: timedelta) -> dist.TCPStore:
     )
 
 
-def lead(store: dist.TCPStore, address: GroupAddress, timeout: timedelta) -> Group:
-    """Return the group as its rank 0, once the others have joined.
-
-    Raises:
-        RuntimeError: they have not within `timeout`.
-    """
-    return Group(store, address, 0, timeout)
-
-
 def join(address: GroupAddress, rank: int, timeout: timedelta) -> Group:
-    """Return the group as one of the ranks after 0.
+    """Return the group, once all ranks have joined.
 
     Raises:
-        RuntimeError: it is not there, or not complete within `timeout`.
+        RuntimeError: its store is not there, or goes before the group is complete, or it is not within `timeout`.
     """
     store = dist.TCPStore(address.host, address.port, None, False, timeout, wait_for_workers=False)
     return Group(store, address, rank, timeout)

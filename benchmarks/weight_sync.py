@@ -55,7 +55,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.collective import join, lead, listen
+from agentrl.collective import join, listen
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.weights import PublishReport, WeightPublisher
 from agentrl.inference.config import InferenceConfig
@@ -164,7 +164,7 @@ def gloo(count: int, repeats: int) -> float:
     store = listen("127.0.0.1", PATIENCE)
     reader = get_context("spawn").Process(target=receive_broadcasts, args=(store.port, count, repeats + 1), daemon=True)
     reader.start()
-    group = lead(store, GroupAddress("floor", "127.0.0.1", store.port, 2, "gloo"), PATIENCE)
+    group = join(GroupAddress("floor", "127.0.0.1", store.port, 2, "gloo"), 0, PATIENCE)
     data = torch.zeros(count, dtype=torch.uint8)
     result = seconds(lambda: group.wait(group.broadcast([data])), repeats)
     group.wait(group.broadcast([torch.empty(1)]))

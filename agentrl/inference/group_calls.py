@@ -51,12 +51,7 @@ class GroupCalls:
     """The calls to one server over HTTP; a `Receiver`."""
 
     def __init__(
-        self,
-        control: Control,
-        server: Callable[[], tuple[Dialect, ServerInfo]],
-        *,
-        flush: Callable[[], bool],
-        has: Has,
+        self, control: Control, server: Callable[[], tuple[Dialect, ServerInfo]], *, flush: Callable[[], bool], has: Has
     ) -> None:
         """Call by `control`.
 

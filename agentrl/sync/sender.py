@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, distributed
 
 from agentrl.checksum import tensor_checksum
-from agentrl.collective import Group, lead, listen
+from agentrl.collective import Group, join, listen
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.sync.buckets import plan_buckets
 from agentrl.sync.config import SyncConfig
@@ -52,19 +52,22 @@ class _Peer:
         self._device = device if backend == "nccl" else torch.device("cpu")
         self._buffers = [torch.empty(0, dtype=torch.uint8, device=self._device)] * 2
         try:
-            self._store = listen(config.address, self._timeout)
+            store = listen(config.address, self._timeout)
         except OSError as error:
             raise ConfigError(f"sync.address: cannot listen on {config.address}: {error.strerror or error}") from error
-        self.address = GroupAddress(request.name, config.address, self._store.port, 1 + request.ranks, backend)
+        self.address = GroupAddress(request.name, config.address, store.port, 1 + request.ranks, backend)
+        self._store: distributed.TCPStore | None = store
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name=f"sender {request.name}", daemon=True).start()
+        self.thread = threading.Thread(target=self._serve, name=f"sender {request.name}", daemon=True)
+        self.thread.start()
 
     def submit(self, job: _Job) -> None:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Leave the group; a thread that is stuck does so when its collective times out."""
+        """Leave the group, or no longer wait for it; a thread that is sending does so when that ends or times out."""
         self.closed = True
+        self._store = None
         self._jobs.put(None)
 
     def _serve(self) -> None:
@@ -72,7 +75,7 @@ class _Peer:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         try:
-            group = lead(self._store, self.address, self._timeout)
+            group = join(self.address, 0, self._timeout)
         except RuntimeError as error:  # what torch raises, here and below
             failure = f"the server did not join its group: {error}"
         while (job := self._jobs.get()) is not None:
@@ -172,6 +175,13 @@ class WeightSender:
         self._close(failures)
         self._jobs, self.sending = {}, False
         return failures
+
+    def close(self) -> None:
+        """Close all groups, and wait a moment for their threads: one that wakes while the interpreter ends aborts it."""
+        threads = [peer.thread for peer in self._peers.values()]
+        self._close(list(self._peers))
+        for thread in threads:
+            thread.join(1.0)
 
     def _close(self, names: Collection[str]) -> None:
         for name in [name for name in names if name in self._peers]:

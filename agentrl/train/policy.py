@@ -187,12 +187,7 @@ class PolicyTrainer:
         return [computed.get(number) for number in range(len(parts))]
 
     def _minibatch(
-        self,
-        parts: Sequence[_Part],
-        proximal: Sequence[Tensor] | None,
-        num_loss_tokens: int,
-        lr: float,
-        seconds: _Seconds,
+        self, parts: Sequence[_Part], proximal: Sequence[Tensor] | None, num_loss_tokens: int, lr: float, seconds: _Seconds
     ) -> tuple[list[LossMetrics], float, str | None]:
         started = time.perf_counter()
         measured: list[LossMetrics] = []

@@ -144,16 +144,20 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
         InvariantError: when what is read is not a sequence of frames.
     """
     worker: _Worker | None = None
-    while (request := _read(requests)) is not None:
-        try:
-            if worker is not None:
-                reply = worker.answer(request)
-            else:
-                worker, reply = _set_up(request)
-        except AgentRLError as error:
-            reply = Failed(type(error).__name__, str(error))
-        replies.write(encode_frame(reply))
-        replies.flush()
+    try:
+        while (request := _read(requests)) is not None:
+            try:
+                if worker is not None:
+                    reply = worker.answer(request)
+                else:
+                    worker, reply = _set_up(request)
+            except AgentRLError as error:
+                reply = Failed(type(error).__name__, str(error))
+            replies.write(encode_frame(reply))
+            replies.flush()
+    finally:
+        if worker is not None:
+            worker.sender.close()
 
 
 def main() -> None:

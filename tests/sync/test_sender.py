@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
@@ -18,6 +18,8 @@ from agentrl.sync.sender import WeightSender
 from agentrl.sync.tensors import RawTensor
 from agentrl.transfer import GroupAddress, GroupRequest, Manifest
 from tests.sync.receivers import PATIENCE, Receiver
+
+MakeSender = Callable[..., WeightSender]
 
 # A peer as torch's own helper makes it, with the store prefixed by the group's name first, as SGLang does.
 PEER = """
@@ -44,8 +46,23 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def sender(**changes: object) -> WeightSender:
-    return WeightSender(SyncConfig.model_validate({"bucket_mb": 1, "timeout_s": 20, **changes}), torch.device("cpu"))
+@pytest.fixture
+def sender() -> Iterator[MakeSender]:
+    """Makes senders; whatever became of their groups, no thread of theirs outlives the test."""
+    made: list[WeightSender] = []
+
+    def make(**changes: object) -> WeightSender:
+        config = SyncConfig.model_validate({"bucket_mb": 1, "timeout_s": 20, **changes})
+        made.append(WeightSender(config, torch.device("cpu")))
+        return made[-1]
+
+    yield make
+    for source in made:
+        source.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("sender "):
+            thread.join(10)  # far less than the timeouts of groups
+            assert not thread.is_alive()
 
 
 def opened(source: WeightSender, count: int = 1, *, flat: bool = True) -> list[GroupAddress]:
@@ -60,7 +77,7 @@ def begun(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("flat", [True, False])
-def test_every_tensor_arrives_bit_for_bit_in_the_type_asked_for(dtype: str, flat: bool) -> None:
+def test_every_tensor_arrives_bit_for_bit_in_the_type_asked_for(dtype: str, flat: bool, sender: MakeSender) -> None:
     source = sender()
     [address] = opened(source, flat=flat)
     receiver = Receiver(address, flat=flat).joined()
@@ -80,7 +97,7 @@ def test_every_tensor_arrives_bit_for_bit_in_the_type_asked_for(dtype: str, flat
         assert manifest.tensor_checksums[name] == raw.checksum(name)
 
 
-def test_digests_are_computed_only_when_asked_for() -> None:
+def test_digests_are_computed_only_when_asked_for(sender: MakeSender) -> None:
     source = sender()
     [address] = opened(source)
     receiver = Receiver(address).joined()
@@ -91,7 +108,7 @@ def test_digests_are_computed_only_when_asked_for() -> None:
     assert source.finish(()) == {}
 
 
-def test_nothing_is_sent_before_it_is_started_and_versions_follow_one_another() -> None:
+def test_nothing_is_sent_before_it_is_started_and_versions_follow_one_another(sender: MakeSender) -> None:
     source = sender()
     [address] = opened(source)
     receiver = Receiver(address).joined()
@@ -125,7 +142,7 @@ class Watched(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def test_the_next_bucket_is_gathered_while_one_is_on_the_wire() -> None:
+def test_the_next_bucket_is_gathered_while_one_is_on_the_wire(sender: MakeSender) -> None:
     source = sender()
     [address] = opened(source)
     receiver = Receiver(address).joined()
@@ -141,7 +158,7 @@ def test_the_next_bucket_is_gathered_while_one_is_on_the_wire() -> None:
     assert all(torch.equal(receiver.tensors[name], weights()[name]) for name in (first, second))
 
 
-def test_all_ranks_of_a_server_get_the_same() -> None:
+def test_all_ranks_of_a_server_get_the_same(sender: MakeSender) -> None:
     source = sender()
     [address] = source.open([GroupRequest("tp", ranks=2, nccl=False, flat=True)], ())
     receivers = [Receiver(address, rank=rank) for rank in (1, 2)]
@@ -154,7 +171,7 @@ def test_all_ranks_of_a_server_get_the_same() -> None:
         assert torch.equal(receiver.wait().tensors["embedding"], weights()["embedding"])
 
 
-def test_a_server_that_never_joins_or_never_takes_delays_nobody_else() -> None:
+def test_a_server_that_never_joins_or_never_takes_delays_nobody_else(sender: MakeSender) -> None:
     source = sender(timeout_s=60)
     addresses = opened(source, 3)
     good, idle = Receiver(addresses[0]).joined(), Receiver(addresses[1]).joined()
@@ -171,7 +188,7 @@ def test_a_server_that_never_joins_or_never_takes_delays_nobody_else() -> None:
     assert torch.equal(good.wait().tensors["head"], weights(5)["head"])
 
 
-def test_who_is_not_abandoned_and_does_not_join_is_a_failure_after_the_timeout() -> None:
+def test_who_is_not_abandoned_and_does_not_join_is_a_failure_after_the_timeout(sender: MakeSender) -> None:
     source = sender(timeout_s=0.2)
     opened(source)
     begun(source, ["g0"])
@@ -182,7 +199,7 @@ def test_who_is_not_abandoned_and_does_not_join_is_a_failure_after_the_timeout()
         begun(source, ["g0"])
 
 
-def test_a_server_that_leaves_in_the_middle_is_a_failure_and_the_others_get_everything() -> None:
+def test_a_server_that_leaves_in_the_middle_is_a_failure_and_the_others_get_everything(sender: MakeSender) -> None:
     source = sender()
     addresses = opened(source, 2)
     good, leaving = (Receiver(address).joined() for address in addresses)
@@ -196,7 +213,7 @@ def test_a_server_that_leaves_in_the_middle_is_a_failure_and_the_others_get_ever
     assert torch.equal(good.wait().tensors["head"], weights()["head"])
 
 
-def test_abandoning_ends_the_wait_of_a_server_that_is_alive() -> None:
+def test_abandoning_ends_the_wait_of_a_server_that_is_alive(sender: MakeSender) -> None:
     source = sender()
     [address] = opened(source)
     receiver = Receiver(address).joined()
@@ -207,7 +224,7 @@ def test_abandoning_ends_the_wait_of_a_server_that_is_alive() -> None:
     assert receiver.buckets == 0
 
 
-def test_groups_that_are_not_kept_are_closed() -> None:
+def test_groups_that_are_not_kept_are_closed(sender: MakeSender) -> None:
     source = sender()
     first, second = (Receiver(address).joined() for address in opened(source, 2))
     source.open([], ["g1"])
@@ -220,7 +237,7 @@ def test_groups_that_are_not_kept_are_closed() -> None:
     assert second.wait().error is None
 
 
-def test_two_sendings_at_once_and_unknown_groups_are_refused() -> None:
+def test_two_sendings_at_once_and_unknown_groups_are_refused(sender: MakeSender) -> None:
     source = sender()
     opened(source)
     with pytest.raises(InvariantError, match="open them"):
@@ -231,7 +248,7 @@ def test_two_sendings_at_once_and_unknown_groups_are_refused() -> None:
     source.finish(["g0"])
 
 
-def test_the_store_listens_on_its_address_only() -> None:
+def test_the_store_listens_on_its_address_only(sender: MakeSender) -> None:
     [address] = opened(sender())
     with socket.create_connection(("127.0.0.1", address.port), timeout=5):
         pass
@@ -242,12 +259,12 @@ def test_the_store_listens_on_its_address_only() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"), [({"address": "203.0.113.7"}, "sync.address"), ({"backend": "nccl"}, "sync.backend")]
 )
-def test_what_cannot_be_opened_names_the_field(changes: dict[str, object], field: str) -> None:
+def test_what_cannot_be_opened_names_the_field(changes: dict[str, object], field: str, sender: MakeSender) -> None:
     with pytest.raises(ConfigError, match=field):
         opened(sender(**changes))
 
 
-def test_a_group_made_by_torchs_own_helper_is_the_same_group() -> None:
+def test_a_group_made_by_torchs_own_helper_is_the_same_group(sender: MakeSender) -> None:
     source = sender()
     [address] = opened(source)
     count = weights()["head"].numel()

@@ -131,6 +131,8 @@ class Turn:
     """Sampling temperature of the call; 0 means greedy, whose tokens have no policy gradient and are not trained."""
     fork: ForkReason | None = None
     """Set when the request did not extend the latest turn of the conversation it belongs to."""
+    kept_thinking: bool = False
+    """Whether its context holds earlier reasoning that the chat template would have dropped (`history: keep`)."""
     prompt_digest: bytes = b""
     """16 bytes: digest of the decimal, comma-joined ids sent to the server for this call."""
 
@@ -144,15 +146,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A branch as training arrays, all of length L.
-
-    `loss_mask[t]` concerns the prediction *of* token t from the tokens before it.
-    """
+    """A branch as training arrays, all of length L."""
 
     token_ids: Int32Array
     """[L] int32."""
     loss_mask: BoolArray
-    """[L] bool, True where the token is trained."""
+    """[L] bool, True at t where the prediction *of* token t, from the tokens before it, is trained."""
     behavior_logprobs: Float32Array
     """[L] float32, nats; 0 where not sampled."""
     token_versions: Int32Array

@@ -14,7 +14,7 @@ import numpy as np
 from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import StaleDataError
-from agentrl.observe.metrics import episode_metrics, fork_counts, staleness_metrics
+from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics
 from agentrl.tokens.verify import verify
 from agentrl.train.base import TrainBatch, TrainSample
 from agentrl.types import Group, Int32Array, Sample
@@ -66,7 +66,7 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
         metrics={
             **episode_metrics(episodes),
             **staleness_metrics(ages),
-            **fork_counts(episodes),
+            **history_counts(episodes),
             "groups": len(groups),
             "zero_variance_groups": zero_variance,
             "loss_tokens": len(ages),

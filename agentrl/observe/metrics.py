@@ -26,11 +26,11 @@ event `step`, one for each training step:
 | probe_difference | largest log-prob difference of server and trainer on the probe, nats |
 | skipped | why the weights stayed as they were: `zero_variance`, `no_tokens`, or the trainer's reason |
 | forks.REASON | turns of the batch that forked, by reason |
+| kept_thinking_turns | turns of the batch whose context holds reasoning that the chat template would have dropped |
 | dropped_groups.REASON | groups dropped since the run began, by reason |
 | failed_episodes.STOP_REASON | attempts that failed since the run began, by stop reason |
 | wasted_tokens.CAUSE | sampled for training since the run began and never trained, by cause (below) |
 | workflow.NAME | mean of what workflows recorded as NAME, over the batch's episodes that did |
-| workflow.num_kept_thinking | turns with reasoning in their context that the template would have dropped, the same mean |
 | trainer.NAME | what the trainer reports: loss, grad_norm, KLs, clip fractions, ... |
 | trainer.max_logprob_difference, trainer.mean_... | recorded log-probs against the trainer's under the same version, nats |
 | trainer.max_interrupted_difference, trainer.mean_... | of these, tokens sampled after an update within their model call |
@@ -105,13 +105,15 @@ def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     return result
 
 
-def fork_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
-    """Return how many turns forked, as `forks.REASON`."""
+def history_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """Return how many turns forked, as `forks.REASON`, and how many kept reasoning, as `kept_thinking_turns`."""
     counts: dict[str, int] = defaultdict(int)
     for episode in episodes:
         for turn in episode.turns:
             if turn.fork is not None:
                 counts[f"forks.{turn.fork}"] += 1
+            if turn.kept_thinking:
+                counts["kept_thinking_turns"] += 1
     return dict(counts)
 
 

@@ -55,7 +55,8 @@ class TokenCodec:
         """Whether text between control tokens gets the same ids alone as within the whole."""
         self._bare = self.separable and len(self.control) == len(cast("list[object]", twin["added_tokens"]))
         """Whether the twin has no added tokens: all of them are control tokens, which it does not meet. It is the faster."""
-        self._twin = _tokenizer(json.dumps({**twin, "added_tokens": []} if self._bare else twin, ensure_ascii=False), where)
+        twin = {**twin, "added_tokens": []} if self._bare else twin
+        self._twin = _tokenizer(json.dumps(twin, ensure_ascii=False), where)
         self._check_twin(where)
         self._words = word_encoder(twin, self._twin) if self._bare else None
         self.control_pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))) or "(?!)")

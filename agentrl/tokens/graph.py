@@ -59,8 +59,8 @@ class TokenGraph:
             renderer: the model's renderer, shared by all episodes.
             episode_id: names the episode in messages.
             task_id: the task of the episode.
-            history: what to do where the template rewrites earlier turns: keep the sampled ids as context (counted in
-                `num_kept_thinking`), or fork as the template says.
+            history: what to do where the template rewrites earlier turns: keep the sampled ids as context (marked by
+                `Turn.kept_thinking`), or fork as the template says.
         """
         self._renderer = renderer
         self._episode_id = episode_id
@@ -70,8 +70,6 @@ class TokenGraph:
         self._prompts = PromptBuilder(self._turns)
         self._placer = Placer(renderer, self._tree, history=history, text_of=self._text_of)
         self._forks: Counter[ForkReason] = Counter()
-        self.num_kept_thinking: int = 0
-        """Recorded turns whose context keeps reasoning that the template would have dropped."""
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -163,11 +161,11 @@ class TokenGraph:
             message=parsed.to_message(),
             temperature=temperature,
             fork=prompt.fork,
+            kept_thinking=prompt.kept_thinking,
             prompt_digest=prompt.digest.digest(),
         )
         check_turn(turn, None if prompt.parent is None else self._turns[prompt.parent], where)
         self._add(turn, prompt, thought=parsed.reasoning is not None)
-        self._prompts.recorded(index, prompt)
         return index
 
     def set_reward(self, turn: int, value: float) -> None:
@@ -190,8 +188,7 @@ class TokenGraph:
         failure: EpisodeFailure | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Trajectory:
-        """Return the record of the episode; `num_kept_thinking` is among its metrics where it is not 0."""
-        kept = {"num_kept_thinking": float(self.num_kept_thinking)} if self.num_kept_thinking else {}
+        """Return the record of the episode."""
         return Trajectory(
             episode_id=self._episode_id,
             task_id=self._task_id,
@@ -199,7 +196,7 @@ class TokenGraph:
             stop_reason=stop_reason,
             final_reward=final_reward,
             failure=failure,
-            metrics={**kept, **(metrics or {})},
+            metrics=metrics or {},
         )
 
     def _add(self, turn: Turn, prompt: Prompt, *, thought: bool) -> None:
@@ -211,7 +208,7 @@ class TokenGraph:
         tree.thought.append(thought or (parent is not None and tree.thought[parent]))
         if prompt.fork is not None:
             self._forks[prompt.fork] += 1
-        self.num_kept_thinking += prompt.kept_thinking
+        self._prompts.recorded(len(tree.turns) - 1, prompt)
 
     def _text_of(self, turn: int) -> str:
         return self._renderer.decode(self._prompts.path_ids(turn), skip_special=False)

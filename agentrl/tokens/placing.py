@@ -40,12 +40,7 @@ class Placer:
     """Places the requests of one episode."""
 
     def __init__(
-        self,
-        renderer: Renderer,
-        tree: TurnTree,
-        *,
-        history: Literal["keep", "as_template"],
-        text_of: Callable[[int], str],
+        self, renderer: Renderer, tree: TurnTree, *, history: Literal["keep", "as_template"], text_of: Callable[[int], str]
     ) -> None:
         """Place over `tree`.
 
@@ -89,13 +84,13 @@ class Placer:
         shape = renderer.shape(new, bool(tools))
         if not shape.complete:
             return self._root(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)
-        kept = False
+        kept = self._tree.turns[turn].kept_thinking
         if shape.rewrites and self._history == "as_template":
             stripped = self._rewritten(match, turn, messages, tools)
             if stripped is not None:
                 return self._as_template(match, turn, messages, tools, fork or stripped)
         elif shape.rewrites_thinking:
-            kept = self._tree.thought[turn]
+            kept = kept or self._tree.thought[turn]
         history = [] if shape.local else renderer.plain(messages[: match.length], self._reasoning(match, messages))
         context = renderer.extend(history, new, tools, last_output_id=self._last_id(turn))
         return Placed(turn, context.ids, context.thinking_open, fork, kept)

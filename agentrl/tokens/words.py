@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import Model
 
 _MAX_PIECES = 16_384
-"""Pieces that are remembered, about 6 MB; then the memory starts anew."""
-_MAX_LENGTH = 64
+"""Pieces that are remembered, then the memory starts anew: 4 to 6 MB where they are words, 10 MB at most."""
+_MAX_LENGTH = 32
 """Characters of a remembered piece; longer ones rarely come twice."""
 _BYTES = {byte: 256 + at for at, byte in enumerate([*range(33), 127])}
 """The characters that byte-level vocabularies write for the ASCII characters they do not write as themselves."""
@@ -56,7 +56,7 @@ class WordEncoder:
         self._ids_of = _Memory(tokenizer.model).__getitem__
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of text; raises what the tokenizer raises for half a character."""
+        """Return the ids of text; half a character raises what it raises in the tokenizer."""
         if text.isascii():
             return list(chain.from_iterable(map(self._ids_of, self._pieces(text))))
         ids: list[int] = []
@@ -67,11 +67,11 @@ class WordEncoder:
 
 
 def word_encoder(data: Mapping[str, object], tokenizer: Tokenizer) -> WordEncoder | None:
-    """Return an encoder for a tokenizer without added tokens, or None if it is not known to cut text into pieces.
+    """Return an encoder for a tokenizer, or None if it is not known to encode a text as the pieces it cuts it into.
 
     Args:
         data: its `tokenizer.json`.
-        tokenizer: the tokenizer.
+        tokenizer: the tokenizer, which neither truncates nor pads.
     """
     match data:
         case {
@@ -84,6 +84,7 @@ def word_encoder(data: Mapping[str, object], tokenizer: Tokenizer) -> WordEncode
                 ],
             },
             "model": {"type": "BPE", "dropout": None},
+            "added_tokens": [],
         } if cut in _PIECES:
             return WordEncoder(tokenizer, _PIECES[cut])
         case _:

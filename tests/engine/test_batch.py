@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.client import Client
 from agentrl.engine.batch import prepare_batch
 from agentrl.errors import InvariantError, StaleDataError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import EpisodeFailure, Group, Trajectory
+from agentrl.types import EpisodeFailure, Group, Task, Trajectory
+from agentrl.workflow import RolloutWorkflow
+from tests.engine.harness import coin, lines, make_engine, run
 from tests.rollout.harness import SAMPLING, TASK, Judge, make_server, says
+from tests.tokens.families import FAMILIES, write_family
 
 GROUPWISE = AlgorithmConfig(group_size=2, groups_per_step=1, max_staleness=1)
 MASKING = GROUPWISE.model_copy(update={"staleness_policy": "mask"})
@@ -82,3 +88,28 @@ async def test_a_failed_episode_never_reaches_the_trainer(renderer: Renderer) ->
     failed = replace(good, final_reward=None, failure=EpisodeFailure(kind="E", message="m", traceback=""))
     with pytest.raises(InvariantError, match="failed episode"):
         prepare_batch([group_of(good, failed)], version=0, algorithm=GROUPWISE)
+
+
+class Forgetful(RolloutWorkflow):
+    """Asks a second question, and a third after changing what was said."""
+
+    async def run(self, task: Task, client: Client) -> float:
+        messages: list[Any] = [{"role": "user", "content": "first"}]
+        for text in ("second", "third"):
+            completion = await client.chat.completions.create(messages=messages, max_tokens=200)
+            messages += [completion.choices[0].message, {"role": "user", "content": text}]
+        messages[1] = {"role": "assistant", "content": "never said"}
+        completion = await client.chat.completions.create(messages=messages, max_tokens=200)
+        return float("good" in (completion.choices[0].message.content or ""))
+
+
+async def test_forks_and_kept_reasoning_are_counted_in_the_runs_files(tmp_path: Path) -> None:
+    renderer = Renderer.load(write_family(tmp_path / "model", FAMILIES["qwen3"]))
+    server = make_server(renderer, lambda call: f"<think>\n{call.episode_id}?\n</think>\n\n{coin(call)}")
+    await run(make_engine(tmp_path, renderer, inference=server, workflow=Forgetful(), steps=2))
+    steps, records = lines(tmp_path / "metrics.jsonl", "step"), lines(tmp_path / "trajectories.jsonl")
+    assert [(step["forks.history_edited"], step["kept_thinking_turns"]) for step in steps] == [(6, 6), (6, 6)]
+    assert len(records) == 12
+    for record in records:
+        assert [turn["fork"] for turn in record["turns"]] == [None, None, "history_edited"]
+        assert [turn["kept_thinking"] for turn in record["turns"]] == [False, True, False]

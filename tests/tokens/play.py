@@ -73,6 +73,10 @@ class Player:
         """Return the parent of each turn."""
         return [turn.parent for turn in self.graph.turns]
 
+    def kept(self) -> list[bool]:
+        """Return of each turn whether its context holds reasoning the template would have dropped."""
+        return [turn.kept_thinking for turn in self.graph.turns]
+
     def forks(self) -> list[str | None]:
         """Return the fork reason of each turn."""
         return [turn.fork and turn.fork.value for turn in self.graph.turns]

@@ -40,9 +40,23 @@ def test_reasoning_is_parsed_and_the_ids_keep_it(renderer_of: Callable[..., Rend
     assert messages[3] == {"role": "assistant", "content": "3", "reasoning_content": "it is three"}
     assert player.parents() == [None, 0, 1]
     assert not player.graph.forks
-    assert player.graph.num_kept_thinking == 1
+    assert player.kept() == [False, False, True]
     verify(player.trajectory())
     assert len(player.trajectory().branches()) == 1
+
+
+def test_every_turn_above_which_reasoning_was_kept_says_so(renderer_of: Callable[..., Renderer]):
+    renderer = renderer_of("qwen3")
+    player = Player(renderer)
+    messages = play(player)
+    for text in (THOUGHT_CALL, THOUGHT_CALL, THOUGHT):
+        messages.append(player.ask(messages, text, [TOOL]))
+        messages += [reply(messages[-1])] if text is THOUGHT_CALL else []
+    kept = ["use the tool" in renderer.decode(ids, skip_special=False).split("y?")[0] for ids in player.sent]
+    assert player.kept() == [False, False, True, True, True, True]
+    assert kept == [False, True, True, True, True, True]  # the second turn is of the first question: its reasoning stays
+    player.ask([user("z?")], THOUGHT)
+    assert player.kept()[-1] is False
 
 
 def test_as_template_forks_exactly_where_the_template_drops_reasoning(renderer_of: Callable[..., Renderer]):
@@ -51,7 +65,7 @@ def test_as_template_forks_exactly_where_the_template_drops_reasoning(renderer_o
     messages = play(player)
     assert player.parents() == [None, 0, None]
     assert player.forks() == [None, None, "thinking_stripped"]
-    assert player.graph.num_kept_thinking == 0
+    assert player.kept() == [False] * 3
     expected = renderer.render_text(renderer.plain(messages[:5]), [TOOL], generation_prompt=True)
     assert renderer.decode(player.sent[2], skip_special=False) == expected
     assert "use the tool" not in expected
@@ -109,11 +123,9 @@ def test_a_generation_prompt_that_opens_thinking_is_parsed_and_counted(renderer_
     player = Player(renderer_of("deepseek_r1"))
     message = player.ask([user("x?")], "it is three\n</think>\n\n3")
     assert message == {"role": "assistant", "content": "3", "reasoning_content": "it is three"}
-    assert player.trajectory().metrics == {}
     player.ask([user("x?"), message, user("y?")], "so\n</think>\n\n4")
     assert player.parents() == [None, 0]
-    assert player.graph.num_kept_thinking == 1
-    assert player.trajectory().metrics == {"num_kept_thinking": 1}
+    assert player.kept() == [False, True]
 
 
 def test_as_template_with_opened_thinking_forks_at_each_question(renderer_of: Callable[..., Renderer]):

@@ -50,6 +50,7 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
 def sender() -> Iterator[MakeSender]:
     """Makes senders; whatever became of their groups, no thread of theirs outlives the test."""
     made: list[WeightSender] = []
+    before = threading.enumerate()
 
     def make(**changes: object) -> WeightSender:
         config = SyncConfig.model_validate({"bucket_mb": 1, "timeout_s": 20, **changes})
@@ -60,8 +61,8 @@ def sender() -> Iterator[MakeSender]:
     for source in made:
         source.close()
     for thread in threading.enumerate():
-        if thread.name.startswith("sender "):
-            thread.join(10)  # far less than the timeouts of groups
+        if thread not in before and thread.name.startswith("sender "):
+            thread.join(10)  # less than the timeouts of groups
             assert not thread.is_alive()
 
 

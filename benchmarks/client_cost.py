@@ -1,16 +1,19 @@
 """CPU time of one model turn through the client, beside a hand-written floor in the same run.
 
-Run: `python -m benchmarks.client_cost` (about half a minute; `--repeats 5 --contexts 4096` for less). It prints a table and
+Run: `python -m benchmarks.client_cost` (about a minute; `--repeats 5 --contexts 4096` for less). It prints a table and
 writes benchmarks/results/client_cost.json. Each episode grows to the given context in 8 (or 32) turns of equal size; the
 server answers at once, so what is measured is everything else: rendering, tokenizing, request, reply, recording, openai
 objects. CPU is `time.process_time` of the client's process; the HTTP server is another process.
 
   client          Client on a backend in the same process
   client + HTTP   Client on SGLangServer (aiohttp) and a server that answers with prepared bytes
-  floor           what cannot be saved: new text encoded once (by agentrl's encoder, which has met its words before),
-                  decimal ids appended to the kept request, the output decoded
+  floor           what cannot be saved: new text encoded once (by agentrl's encoder), decimal ids appended to the kept
+                  request, the output decoded
   floor + HTTP    the same, sent with aiohttp; the reply read with orjson
   tokenizers      the floor, with `tokenizers` as the encoder
+
+The texts are Python's standard library, other ones in each repeat. All contestants get the same, in 8 or in 32 parts, and
+each has an encoder of its own for either, so that it remembers words of other texts only.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import random
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,7 +52,12 @@ from tests.support.tiny import CHAT_TEMPLATE, MARKERS, SPECIALS
 RESULTS = Path(__file__).parent / "results" / "client_cost.json"
 OUTPUT_TOKENS = 512
 """Sampled in a whole episode, however many turns it has, so that the text to tokenize is equal too."""
+TURNS = (8, 32)
+FRAME_TOKENS = 8
+"""What the chat template adds to a turn, about."""
 VOCABULARY = 16_384
+TRAINED_ON = 1_500_000
+"""Characters of the corpus the tokenizer is trained on; the rest is what episodes are about."""
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -58,6 +68,7 @@ TARGET_GROWTH = 1.3
 TARGET_ADDED_US = 150
 """CPU of a turn more, at any context (the same)."""
 Encode: TypeAlias = Callable[[str], list[int]]
+CONTESTANTS = ("client", "client + HTTP", "floor", "floor + HTTP", "tokenizers")
 
 
 class Case(NamedTuple):
@@ -72,11 +83,19 @@ class Case(NamedTuple):
         return OUTPUT_TOKENS // self.turns
 
 
+Run: TypeAlias = Callable[[Case, list[str]], Awaitable[None]]
+
+
 class Fixture(NamedTuple):
     """What all contestants share."""
 
-    renderer: Renderer
+    renderers: dict[tuple[str, int], Renderer]
+    """By contestant and number of turns: none profits from the words another has met."""
     tokenizer: Tokenizer
+    bare: Tokenizer
+    """The same without added tokens."""
+    frame: tuple[list[int], list[int]]
+    """Ids before and after a user's text."""
     text: str
     chars_per_token: float
     generations: dict[int, Generation]
@@ -85,7 +104,7 @@ class Fixture(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=45)
     parser.add_argument("--contexts", type=int, nargs="+", default=sorted(TARGET_MS))
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -114,41 +133,49 @@ def main() -> None:
 
 async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int) -> dict[str, object]:
     async with (
-        SGLangServer(url, vocab_size=fixture.renderer.vocab_size) as server,
+        SGLangServer(url, vocab_size=VOCABULARY) as server,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
 
-        async def client(case: Case, texts: list[str], backend: Backend) -> None:
-            await _client_episode(fixture, case, texts, backend)
+        def encode_bare(text: str) -> list[int]:
+            return fixture.bare.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-        async def floor(case: Case, texts: list[str], encode: Encode, send: bool = False) -> None:
-            await _floor_episode(fixture, case, texts, encode, session if send else None, url)
+        def renderer(name: str, case: Case) -> Renderer:
+            return fixture.renderers[name, case.turns]
 
-        def encode_whole(text: str) -> list[int]:
-            return fixture.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        async def client(case: Case, texts: list[str]) -> None:
+            instant = Instant(fixture.generations[case.output_tokens])
+            await _client_episode(renderer("client", case), case, texts, instant)
 
-        ours = fixture.renderer.encode_content
+        async def client_http(case: Case, texts: list[str]) -> None:
+            await _client_episode(renderer("client + HTTP", case), case, texts, server)
 
-        contestants: dict[str, Callable[[Case, list[str]], Awaitable[None]]] = {
-            "client": lambda case, texts: client(case, texts, Instant(fixture.generations[case.output_tokens])),
-            "client + HTTP": lambda case, texts: client(case, texts, server),
-            "floor": lambda case, texts: floor(case, texts, ours),
-            "floor + HTTP": lambda case, texts: floor(case, texts, ours, send=True),
-            "tokenizers": lambda case, texts: floor(case, texts, encode_whole),
-        }
-        per_turn: dict[str, dict[str, float]] = {name: {} for name in contestants}
-        longer: dict[str, dict[str, float]] = {name: {} for name in contestants}
-        growth: dict[str, dict[str, float]] = {name: {} for name in contestants}
-        added: dict[str, dict[str, float]] = {name: {} for name in contestants}
+        async def floor(case: Case, texts: list[str]) -> None:
+            await _floor_episode(fixture, case, texts, renderer("floor", case).encode_content, None, url)
+
+        async def floor_http(case: Case, texts: list[str]) -> None:
+            await _floor_episode(fixture, case, texts, renderer("floor + HTTP", case).encode_content, session, url)
+
+        async def bare(case: Case, texts: list[str]) -> None:
+            await _floor_episode(fixture, case, texts, encode_bare, None, url)
+
+        runs: tuple[Run, ...] = (client, client_http, floor, floor_http, bare)
+        contestants: dict[str, Run] = dict(zip(CONTESTANTS, runs, strict=True))
+        per_turn: dict[str, dict[str, float]] = {name: {} for name in CONTESTANTS}
+        longer: dict[str, dict[str, float]] = {name: {} for name in CONTESTANTS}
+        growth: dict[str, dict[str, float]] = {name: {} for name in CONTESTANTS}
+        added: dict[str, dict[str, float]] = {name: {} for name in CONTESTANTS}
+        corpus = Corpus(fixture.text)
         for context in contexts:
-            cases = [Case(context, 8), Case(context, 32)]
-            seconds = await _interleaved(fixture, contestants, cases, repeats)
-            for name in contestants:
+            cases = [Case(context, turns) for turns in TURNS]
+            seconds = await _interleaved(fixture, corpus, contestants, cases, repeats)
+            for name in CONTESTANTS:
                 short, long = (median(seconds[name, case]) for case in cases)
-                per_turn[name][str(context)] = round(1e3 * short / 8, 4)
+                per_turn[name][str(context)] = round(1e3 * short / TURNS[0], 4)
                 longer[name][str(context)] = round(1e3 * long, 3)
                 growth[name][str(context)] = round(long / short, 3)
-                added[name][str(context)] = round(1e6 * (long - short) / 24, 1)
+                more = [long - short for short, long in zip(*(seconds[name, case] for case in cases), strict=True)]
+                added[name][str(context)] = round(1e6 * median(more) / (TURNS[1] - TURNS[0]), 1)
     return {
         "ms_per_turn_of_8": per_turn,
         "ms_per_episode_of_32_turns": longer,
@@ -159,13 +186,18 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
 
 
 async def _interleaved(
-    fixture: Fixture, contestants: dict[str, Callable[[Case, list[str]], Awaitable[None]]], cases: list[Case], repeats: int
+    fixture: Fixture,
+    corpus: Corpus,
+    contestants: dict[str, Run],
+    cases: list[Case],
+    repeats: int,
 ) -> dict[tuple[str, Case], list[float]]:
     """Return CPU seconds of each contestant's episodes; contestants take turns, so a slow minute hits all of them."""
     seconds: dict[tuple[str, Case], list[float]] = {}
     for repeat in range(repeats + 2):
+        text = corpus.take(int(cases[0].context * fixture.chars_per_token))
         for case in cases:
-            texts = _texts(fixture, case, seed=repeat)
+            texts = _texts(fixture, text, case)
             for name, run in contestants.items():
                 start = time.process_time()
                 await run(case, texts)
@@ -175,17 +207,32 @@ async def _interleaved(
     return seconds
 
 
-def _texts(fixture: Fixture, case: Case, seed: int) -> list[str]:
-    """Return the user texts of an episode, different for each repeat, so that no cache of the tokenizer knows them."""
-    size = int((case.context / case.turns - case.output_tokens - 8) * fixture.chars_per_token)
-    at = seed * 7919 % (len(fixture.text) - size * case.turns - 1)
-    return [fixture.text[at + turn * size : at + (turn + 1) * size] for turn in range(case.turns)]
+class Corpus:
+    """Hands out a text piece by piece; it begins anew when all is used."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+
+    def take(self, size: int) -> str:
+        """Return the next `size` characters, and those up to the end of the word."""
+        end = self._text.find(" ", self._at + size)
+        if end < 0:
+            self._at, end = 0, self._text.index(" ", size)
+        text, self._at = self._text[self._at : end], end
+        return text
 
 
-async def _client_episode(fixture: Fixture, case: Case, texts: list[str], backend: Backend) -> None:
+def _texts(fixture: Fixture, text: str, case: Case) -> list[str]:
+    """Return as much of the text as brings an episode to its context, one part for each turn."""
+    user_tokens = case.context - case.turns * (case.output_tokens + FRAME_TOKENS)
+    corpus = Corpus(text)
+    return [corpus.take(int(user_tokens * fixture.chars_per_token / case.turns)) for _ in range(case.turns)]
+
+
+async def _client_episode(renderer: Renderer, case: Case, texts: list[str], backend: Backend) -> None:
     client = Client(
         backend=backend,
-        renderer=fixture.renderer,
+        renderer=renderer,
         sampling=SamplingConfig(),
         episode_id="bench",
         task_id="t",
@@ -210,10 +257,9 @@ async def _floor_episode(
         b'{"sampling_params":{"max_new_tokens":%d,"temperature":1.0},"return_logprob":true,"input_ids":['
         % case.output_tokens
     )
+    before, after = fixture.frame
     for text in texts:
-        prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-        ids = encode(prompt)
-        kept.append(orjson.dumps(ids)[1:-1])
+        kept.append(orjson.dumps([*before, *encode(text), *after])[1:-1])
         body = head + b",".join(kept) + b"]}"
         if session is None:
             output = generation.output_ids
@@ -243,10 +289,7 @@ class Instant:
 
 
 def _fixture(folder: Path) -> Fixture:
-    text = "\n".join(
-        path.read_text(encoding="utf-8", errors="ignore") for path in sorted(Path(json.__file__).parents[1].glob("*.py"))
-    )
-    text = text[:3_000_000]
+    text = _corpus()
     tokenizer = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -255,17 +298,29 @@ def _fixture(folder: Path) -> Fixture:
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue] - typed read-only
     size = VOCABULARY - len(SPECIALS) - len(MARKERS)
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator([text[:1_500_000]], trainer)
+    tokenizer.train_from_iterator([text[:TRAINED_ON]], trainer)
+    bare = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in MARKERS])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     (folder / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY, "max_position_embeddings": 65_536}))
-    sample = text[1_500_000:1_700_000]
-    generations = {size: _generation(tokenizer, sample, size) for size in (OUTPUT_TOKENS // 8, OUTPUT_TOKENS // 32)}
+    text = text[TRAINED_ON:]
+    sample = text[:200_000]
+    generations = {size: _generation(tokenizer, sample, size) for size in (OUTPUT_TOKENS // turns for turns in TURNS)}
     chars_per_token = len(sample) / len(tokenizer.encode(sample).ids)
-    return Fixture(Renderer.load(folder), tokenizer, text[1_500_000:], chars_per_token, generations)
+    frame = [tokenizer.encode(part).ids for part in ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")]
+    renderers = {(name, turns): Renderer.load(folder) for name in CONTESTANTS for turns in TURNS}
+    return Fixture(renderers, tokenizer, bare, (frame[0], frame[1]), text, chars_per_token, generations)
+
+
+def _corpus() -> str:
+    """Return Python's standard library, the files in an order that is arbitrary and always the same."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [file for file in sorted(root.rglob("*.py")) if "site-packages" not in file.parts]
+    random.Random(0).shuffle(files)
+    return "\n".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
 
 
 def _generation(tokenizer: Tokenizer, sample: str, size: int) -> Generation:
@@ -324,7 +379,7 @@ def _construction(fixture: Fixture) -> float:
     for _ in range(1000):
         client = Client(
             backend=Instant(fixture.generations[Case(0, 8).output_tokens]),
-            renderer=fixture.renderer,
+            renderer=fixture.renderers["client", TURNS[0]],
             sampling=SamplingConfig(),
             episode_id="e",
             task_id="t",
@@ -355,20 +410,20 @@ def _print(rows: dict[str, object]) -> None:
     tables = cast("dict[str, dict[str, dict[str, float]]]", rows)
     per_episode = {context: TARGET_GROWTH * 8 * aim for context, aim in TARGET_MS.items()}
     added = dict.fromkeys(TARGET_MS, float(TARGET_ADDED_US))
-    _print_table("CPU ms per turn, 8 turns to the context", tables["ms_per_turn_of_8"], TARGET_MS)
-    _print_table("CPU ms per episode of 32 turns", tables["ms_per_episode_of_32_turns"], per_episode)
-    _print_table("CPU us of each turn more, at equal context", tables["us_per_added_turn"], added)
+    _print_table("CPU ms per turn, 8 turns to the context (aim: in process)", tables["ms_per_turn_of_8"], TARGET_MS)
+    _print_table("CPU ms per episode of 32 turns (aim: in process)", tables["ms_per_episode_of_32_turns"], per_episode)
+    _print_table("CPU us of each turn more, at equal context (aim: in process)", tables["us_per_added_turn"], added)
     _print_table("CPU of 32 turns over 8", tables["cpu_of_32_turns_over_8"], {})
     print(f"constructing a client: {rows['construct_us']} us")
 
 
 def _print_table(title: str, table: dict[str, dict[str, float]], aims: dict[int, float]) -> None:
     contexts = list(next(iter(table.values())))
-    print(f"{title:<44}" + "".join(f"{context:>10}" for context in contexts))
+    print(f"{title:<60}" + "".join(f"{context:>10}" for context in contexts))
     for name, row in table.items():
-        print(f"  {name:<42}" + "".join(f"{row[context]:>10.2f}" for context in contexts))
+        print(f"  {name:<58}" + "".join(f"{row[context]:>10.2f}" for context in contexts))
     if aims:
-        print(f"  {'aim':<42}" + "".join(f"{aims.get(int(context), float('nan')):>10.2f}" for context in contexts))
+        print(f"  {'aim':<58}" + "".join(f"{aims.get(int(context), float('nan')):>10.2f}" for context in contexts))
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def _rebuild_server_error(kind: type[ServerError], message: str, status: int | N
 
 @contextmanager
 def boundary(kind: type[WorkflowError] | type[EnvironmentFault], where: str) -> Generator[None, None, None]:
-    """Attribute an exception of user code to `kind`, once; agentrl's own errors and cancellation pass through.
+    """Attribute an exception or a `sys.exit` of user code to `kind`, once; agentrl's own errors and cancellation pass.
 
     Args:
         kind: what the failing code is: a workflow or an environment.
@@ -147,5 +147,9 @@ def boundary(kind: type[WorkflowError] | type[EnvironmentFault], where: str) -> 
         yield
     except AgentRLError:
         raise
-    except Exception as error:
-        raise kind(f"{where} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        try:
+            text = str(error)
+        except Exception as failed:  # noqa: BLE001 - user code, too
+            text = f"(its __str__ raised {type(failed).__name__})"
+        raise kind(f"{where} raised {type(error).__name__}: {text}") from error

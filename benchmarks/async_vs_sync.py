@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
@@ -81,7 +83,9 @@ def measure(scratch: Path, model: Path, seed: int, mode: str, bound: int) -> Map
     }
     overrides = [part for key, value in flags.items() for part in (f"--{key}", str(value))]
     run = load_config(str(files("agentrl_workflows.calculator").joinpath("demo.yaml")), overrides)
+    cpu, wall = cpu_seconds(), time.perf_counter()
     report = anyio.run(partial(train, run, progress=NoProgress()))
+    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
     events = [json.loads(line) for line in (scratch / name / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
     begin = steps[0]["wall_s"] - sum(steps[0][part] for part in ("trainer_wait_s", "train_s", "publish_s", "update_s"))
@@ -93,7 +97,15 @@ def measure(scratch: Path, model: Path, seed: int, mode: str, bound: int) -> Map
         "trainer_wait_seconds": report.trainer_wait_seconds,
         "mean_staleness": report.mean_staleness,
         "max_trained_staleness": report.max_trained_staleness,
+        "whole_run_seconds": wall,
+        "whole_run_cpu_seconds": cpu,
     }
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and those it has waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def mean_success(steps: list[dict[str, Any]], last: int) -> float:

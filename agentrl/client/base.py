@@ -73,10 +73,7 @@ class EpisodeClient(AsyncOpenAI):
     ) -> Trajectory: ...
 
     def close(  # pyright: ignore[reportIncompatibleMethodOverride] - the base ends connections, of which an episode has none
-        self,
-        stop_reason: StopReason | None = None,
-        final_reward: float | None = None,
-        failure: EpisodeFailure | None = None,
+        self, stop_reason: StopReason | None = None, final_reward: float | None = None, failure: EpisodeFailure | None = None
     ) -> Trajectory | Awaitable[None]:
         """End the episode and return its trajectory; later calls on this client raise `WorkflowError`.
 

@@ -198,11 +198,7 @@ class GroupBuffer:
 
     def _select(self) -> Selection:
         candidates = [
-            Candidate(
-                index=index,
-                version=self._oldest.get(index, ticket.version),
-                complete=index in self._complete,
-            )
+            Candidate(index=index, version=self._oldest.get(index, ticket.version), complete=index in self._complete)
             for index, ticket in self._outstanding.items()
         ]
         return select(

@@ -109,12 +109,7 @@ class Totals:
     checkpoint: str | None = None
 
     def add_batch(
-        self,
-        groups: tuple[Group, ...],
-        prepared: PreparedBatch,
-        report: StepReport,
-        published: PublishReport,
-        sampled: int,
+        self, groups: tuple[Group, ...], prepared: PreparedBatch, report: StepReport, published: PublishReport, sampled: int
     ) -> None:
         """Count a finished step; `sampled` tokens were spent on its groups, failed attempts included."""
         kept = sum(episode.num_output_tokens for group in groups for episode in group.episodes)

@@ -55,7 +55,7 @@ def train(
     from agentrl.launch.local import train as train_locally
 
     existing = "replace" if replace else "resume" if resume else "error"
-    _run(partial(train_locally, run, existing=existing), partial(results_in, run.run_dir))
+    _run(partial(train_locally, run, existing=existing, may_exit=True), partial(results_in, run.run_dir))
 
 
 @app.command(name="eval")
@@ -193,7 +193,7 @@ def _run(job: Callable[[], Awaitable[object]], results: Callable[[], str], *, st
         if stall_timeout_s is None:
             anyio.run(job)
         else:
-            run_watched(job, stall_timeout_s=stall_timeout_s)
+            run_watched(job, stall_timeout_s=stall_timeout_s, last_words=lambda _ending: results())
 
 
 def main() -> None:

@@ -216,7 +216,8 @@ def _run_parts(report: Report, run: RunConfig) -> None:
 
 
 def _watched(run: RunConfig, job: Callable[[], Awaitable[_Result]]) -> _Result:
-    return run_watched(job, stall_timeout_s=run.engine.stall_timeout_s)
+    last_words = "Its temporary files stay behind."
+    return run_watched(job, stall_timeout_s=run.engine.stall_timeout_s, last_words=lambda _ending: last_words)
 
 
 async def _load_trainer(run: RunConfig) -> str:

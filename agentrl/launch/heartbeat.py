@@ -1,30 +1,29 @@
-"""The event loop's heartbeat: code that blocks the loop is named, and ended from outside it.
+"""The event loop's heartbeat: code that blocks the loop, or ignores its cancellation, is named and ended from outside it.
 
 Invariant: inside `watched_loop` a loop that does not run is never silent. The loop stamps the time; a thread looks at the
 stamps, warns of a loop that has stopped with the code that stopped it, and interrupts that code when the deadline has
-passed or a signal asks for the end. Nothing else can: every deadline and cancellation of a run needs the loop.
+passed or a signal asks for the end. Nothing else can: every deadline and cancellation of a run needs the loop. Nor can
+anything within a process end a workflow that catches whatever it is interrupted with: where a command must end and such
+code is what keeps it, the process ends as a whole, having said so; trainer and servers end with their driver.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import linecache
 import logging
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
 from agentrl.errors import StallError
-from agentrl.launch.interrupts import stop_of
+from agentrl.launch.culprit import blocking_code, is_users, listed, workflow_code
+from agentrl.launch.interrupts import Ending, give_up, stop_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +39,9 @@ DEAF_S = 1.0
 """Seconds without a beat after which the loop will not see a cancellation, so that the code in its way is interrupted."""
 PATIENCE_S = 5.0
 """Seconds after an interrupt in which further ones change nothing: what was started is being ended."""
+LAST_S = 3.0
+"""Seconds after which what should end and is kept by a workflow is given up; what it started then ends within two more."""
 _LOOK_S = 0.25
-_MAX_FRAMES = 6
 _KICK = signal.SIGURG
 """Interrupts blocking code. Ignored by default, and by other programs, so that a late one harms nobody."""
 _EPISODES = ("agentrl.rollout.", "agentrl.engine.evaluate.")
@@ -50,9 +50,18 @@ _ADVICE = (
     "A workflow that computes or waits without await stops every episode; await it, or move it off the loop with "
     "anyio.to_thread.run_sync."
 )
+_IGNORING_ADVICE = (
+    "An `except:` or `except BaseException` around an await swallows cancellation (catch Exception); a thread cannot be "
+    "interrupted (give what runs in it a timeout)."
+)
 
 
-def run_watched(job: Callable[[], Awaitable[Result]], *, stall_timeout_s: float = STALL_TIMEOUT_S) -> Result:
+def run_watched(
+    job: Callable[[], Awaitable[Result]],
+    *,
+    stall_timeout_s: float = STALL_TIMEOUT_S,
+    last_words: Callable[[Ending], str] | None = None,
+) -> Result:
     """Run an async job on an event loop of its own, inside `watched_loop`, and return its result.
 
     Raises:
@@ -60,25 +69,29 @@ def run_watched(job: Callable[[], Awaitable[Result]], *, stall_timeout_s: float 
     """
 
     async def watched() -> Result:
-        async with watched_loop(stall_timeout_s):
+        async with watched_loop(stall_timeout_s, last_words=last_words):
             return await job()
 
     return anyio.run(watched)
 
 
 @asynccontextmanager
-async def watched_loop(stall_timeout_s: float, *, warn_after_s: float = WARN_AFTER_S) -> AsyncGenerator[None]:
+async def watched_loop(
+    stall_timeout_s: float, *, warn_after_s: float = WARN_AFTER_S, last_words: Callable[[Ending], str] | None = None
+) -> AsyncGenerator[None]:
     """Watch the event loop for the length of the block.
 
     SIGINT, and SIGTERM where it has a handler, cancel the block; code that blocks the loop is interrupted for it. Ignored
     signals stay ignored. In a thread other than the main one, and under trio, nothing is watched.
 
     Args:
-        stall_timeout_s: seconds the loop may be blocked.
+        stall_timeout_s: seconds the loop may be blocked, and a workflow may go on after it was cancelled.
         warn_after_s: seconds after which the first warning is logged.
+        last_words: for a process that may end as a whole: called with what ends the block, in another thread, when a
+            workflow has kept it for `LAST_S` seconds; saves what there is and returns where it is.
 
     Raises:
-        StallError: code blocked the loop for `stall_timeout_s`; the message names it.
+        StallError: code blocked the loop, or ignored its cancellation, for `stall_timeout_s`; the message names it.
         KeyboardInterrupt: a signal arrived; `Terminated` for SIGTERM.
 
     Cancellation: the thread and the signal handlers are gone.
@@ -86,7 +99,7 @@ async def watched_loop(stall_timeout_s: float, *, warn_after_s: float = WARN_AFT
     if threading.current_thread() is not threading.main_thread() or not _under_asyncio():
         yield
         return
-    watch = _Watch(stall_timeout_s, warn_after_s)
+    watch = _Watch(stall_timeout_s, warn_after_s, last_words)
     try:
         with watch.installed(), watch.scope:
             yield
@@ -99,11 +112,17 @@ async def watched_loop(stall_timeout_s: float, *, warn_after_s: float = WARN_AFT
 class _Watch:
     """One watched block: the beat runs on the loop, `_look` in a thread, the handlers in the main thread."""
 
-    def __init__(self, stall_timeout_s: float, warn_after_s: float) -> None:
+    def __init__(self, stall_timeout_s: float, warn_after_s: float, last_words: Callable[[Ending], str] | None) -> None:
         self.scope = anyio.CancelScope()
-        self.ending: StallError | KeyboardInterrupt | None = None
+        self.ending: Ending | None = None
         """What ends the block, once that is settled."""
         self._stall_timeout_s, self._warn_after_s = stall_timeout_s, warn_after_s
+        self._last_words = last_words
+        self._ignoring: dict[asyncio.Task[Any], float] = {}
+        """Tasks whose workflows go on although they were cancelled, and for how many seconds of a running loop."""
+        self._keeping: list[str] = []
+        """What the first of them is doing."""
+        self._warn_ignoring_s = warn_after_s
         self._loop = asyncio.get_running_loop()
         self._host = asyncio.current_task()
         self._thread_id = threading.get_ident()
@@ -136,18 +155,36 @@ class _Watch:
         self._num_beats += 1
         self._beat_at = time.monotonic()
         self._timer = self._loop.call_later(BEAT_S, self._beat)
+        # One that waits for a thread is not told of its cancellation, so that at the end all that are left count.
+        told = [task for task in asyncio.all_tasks(self._loop) if self.ending is not None or task.cancelling()]
+        going_on = [task for task in told if workflow_code(task) is not None]
+        self._ignoring = {task: self._ignoring.get(task, 0.0) + BEAT_S for task in going_on}
+        longest = max(self._ignoring, key=self._ignoring.__getitem__, default=None)
+        if longest is None:
+            self._keeping, self._warn_ignoring_s = [], self._warn_after_s
+            return
+        seconds, self._keeping = self._ignoring[longest], workflow_code(longest) or []
+        if self.ending is None and seconds >= self._stall_timeout_s:
+            self._end(StallError(_ignoring(self._stall_timeout_s, self._keeping)))
+        elif self.ending is None and seconds >= self._warn_ignoring_s:
+            logger.warning(_ignoring(self._warn_ignoring_s, self._keeping))
+            self._warn_ignoring_s *= 2
 
     @property
     def _deaf(self) -> bool:
         return time.monotonic() - self._beat_at >= DEAF_S
 
     def _look(self) -> None:
-        seen, silent_s, warn_s, looked_at = 0, 0.0, self._warn_after_s, time.monotonic()
+        seen, silent_s, ending_s, warn_s, looked_at = 0, 0.0, 0.0, self._warn_after_s, time.monotonic()
         while not self._left.wait(_LOOK_S):
             now = time.monotonic()
             # The time a whole process was stopped, by Ctrl-Z or a debugger, is not the loop's.
-            silent_s += min(now - looked_at, 2 * _LOOK_S)
+            passed = min(now - looked_at, 2 * _LOOK_S)
+            silent_s += passed
+            ending_s += passed if self.ending is not None else 0.0
             looked_at = now
+            if ending_s >= LAST_S:
+                self._give_up_if_kept()
             if self._num_beats != seen:
                 seen, silent_s, warn_s = self._num_beats, 0.0, self._warn_after_s
             elif self.ending is not None:
@@ -164,6 +201,15 @@ class _Watch:
     def _end(self, ending: StallError | KeyboardInterrupt) -> None:
         self.ending, self._ending_at = ending, time.monotonic()
         self._loop.call_soon_threadsafe(self.scope.cancel)
+
+    def _give_up_if_kept(self) -> None:
+        """End the process if a workflow is what keeps the block."""
+        if self._last_words is None or self.ending is None:
+            return
+        if self._deaf and is_users(self._thread_id):
+            give_up(self.ending, blocking_code(self._thread_id), self._last_words)
+        elif not self._deaf and self._ignoring:
+            give_up(self.ending, self._keeping, self._last_words)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         if self.ending is None:
@@ -193,43 +239,17 @@ class _Watch:
         raise asyncio.CancelledError("interrupted while it blocked the event loop")
 
     def _describe(self, seconds: float) -> str:
-        where = "\n".join(f"  {line}" for line in blocking_code(self._thread_id))
         return (
             f"the event loop has not run for {seconds:g} s: every episode, deadline and server waits for this code, "
-            f"innermost first:\n{where}\n{_ADVICE}"
+            f"innermost first:\n{listed(blocking_code(self._thread_id))}\n{_ADVICE}"
         )
 
 
-def blocking_code(thread_id: int) -> list[str]:
-    """Return what a thread is doing, innermost first, as `file:line in function: source`.
-
-    The event loop and, where the user's code is on the stack, what calls it are left out.
-    """
-    frame = sys._current_frames().get(thread_id)  # pyright: ignore[reportPrivateUsage] - the only way to see another thread
-    stack: list[tuple[str, int, str]] = []
-    while frame is not None and not (frame.f_code.co_filename.startswith(_LOOP) and frame.f_code.co_name == "_run"):
-        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-        frame = frame.f_back
-    stack = [entry for entry in stack if not entry[0].startswith("<frozen ")]
-    users = [index for index, entry in enumerate(stack) if not entry[0].startswith(_MACHINERY)]
-    visible = stack[: users[-1] + 1 if users else None][:_MAX_FRAMES]
-    return [f"{_short(file)}:{line} in {name}: {linecache.getline(file, line).strip()}" for file, line, name in visible]
-
-
-def _home(package: str) -> str:
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.origin is not None
-    return os.path.dirname(found.origin) + os.sep
-
-
-_LOOP = _home("asyncio")
-_MACHINERY = (_LOOP, _home("anyio"), _home("agentrl"))
-
-
-def _short(file: str) -> str:
-    here = os.getcwd() + os.sep
-    return file.removeprefix(here)
+def _ignoring(seconds: float, lines: list[str]) -> str:
+    return (
+        f"a workflow was cancelled {seconds:g} s ago and goes on; what cancelled it waits for this code, innermost first:\n"
+        f"{listed(lines)}\n{_IGNORING_ADVICE}"
+    )
 
 
 def _may_block(task_name: str) -> bool:

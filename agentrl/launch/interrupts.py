@@ -6,6 +6,7 @@ word and the exit status differ (130 and 143). A signal that was ignored when th
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -13,11 +14,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
+
+from agentrl.errors import StallError
+from agentrl.launch.culprit import listed
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM arrived; handled as Ctrl-C is."""
+
+
+Ending: TypeAlias = StallError | KeyboardInterrupt
+"""What ends a command before its work is done, unless that is an error of the work's own."""
 
 
 def stop_of(number: int) -> KeyboardInterrupt:
@@ -67,7 +75,36 @@ def say_stopped(stop: KeyboardInterrupt) -> int:
     """Print that the command was interrupted and where its results are; return the exit status."""
     notes = "".join(f" {note}" for note in getattr(stop, "__notes__", ()))
     print(f"\n{stop_word(stop)}; everything this command started has ended.{notes}", file=sys.stderr)
-    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+    return _status(stop)
+
+
+def give_up(ending: Ending, code: list[str], last_words: Callable[[Ending], str]) -> NoReturn:
+    """Say what keeps the process from ending, save what there is, and end it as a whole; from any thread.
+
+    Args:
+        ending: why it should end.
+        code: what keeps it, as `culprit` tells it.
+        last_words: saves what there is and returns where it is.
+    """
+    try:
+        where = last_words(ending)
+    except Exception as error:  # noqa: BLE001 - the process ends, whatever this is
+        where = f"Saving what there is failed: {type(error).__name__}: {error}"
+    why = stop_word(ending) if isinstance(ending, KeyboardInterrupt) else f"agentrl: {ending}\nEnded"
+    said = (
+        f"\n{why} in the middle of a workflow that does not end when it is cancelled, innermost first:\n{listed(code)}\n"
+        f"Everything this command started ends with it. {where}\n"
+    )
+    if os.isatty(2):
+        said += "\x1b[?25h"  # a live display hides the cursor
+    os.write(2, said.encode(errors="replace"))  # not through sys.stderr, which the main thread may hold
+    os._exit(_status(ending))
+
+
+def _status(ending: Ending) -> int:
+    if isinstance(ending, StallError):
+        return 1
+    return 128 + (signal.SIGTERM if isinstance(ending, Terminated) else signal.SIGINT)
 
 
 def stop_word(stop: KeyboardInterrupt) -> str:

@@ -27,7 +27,7 @@ from agentrl.inference.launch import launch_pool
 from agentrl.inference.pool import ServerPool
 from agentrl.inference.sglang_recipe import find_sglang_python
 from agentrl.launch.heartbeat import watched_loop
-from agentrl.launch.interrupts import stop_word
+from agentrl.launch.interrupts import Ending, results_in, stop_word
 from agentrl.launch.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.launch.resume import find_checkpoint
 from agentrl.launch.tasks import TaskSets, load_tasks
@@ -82,7 +82,12 @@ Existing: TypeAlias = Literal["error", "replace", "use", "resume"]
 
 
 async def train(
-    run: RunConfig, *, existing: Existing = "error", progress: Progress | None = None, max_block_s: float | None = None
+    run: RunConfig,
+    *,
+    existing: Existing = "error",
+    progress: Progress | None = None,
+    max_block_s: float | None = None,
+    may_exit: bool = False,
 ) -> RunReport:
     """Train as `run` says and return what was done.
 
@@ -94,6 +99,8 @@ async def train(
         existing: what to do about a run directory that is there.
         progress: how to show the run; None: live on a terminal, a line a step elsewhere.
         max_block_s: seconds the event loop may be blocked by code that does not await; None: `engine.stall_timeout_s`.
+        may_exit: whether the process may end as a whole, its summary written, where a signal or a stall asks for the end
+            and a workflow ignores it; else such a workflow keeps this call.
 
     Raises:
         ConfigError: before anything is started.
@@ -103,14 +110,20 @@ async def train(
     Cancellation: servers and trainer are ended, within 5 seconds; the run directory keeps what was recorded.
     """
     watched = partial(watched_loop, run.engine.stall_timeout_s if max_block_s is None else max_block_s)
+    engine: Engine | None = None
+
+    def last_words(ending: Ending) -> str:
+        _write_summary(run, None if engine is None else engine.report(), ending)
+        return results_in(run.run_dir)
+
     async with watched():
         parts = load_parts(run)
         checkpoint = find_checkpoint(run) if existing == "resume" else None
         _prepare_directory(run, existing)
-    engine: Engine | None = None
     error: BaseException | None = None
     try:
-        async with watched(), opened_together(_pool(run, parts.renderer), _trainer(run)) as (pool, trainer):
+        training = watched(last_words=last_words if may_exit else None)
+        async with training, opened_together(_pool(run, parts.renderer), _trainer(run)) as (pool, trainer):
             if checkpoint is not None:
                 await trainer.restore(str(checkpoint.path))
             resume = None if checkpoint is None else checkpoint.state
@@ -217,12 +230,19 @@ def _write_summary(run: RunConfig, report: RunReport | None, error: BaseExceptio
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a readable JSON file that appears whole or not at all."""
+    """Write a readable JSON file that appears whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of the attempt.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(
-        orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-    )
-    temporary.replace(path)
+    written = orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    try:
+        temporary.write_bytes(written)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def first_of_ours(error: BaseException) -> AgentRLError | None:

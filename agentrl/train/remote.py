@@ -248,9 +248,7 @@ async def launch_trainer(
     log = Path(log_path)
     with open_log(log) as output:
         process = await anyio.open_process(
-            [sys.executable, "-m", "agentrl.train.worker"],
-            stderr=output,
-            env=_environment(config),
+            [sys.executable, "-m", "agentrl.train.worker"], stderr=output, env=_environment(config)
         )
     trainer = RemoteTrainer(process, log, config.call_timeout_s)
     try:

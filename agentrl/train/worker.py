@@ -112,11 +112,7 @@ class _Worker:
                 f"the trainer's weights are past version {request.version}; the server gets weights with the next update"
             )
         manifest = self.sender.begin(
-            request.version,
-            self.trainer.model.weights(),
-            request.groups,
-            dtype=request.dtype,
-            digests=request.digests,
+            request.version, self.trainer.model.weights(), request.groups, dtype=request.dtype, digests=request.digests
         )
         self._given_out(request.version)
         return SendingBegun(manifest)

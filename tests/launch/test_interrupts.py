@@ -24,6 +24,18 @@ async def solve(task, client):
     print("blocking", file=sys.stderr, flush=True)
     time.sleep(1000)
 """
+KEEPING = """
+import sys, time, anyio
+
+async def solve(task, client):
+    await client.chat.completions.create(messages=[{{"role": "user", "content": task["question"]}}])
+    print("going on", file=sys.stderr, flush=True)
+    while True:
+        try:
+            {line}
+        except:
+            pass
+"""
 WHERE = "my_agent.py:7 in solve: time.sleep(1000)"
 SUMMARY = Path("runs/small/summary.json")
 
@@ -53,6 +65,16 @@ def ended(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -> 
     for number in signals:
         process.send_signal(number)
     return process.communicate(timeout=60)[1]
+
+
+def all_gone(pids: Sequence[int]) -> bool:
+    """Wait for processes that end by themselves; return whether they did."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 @pytest.mark.slow
@@ -93,6 +115,59 @@ def test_one_interrupt_ends_a_blocked_run_within_five_seconds(tmp_path: Path, ch
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
     assert json.loads((tmp_path / SUMMARY).read_text())["error"] == "Interrupted"
     assert took < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("await anyio.sleep(1000)", signal.SIGINT),
+        ("await anyio.to_thread.run_sync(time.sleep, 1000)", signal.SIGTERM),
+        ("time.sleep(1000)", signal.SIGINT),
+    ],
+)
+def test_a_workflow_that_ignores_every_interrupt_cannot_keep_a_run(
+    tmp_path: Path, checkpoint: Path, line: str, number: signal.Signals
+) -> None:
+    write_run(tmp_path, checkpoint)
+    (tmp_path / "my_agent.py").write_text(KEEPING.format(line=line))
+    with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
+        read_until(process, "going on")
+        below = children(process.pid)
+        begin = time.monotonic()
+        said = ended(process, [number])
+        gone = all_gone(below)
+        took = time.monotonic() - begin
+    word = "Interrupted" if number == signal.SIGINT else "Ended by SIGTERM"
+    assert process.returncode == 128 + number, said
+    assert f"{word} in the middle of a workflow that does not end when it is cancelled" in said
+    assert f"my_agent.py:9 in solve: {line}" in said
+    assert "Results so far are in runs/small/." in said
+    assert "Traceback" not in said
+    assert len(below) == 2
+    assert gone
+    assert json.loads((tmp_path / SUMMARY).read_text())["error"] == word
+    assert took < 10  # 5 on a machine that has nothing else to do
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_not_kept_by_an_episode_that_ignores_its_deadline(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint, rollout={"episode_timeout_s": 0.5})
+    (tmp_path / "my_agent.py").write_text(KEEPING.format(line="await anyio.sleep(1000)"))
+    script = (
+        "from functools import partial; from agentrl.config import load_config\n"
+        "from agentrl.launch.cli import guarded; from agentrl.launch.evaluate import Target, evaluate_target\n"
+        "from agentrl.launch.heartbeat import run_watched\n"
+        "job = partial(evaluate_target, load_config('run.yaml'), Target(), episodes=2)\n"
+        "guarded(lambda: run_watched(job, stall_timeout_s=1.5, last_words=lambda ending: 'No results.'))"
+    )
+    with started(tmp_path, sys.executable, "-c", script) as process:
+        said = ended(process, ())
+    assert process.returncode == 1, said
+    assert "agentrl: a workflow was cancelled 1.5 s ago and goes on" in said
+    assert "my_agent.py:9 in solve: await anyio.sleep(1000)" in said
+    assert "catch Exception" in said
+    assert said.rstrip().endswith("No results.")
 
 
 @pytest.mark.slow

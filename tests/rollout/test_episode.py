@@ -54,6 +54,34 @@ async def test_an_exception_of_the_workflow_is_recorded_with_its_traceback_and_t
     assert len(trajectory.turns) == 1
 
 
+class Mute(Exception):
+    """Cannot say what is wrong."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SystemExit(0), "raised SystemExit: 0"),
+        (BaseExceptionGroup("of a task group", [SystemExit(2)]), "raised SystemExit: 2"),
+        (Mute(), "raised Mute: (its __str__ raised ValueError)"),
+    ],
+    ids=["exit", "exit in a group", "mute"],
+)
+async def test_neither_an_exit_nor_an_error_without_words_leaves_the_episode(
+    renderer: Renderer, error: BaseException, told: str
+) -> None:
+    def run(task: Task, client: Client) -> float:
+        raise error
+
+    trajectory = await episode(workflow_of(run), renderer)
+    assert trajectory.stop_reason is StopReason.WORKFLOW_ERROR
+    assert trajectory.failure is not None
+    assert told in trajectory.failure.message
+
+
 async def test_an_environment_fault_is_told_from_a_workflow_error(renderer: Renderer) -> None:
     def run(task: Task, client: Client) -> float:
         raise EnvironmentFault("the simulator crashed")

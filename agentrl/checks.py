@@ -35,8 +35,9 @@ def check_reward(value: object, where: str) -> float:
         agentrl.errors.RewardError: run: a reward must be a finite number, got str '1.0'; ...
     """
     # Sums and squares of rewards must stay finite too; an int may be too large to be a float at all.
-    if isinstance(value, (bool, int, float, np.floating, np.integer)) and abs(value) <= MAX_REWARD:
-        return float(value)
+    number = float(value) if isinstance(value, np.floating) else value  # a limit is not a limit as a float16
+    if isinstance(number, (bool, int, float, np.integer)) and abs(number) <= MAX_REWARD:
+        return float(number)
     raise RewardError(
         f"{where}: a reward must be a finite number, got {type(value).__name__} {repr(value)[:40]}; "
         "return a float from run(), or raise if the episode has no result"

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from types import NoneType
 from typing import TypedDict, cast
 
 from openai import NotGiven, Omit, omit
 
 from agentrl.client.config import SamplingConfig
-from agentrl.client.sampling import WHERE, read_sampling, refuse, short
+from agentrl.client.sampling import WHERE, boolean, read_sampling, refuse, short
 from agentrl.errors import WorkflowError
 from agentrl.inference.base import SamplingParams
 
@@ -91,8 +92,10 @@ _NAMES = frozenset(CreateArguments.__annotations__)
 _EXTRA_NAMES = frozenset({"top_k", "min_p", "ignore_eos", "stop_token_ids", "chat_template_kwargs", "return_token_ids"})
 _NOT_IN_BODY = frozenset({"tools", "tool_choice", "timeout", "extra_body", "extra_headers", "extra_query"})
 _BODY_NAMES = (_NAMES | _EXTRA_NAMES) - _NOT_IN_BODY
-_PLAIN = (str, bool, int, float, list, dict, tuple)
-_UNCHANGING = frozenset({str, bool, int, float, type(None), NotGiven, Omit})
+_FOREVER_S = 1e9
+"""Longest timeout: an int may be too large for a float."""
+_NOTHING = (NoneType, Omit, NotGiven)
+_UNCHANGING = frozenset({str, bool, int, float, *_NOTHING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,36 +124,29 @@ def read_arguments(
         WorkflowError: a value that is wrong, or a feature that cannot be honoured.
     """
     timeout = arguments.get("timeout", omit)
-    given = {
-        name: value
-        for name, value in arguments.items()
-        if value is not None and (isinstance(value, _PLAIN) or not isinstance(value, (Omit, NotGiven)))
-    }
+    given = {name: value for name, value in arguments.items() if not isinstance(value, _NOTHING)}
     if not given.keys() <= _NAMES:
         unknown = min(given.keys() - _NAMES)
         near = get_close_matches(unknown, _NAMES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         takes = ", ".join(sorted(_NAMES))
         raise TypeError(f"chat.completions.create() got an unexpected keyword argument {unknown!r}; {hint}it takes {takes}")
-    body = given.pop("extra_body", None)
-    if body is not None:
-        given.update(_read_body(body))
+    if "extra_body" in given:
+        given.update(_read_body(_mapping(given, "extra_body")))
     for name in _UNSERVED.keys() & given.keys():
         if given[name] not in ({}, []):
             refuse(name, given[name], _UNSERVED[name])
     _check_fixed(given)
-    headers = cast("Mapping[str, object]", given.get("extra_headers") or {})
-    raw = headers.get(RAW_RESPONSE_HEADER)
+    raw = _mapping(given, "extra_headers").get(RAW_RESPONSE_HEADER)
     if raw == "stream":
         raise WorkflowError(f"{WHERE}: with_streaming_response is not served; use stream=True or with_raw_response")
-    options = cast("Mapping[str, object]", given.get("stream_options") or {})
     return CallArguments(
         sampling=read_sampling(given, defaults, vocab_size=vocab_size),
         model=str(given.get("model", "policy")),
         tools=_read_tools(given.get("tools"), given.get("tool_choice", "auto")),
-        logprobs=bool(given.get("logprobs", False)),
-        return_prompt_ids=bool(given.get("return_token_ids", False)),
-        include_usage=bool(options.get("include_usage", False)),
+        logprobs=boolean(given, "logprobs"),
+        return_prompt_ids=boolean(given, "return_token_ids"),
+        include_usage=boolean(_mapping(given, "stream_options"), "include_usage"),
         timeout_s=_read_timeout(default_timeout if isinstance(timeout, (Omit, NotGiven)) else timeout),
         raw=raw is not None,
     )
@@ -162,9 +158,7 @@ def streams(stream: object) -> bool:
     Raises:
         WorkflowError: it is neither a bool nor nothing.
     """
-    if stream is None or isinstance(stream, (bool, Omit, NotGiven)):
-        return stream is True
-    raise WorkflowError(f"{WHERE}: stream must be True or False, got {type(stream).__name__} {short(stream)}")
+    return not isinstance(stream, _NOTHING) and boolean({"stream": stream}, "stream")
 
 
 class ArgumentReader:
@@ -179,7 +173,7 @@ class ArgumentReader:
     def read(self, arguments: Mapping[str, object], default_timeout: object) -> CallArguments:
         """Return the arguments of one call; see `read_arguments`."""
         tools = arguments.get("tools")
-        shown = not (tools is None or isinstance(tools, (Omit, NotGiven)))
+        shown = not isinstance(tools, _NOTHING)
         plain = {name: value for name, value in arguments.items() if name != "tools"} if shown else arguments
         kinds = [*map(type, plain.values()), type(default_timeout)]
         # Only what cannot change is compared; 1, 1.0 and True are equal, so their types are compared, too.
@@ -192,14 +186,18 @@ class ArgumentReader:
         if not shown:
             return call
         choice = arguments.get("tool_choice")
-        choice = "auto" if choice is None or isinstance(choice, (Omit, NotGiven)) else choice
-        return replace(call, tools=_read_tools(tools, choice))
+        return replace(call, tools=_read_tools(tools, "auto" if isinstance(choice, _NOTHING) else choice))
 
 
-def _read_body(body: object) -> dict[str, object]:
-    if not isinstance(body, Mapping):
-        raise WorkflowError(f"{WHERE}: extra_body must be a mapping, got {type(body).__name__}")
-    extra = {str(name): value for name, value in cast("Mapping[object, object]", body).items()}
+def _mapping(given: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = given.get(name, {})
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, object]", value)
+    raise WorkflowError(f"{WHERE}: {name} must be a mapping, got {type(value).__name__} {short(value)}")
+
+
+def _read_body(body: Mapping[str, object]) -> dict[str, object]:
+    extra = {str(name): value for name, value in body.items()}
     unknown = sorted(extra.keys() - _BODY_NAMES)
     if unknown:
         raise WorkflowError(
@@ -221,8 +219,8 @@ def _check_fixed(given: Mapping[str, object]) -> None:
     form = given.get("response_format")
     if form is not None and not (isinstance(form, Mapping) and cast("Mapping[str, object]", form).get("type") == "text"):
         refuse("response_format", form, 'only {"type": "text"}; decoding is unconstrained, so parse the text yourself')
-    if tuple(cast("Sequence[str]", given.get("modalities", ("text",)))) != ("text",):
-        refuse("modalities", given["modalities"], "the policy writes text only")
+    if given.get("modalities", ["text"]) not in (["text"], ("text",)):
+        refuse("modalities", given["modalities"], 'the policy writes text only; pass ["text"], or leave it out')
 
 
 def _read_tools(tools: object, choice: object) -> list[Mapping[str, object]] | None:
@@ -246,11 +244,10 @@ def _read_tools(tools: object, choice: object) -> list[Mapping[str, object]] | N
 
 
 def _read_timeout(value: object) -> float | None:
-    if value is None or isinstance(value, NotGiven):
+    if isinstance(value, _NOTHING):
         return None
     if hasattr(value, "read"):
         return _read_timeout(getattr(value, "read", None))
-    seconds = value
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds > 0:
-        raise WorkflowError(f"{WHERE}: timeout must be a positive number of seconds, got {value!r}")
-    return float(seconds)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        raise WorkflowError(f"{WHERE}: timeout must be a positive number of seconds, got {short(value)}")
+    return float(min(value, _FOREVER_S))

@@ -124,7 +124,8 @@ class Ledger:
         self.check_open()
         numbers: dict[str, float] = {}
         for name, value in metrics.items():
-            if not isinstance(value, (bool, int, float, np.floating, np.integer)) or not math.isfinite(value):
+            huge = isinstance(value, int) and abs(value) > 1e308  # an int may be too large for a float
+            if huge or not isinstance(value, (int, float, np.floating, np.integer)) or not math.isfinite(value):
                 raise WorkflowError(f"client.record: {name} must be a finite number, got {type(value).__name__} {value!r}")
             numbers[name] = float(value)
         self.metrics.update(numbers)

@@ -25,8 +25,8 @@ def checked_messages(messages: Iterable[MessageLike]) -> list[Message]:
     Raises:
         WorkflowError: for an empty conversation, or something that is not a message.
     """
-    if isinstance(messages, (str, Mapping, BaseModel)):
-        raise WorkflowError(f"messages must be a list of messages, got one {type(messages).__name__}")
+    if type(messages) is not list and (isinstance(messages, (str, Mapping, BaseModel)) or not hasattr(messages, "__iter__")):
+        raise WorkflowError(f"messages must be a list of messages, got {type(messages).__name__} {messages!r:.80}")
     checked: list[object] = [*messages]
     if not checked:
         raise WorkflowError("messages is empty; a model call needs at least one message")

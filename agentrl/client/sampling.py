@@ -5,7 +5,7 @@ Invariant: what is returned is within the bounds every backend takes, so a wrong
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn, cast
 
@@ -25,6 +25,14 @@ def short(value: object) -> str:
     """Return a value as it stands in a message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def boolean(given: Mapping[str, object], name: str) -> bool:
+    """Return whether `given` has True under that name; raise `WorkflowError` if it has something that is no bool."""
+    value = given.get(name)
+    if value is None or isinstance(value, bool):
+        return value is True
+    raise WorkflowError(f"{WHERE}: {name} must be True or False, got {type(value).__name__} {short(value)}")
 
 
 def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, vocab_size: int) -> SamplingParams:
@@ -47,7 +55,7 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
     seed = given.get("seed")
     return SamplingParams(
         max_new_tokens=defaults.max_tokens if limit is None else _integer("max_tokens", limit, 1),
-        temperature=_number(given, "temperature", defaults.temperature, 0.0, math.inf),
+        temperature=_number(given, "temperature", defaults.temperature, 0.0, sys.float_info.max),
         top_p=_top_p(_number(given, "top_p", defaults.top_p, 0.0, 1.0)),
         top_k=_top_k(given.get("top_k", -1)),
         min_p=_number(given, "min_p", 0.0, 0.0, 1.0),
@@ -55,8 +63,8 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
         presence_penalty=_no_penalty(given, "presence_penalty"),
         stop=_stop_strings(given.get("stop", ())),
         stop_token_ids=_stop_ids(given.get("stop_token_ids", ()), vocab_size),
-        ignore_eos=_boolean("ignore_eos", given.get("ignore_eos", False)),
-        seed=None if seed is None else _integer("seed", seed, None),
+        ignore_eos=boolean(given, "ignore_eos"),
+        seed=None if seed is None else _integer("seed", seed, -(2**63)),
     )
 
 
@@ -64,23 +72,16 @@ def _number(given: Mapping[str, object], name: str, default: float, low: float, 
     value = given.get(name)
     if value is None:
         return default
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
         return float(value)
-    bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    bounds = f"at least {low:g}" if high == sys.float_info.max else f"between {low:g} and {high:g}"
     raise WorkflowError(f"{WHERE}: {name} must be a number {bounds}, got {type(value).__name__} {short(value)}")
 
 
-def _integer(name: str, value: object, low: int | None) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and (low is None or value >= low):
+def _integer(name: str, value: object, low: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63:
         return value
-    bound = "" if low is None else f" of at least {low}"
-    raise WorkflowError(f"{WHERE}: {name} must be an integer{bound}, got {type(value).__name__} {short(value)}")
-
-
-def _boolean(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise WorkflowError(f"{WHERE}: {name} must be true or false, got {short(value)}")
+    raise WorkflowError(f"{WHERE}: {name} must be an integer in {low}..2**63-1, got {type(value).__name__} {short(value)}")
 
 
 def _top_p(value: float) -> float:
@@ -90,9 +91,9 @@ def _top_p(value: float) -> float:
 
 
 def _top_k(value: object) -> int:
-    if value == -1 or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value == -1 or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31):
         return cast("int", value)
-    raise WorkflowError(f"{WHERE}: top_k must be a positive integer, or -1 for no limit, got {short(value)}")
+    raise WorkflowError(f"{WHERE}: top_k must be a positive integer below 2**31, or -1 for no limit, got {short(value)}")
 
 
 def _stop_strings(value: object) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._sampling = AsyncExitStack()
         self._chunks: AsyncIterator[GenerationChunk] | None = None
         with episode.call():
-            self._prompt = episode.graph.prepare(messages, call.tools)
-            self._request = episode.request(self._prompt, call.sampling)
+            self._prompt = prompt = episode.graph.prepare(messages, call.tools)
+            self._request = episode.request(prompt, call.sampling)
         self._place: Place | None = None
         self.id = completion_id(self._request)
         self._header = reply_header(self.id, call.model)
@@ -69,9 +69,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._ends = episode.renderer.eos_ids | set(call.sampling.stop_token_ids)
         self._ended = False
         self._text = episode.renderer.incremental_decoder()
-        self._splitter = DeltaSplitter(
-            tools=call.tools is not None, stops=call.sampling.stop, thinking_open=self._prompt.thinking_open
-        )
+        self._splitter = DeltaSplitter(tools=prompt.tools, stops=call.sampling.stop, thinking_open=prompt.thinking_open)
 
     async def __anext__(self) -> ChatCompletionChunk:
         """Return the next chunk.
@@ -138,16 +136,19 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         return self._splitter.push(self._text.push(ids)) if ids else Delta("", "")
 
     def _emit(self, delta: Delta) -> None:
-        if delta.reasoning:
-            self._ready.append(chunk(self._header, {"reasoning_content": delta.reasoning}))
-        if delta.content:
-            self._ready.append(chunk(self._header, {"content": delta.content}))
+        for name, text in (("reasoning_content", delta.reasoning), ("content", delta.content)):
+            if text:
+                self._ready.append(chunk(self._header, {name: text}))
 
     def _finish(self, generation: Generation) -> None:
-        episode = self._episode
+        episode, prompt = self._episode, self._prompt
         episode.check_whole(self._request, generation)
-        message = episode.graph.turns[episode.record(self._prompt, self._request, generation)].message
-        self._emit(self._splitter.rest(message.get("reasoning_content") or "", message.get("content") or ""))
+        parsed = episode.renderer.parse(
+            generation.output_ids, tools=prompt.tools, stopped_on=generation.matched_stop, thinking_open=prompt.thinking_open
+        )
+        rest = self._splitter.rest(parsed.reasoning or "", parsed.content)  # before `record`: a stream that fails is no turn
+        message = episode.graph.turns[episode.record(prompt, self._request, generation)].message
+        self._emit(rest)
         for index, call in enumerate(message.get("tool_calls") or ()):
             self._ready.append(chunk(self._header, {"tool_calls": [{"index": index, **call}]}))
         extra: dict[str, object] = {"token_ids": generation.output_ids.tolist()}
@@ -155,5 +156,4 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
             extra["logprobs"] = token_logprobs(episode.renderer, generation)
         self._ready.append(chunk(self._header, {}, finish=finish_reason(message, generation), extra=extra))
         if self._call.include_usage:
-            counts = usage(len(self._prompt.input_ids), generation)
-            self._ready.append(chunk(self._header, None, usage=counts))
+            self._ready.append(chunk(self._header, None, usage=usage(len(prompt.input_ids), generation)))

@@ -27,7 +27,7 @@ from agentrl.inference.launch import launch_pool
 from agentrl.inference.pool import ServerPool
 from agentrl.inference.sglang_recipe import find_sglang_python
 from agentrl.launch.heartbeat import watched_loop
-from agentrl.launch.interrupts import Ending, results_in, stop_word
+from agentrl.launch.interrupts import results_in, stop_word
 from agentrl.launch.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.launch.resume import find_checkpoint
 from agentrl.launch.tasks import TaskSets, load_tasks
@@ -91,16 +91,14 @@ async def train(
 ) -> RunReport:
     """Train as `run` says and return what was done.
 
-    Writes config.yaml, plan.txt, metrics.jsonl, trajectories.jsonl, weights/, checkpoints/, logs/ and summary.json to
-    `run.run_dir`.
+    `run.run_dir` gets config.yaml, plan.txt, metrics.jsonl, trajectories.jsonl, weights/, checkpoints/, logs/, summary.json.
 
     Args:
         run: the whole run.
         existing: what to do about a run directory that is there.
         progress: how to show the run; None: live on a terminal, a line a step elsewhere.
         max_block_s: seconds the event loop may be blocked by code that does not await; None: `engine.stall_timeout_s`.
-        may_exit: whether the process may end as a whole, its summary written, where a signal or a stall asks for the end
-            and a workflow ignores it; else such a workflow keeps this call.
+        may_exit: whether the process may end as a whole, its summary written, for a workflow that ignores every interrupt.
 
     Raises:
         ConfigError: before anything is started.
@@ -112,28 +110,27 @@ async def train(
     watched = partial(watched_loop, run.engine.stall_timeout_s if max_block_s is None else max_block_s)
     engine: Engine | None = None
 
-    def last_words(ending: Ending) -> str:
-        _write_summary(run, None if engine is None else engine.report(), ending)
+    def conclude(error: BaseException | None) -> str:
+        _write_summary(run, None if engine is None else engine.report(), error)
         return results_in(run.run_dir)
 
     async with watched():
         parts = load_parts(run)
         checkpoint = find_checkpoint(run) if existing == "resume" else None
         _prepare_directory(run, existing)
-    error: BaseException | None = None
     try:
-        training = watched(last_words=last_words if may_exit else None)
+        training = watched(last_words=conclude if may_exit else None)
         async with training, opened_together(_pool(run, parts.renderer), _trainer(run)) as (pool, trainer):
             if checkpoint is not None:
                 await trainer.restore(str(checkpoint.path))
             resume = None if checkpoint is None else checkpoint.state
             engine = _engine(run, parts, pool, trainer, progress or make_progress(), resume)
-            return await engine.run()
-    except BaseException as caught:
-        error = caught
+            report = await engine.run()
+    except BaseException as error:
+        conclude(error)
         raise
-    finally:
-        _write_summary(run, None if engine is None else engine.report(), error)
+    conclude(None)
+    return report
 
 
 def _engine(

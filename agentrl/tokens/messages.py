@@ -103,7 +103,10 @@ def calls_of(message: object) -> list[Call]:
     if get("function_call") is not None:
         raise TokenError("message field function_call is not supported; use tool_calls")
     calls: list[Call] = []
-    for raw in cast("Sequence[object]", get("tool_calls") or ()):
+    given: object = get("tool_calls") or ()
+    if not isinstance(given, Sequence):
+        raise TokenError(f"message field tool_calls: expected a list of calls, got {type(given).__name__} {given!r:.80}")
+    for raw in cast("Sequence[object]", given):
         call = reader(raw)
         function = call("function")
         inner = reader(raw if function is None else function)
@@ -184,7 +187,10 @@ def canonical_arguments(arguments: object) -> str:
     value = parse_arguments(arguments)
     if value is None:
         return "!" + str(arguments)
-    return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"))
+    try:
+        return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TokenError(f"tool call: expected JSON arguments, got {value!r:.80}: {error}") from error
 
 
 def parse_arguments(arguments: object) -> object | None:
@@ -192,10 +198,9 @@ def parse_arguments(arguments: object) -> object | None:
     if not isinstance(arguments, str):
         return arguments
     try:
-        value: object = json.loads(arguments, parse_constant=_refuse_constant)
+        return cast("object", json.loads(arguments, parse_constant=_refuse_constant))
     except (ValueError, RecursionError):
         return None
-    return value
 
 
 def _refuse_constant(name: str) -> object:
@@ -258,11 +263,10 @@ def plain_message(
         if calls:
             plain["content"] = content or None
             plain["tool_calls"] = [_plain_call(call, text_arguments) for call in calls]
-    call_id, name = get("tool_call_id"), get("name")
-    if isinstance(call_id, str):
-        plain["tool_call_id"] = call_id
-    if isinstance(name, str):
-        plain["name"] = name
+    for name in ("tool_call_id", "name"):
+        value = get(name)
+        if isinstance(value, str):
+            plain[name] = value
     return plain
 
 

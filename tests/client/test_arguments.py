@@ -64,6 +64,7 @@ def test_extra_body_overrides_named_arguments_as_the_wire_would():
         {"user": "u"}, {"metadata": {"a": "b"}}, {"store": True}, {"parallel_tool_calls": True}, {"service_tier": "auto"},
         {"safety_identifier": "s"}, {"prompt_cache_key": "k"}, {"prompt_cache_retention": "24h"}, {"model": "any"},
         {"extra_headers": {"X": "y"}}, {"extra_query": {"q": "1"}}, {"n": 1}, {"top_logprobs": 0}, {"modalities": ["text"]},
+        {"modalities": ("text",)}, {"stream_options": {}}, {"stream_options": {"include_usage": None}}, {"logprobs": False},
         {"response_format": {"type": "text"}}, {"tool_choice": "auto"}, {"logit_bias": {}}, {"parallel_tool_calls": None},
         {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, {"extra_body": {}},
     ],
@@ -93,6 +94,22 @@ def test_harmless_arguments_change_no_sampling(harmless: dict[str, Any]):
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"modalities": 3}, "modalities=3"),
+        ({"modalities": True}, "modalities=True"),
+        ({"stream_options": 3}, "stream_options must be a mapping, got int 3"),
+        ({"stream_options": [1]}, "stream_options must be a mapping"),
+        ({"stream_options": {"include_usage": "no"}}, "include_usage must be True or False, got str 'no'"),
+        ({"extra_headers": 3}, "extra_headers must be a mapping, got int 3"),
+        ({"extra_body": 3}, "extra_body must be a mapping, got int 3"),
+        ({"extra_body": {"return_token_ids": "no"}}, "return_token_ids must be True or False"),
+        ({"logprobs": "no"}, "logprobs must be True or False, got str 'no'"),
+        ({"logprobs": 1}, "logprobs must be True or False, got int 1"),
+        ({"temperature": 10**400}, "temperature must be a number at least 0, got int 1000"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"top_p": 10**400}, "top_p"),
+        ({"max_tokens": 10**400}, "max_tokens"),
+        ({"seed": 10**400}, "seed"),
+        ({"extra_body": {"top_k": 10**400}}, "top_k"),
         ({"web_search_options": {"a": 1}}, "web_search_options"),
         ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
         ({"extra_body": {"tools": []}}, "tools"),
@@ -195,6 +212,7 @@ def test_a_list_of_stops_changed_in_place_is_noticed():
 
 def test_a_timeout_may_be_seconds_or_an_http_timeout_object():
     assert read(timeout=2).timeout_s == 2.0
+    assert read(timeout=10**400).timeout_s == read(timeout=math.inf).timeout_s == 1e9
     assert read(timeout=openai.Timeout(9.0, read=3.0)).timeout_s == 3.0
     assert read_arguments({}, SamplingConfig(), default_timeout=4.0, vocab_size=9).timeout_s == 4.0
     assert read_arguments({"timeout": None}, SamplingConfig(), default_timeout=4.0, vocab_size=9).timeout_s is None

@@ -308,7 +308,7 @@ async def test_a_completion_of_another_episode_cannot_be_rewarded(make_client: M
         client.reward(0, 1.0)
 
 
-@pytest.mark.parametrize("value", ["x", None, math.nan])
+@pytest.mark.parametrize("value", ["x", None, math.nan, math.inf, pytest.param(10**400, id="huge"), np.float16("inf")])
 def test_a_metric_must_be_a_finite_number(client: Client, value: Any):  # noqa: ANN401
     with pytest.raises(WorkflowError, match="busy must be a finite number"):
         client.record(ok=1, busy=value)

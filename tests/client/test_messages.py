@@ -31,6 +31,8 @@ def test_openai_objects_pass_as_they_are():
     [
         ([], "empty"),
         ("hi", "a list of messages"),
+        (3, "a list of messages, got int 3"),
+        (None, "a list of messages, got NoneType"),
         ({"role": "user", "content": "hi"}, "a list of messages"),
         (["hi"], r"messages\[0\]"),
     ],

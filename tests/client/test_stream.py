@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,11 +17,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tokenizers import Tokenizer
 
 from agentrl.client import CallTimeout, ChatStream, Client, SamplingConfig
-from agentrl.errors import EpisodeLimit, ReplyError, ServerUnavailable
+from agentrl.errors import EpisodeLimit, ReplyError, ServerUnavailable, TokenError
+from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import StopReason
+from agentrl.types import StopReason, Turn, VersionSpan
 from tests.client.conftest import Says
 from tests.client.test_client import CALL, HI, Make, calc
+from tests.tokens.families import FAMILIES, write_family
 
 ANSWERS = [
     "Plain text, with some é accents and ünicode 🙂.",
@@ -49,6 +54,33 @@ def fields(completion: ChatCompletion) -> dict[str, Any]:
         "finish": choice.finish_reason,
         "model": completion.model,
     }
+
+
+def both_ways(
+    renderer: Renderer, tokenizer: Tokenizer, ids: list[int], **arguments: Any,  # noqa: ANN401
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """Return what a stream of sampled ids adds up to, and the completion of the same ids."""
+
+    async def both() -> tuple[dict[str, Any], dict[str, Any]]:
+        says = Says(tokenizer)
+        says.script = [
+            Generation(
+                output_ids=np.array(ids, np.int32), output_logprobs=np.full(len(ids), -1, np.float32),
+                spans=(VersionSpan(start=0, end=len(ids), version=0),), stop_reason=StopReason.LENGTH,
+            )
+        ]  # fmt: skip
+        make = lambda: Client(backend=says, renderer=renderer, sampling=SamplingConfig(), episode_id="e", task_id="t")  # noqa: E731
+        completion = await make().chat.completions.create(messages=HI, **arguments)
+        return fields((await collect(make(), **arguments))[1]), fields(completion)
+
+    return anyio.run(both)
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> tuple[Renderer, Tokenizer]:
+    """A tokenizer with byte fallback."""
+    path = write_family(tmp_path_factory.mktemp("family") / "mistral", FAMILIES["mistral"])
+    return Renderer.load(path), Tokenizer.from_file(str(path / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
@@ -192,23 +224,53 @@ async def test_a_stream_still_held_keeps_its_turn_and_the_refusal_says_so(make_c
 def test_any_ids_stream_as_they_parse(
     renderer: Renderer, tokenizer: Tokenizer, ids: list[int], tools: bool, stop: str | None
 ):
-    async def both() -> tuple[dict[str, Any], dict[str, Any]]:
-        import numpy as np
-
-        from agentrl.inference.base import Generation
-        from agentrl.types import VersionSpan
-
-        says = Says(tokenizer)
-        says.script = [
-            Generation(
-                output_ids=np.array(ids, np.int32), output_logprobs=np.full(len(ids), -1, np.float32),
-                spans=(VersionSpan(start=0, end=len(ids), version=0),), stop_reason=StopReason.LENGTH,
-            )
-        ]  # fmt: skip
-        arguments: dict[str, Any] = {"tools": [calc.schema] if tools else None, "stop": stop}
-        make = lambda: Client(backend=says, renderer=renderer, sampling=SamplingConfig(), episode_id="e", task_id="t")  # noqa: E731
-        completion = await make().chat.completions.create(messages=HI, **arguments)
-        return fields((await collect(make(), **arguments))[1]), fields(completion)
-
-    streamed, whole = anyio.run(both)
+    streamed, whole = both_ways(renderer, tokenizer, ids, tools=[calc.schema] if tools else None, stop=stop)
     assert streamed == whole
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_byte_tokens_stream_as_they_parse(mistral: tuple[Renderer, Tokenizer], data: st.DataObject):
+    renderer, tokenizer = mistral
+    names = [f"<0x{byte:02X}>" for byte in (*"é🙂".encode(), *b"<think>", 0xFF)]
+    byte_id = st.sampled_from([tokenizer.token_to_id(name) or 0 for name in names])
+    ids = data.draw(st.lists(byte_id | st.integers(0, renderer.vocab_size - 1), min_size=1, max_size=12))
+    streamed, whole = both_ways(renderer, tokenizer, ids, stop=data.draw(st.sampled_from([None, "e", "k"])))
+    assert streamed == whole
+
+
+def test_a_run_of_bytes_that_ends_wrong_streams_as_it_parses(mistral: tuple[Renderer, Tokenizer]):
+    renderer, tokenizer = mistral
+    ids = [tokenizer.token_to_id(name) or 0 for name in ("<0xC3>", "<0xA9>", "<0xFF>", "▁", "o", "</s>")]
+    streamed, whole = both_ways(renderer, tokenizer, ids)
+    assert streamed == whole
+    assert streamed["content"] == "��� o"
+
+
+class Contradicts(Says):
+    """A backend whose first stream ends with another answer than it streamed."""
+
+    @asynccontextmanager
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
+        streamed = np.array(self.ids("Hello there" if not self.requests else "Hello"), np.int32)
+
+        async def chunks() -> AsyncGenerator[GenerationChunk, None]:
+            yield GenerationChunk(output_ids=streamed)
+            yield GenerationChunk(output_ids=np.empty(0, np.int32), generation=await self.generate(request))
+
+        pieces = chunks()
+        yield pieces
+        await pieces.aclose()
+
+
+async def test_a_stream_that_does_not_add_up_records_nothing(make_client: Make, tokenizer: Tokenizer):
+    says = Contradicts(tokenizer)
+    says.script = ["Hello you"]
+    seen: list[Turn] = []
+    client = make_client(backend=says, max_turns=1, on_turn=seen.append)
+    with pytest.raises(TokenError, match="is not how the parsed message begins"):
+        await collect(client)
+    assert (len(client.graph.turns), seen) == (0, [])
+    await collect(client)
+    assert [turn.message["content"] for turn in client.graph.turns] == ["Hello you"]
+    assert len(seen) == 1

@@ -6,6 +6,7 @@ import math
 import time
 
 import anyio
+import numpy as np
 import pytest
 
 from agentrl.client import Client
@@ -28,7 +29,7 @@ async def test_an_episode_becomes_a_trajectory_with_its_turns_and_reward(rendere
     verify(trajectory)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, "1.0", None, [1.0]], ids=repr)
+@pytest.mark.parametrize("value", [math.nan, math.inf, np.float16(np.inf), "1.0", None, [1.0]], ids=repr)
 async def test_what_is_not_a_finite_number_is_a_failed_episode_and_never_a_reward(renderer: Renderer, value: object) -> None:
     trajectory = await episode(workflow_of(lambda task, client: value), renderer)
     assert trajectory.stop_reason is StopReason.WORKFLOW_ERROR

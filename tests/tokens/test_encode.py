@@ -244,6 +244,35 @@ def test_an_incremental_decoder_holds_back_unfinished_characters(renderer_of: Ca
     assert cut.flush() == "�"
 
 
+def test_bytes_of_a_run_are_held_back_until_the_run_is_over(renderer_of: Callable[..., Renderer]):
+    renderer = renderer_of("mistral")
+    names = ("a", "<0xC3>", "<0xA9>", "no token", "<0xFF>", "a", "<0xC3>", "<0xA9>", "a", "<0xC3>")
+    known = [renderer._codec.token_id(name) for name in names]  # pyright: ignore[reportPrivateUsage]
+    ids = [renderer.vocab_size - 1 if number is None else number for number in known]
+    decoder = renderer.incremental_decoder()
+    pieces = [decoder.push([number]) for number in ids]
+    assert pieces == ["a", "", "", "", "", "���a", "", "", "éa", ""]
+    assert "".join(pieces) + decoder.flush() == renderer.decode(ids, skip_special=False)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_ids_decoded_piece_by_piece_add_up(name: str, renderer_of: Callable[..., Renderer], data: st.DataObject):
+    renderer = renderer_of(name)
+    codec = renderer._codec  # pyright: ignore[reportPrivateUsage]
+    parts = [f"<0x{number:02X}>" for number in (*"é🙂 ".encode(), 0x41, 0xFF)]
+    runs = [number for part in parts if (number := codec.token_id(part)) is not None] or renderer.encode_content("é🙂 ")
+    any_id = st.sampled_from(runs) | st.integers(0, renderer.vocab_size - 1)
+    pushes = data.draw(st.lists(st.lists(any_id, max_size=3), max_size=10))
+    ids = [number for push in pushes for number in push]
+    whole, decoder, streamed = renderer.decode(ids, skip_special=False), renderer.incremental_decoder(), ""
+    for push in pushes:
+        streamed += decoder.push(push)
+        assert whole.startswith(streamed)
+    assert streamed + decoder.flush() == whole
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(text=ORDINARY, cuts=st.lists(st.integers(1, 5), max_size=8))

@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
@@ -166,6 +167,21 @@ def test_unmatched_history_does_not_grow_the_memory():
     for at in range(50):
         reader.read([user(str(at)), user("x")])
     assert len(reader._trails) <= 4  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (5, r"tool_calls: expected a list of calls, got int 5"),
+        ({"id": "c"}, "expected a list of calls, got dict"),
+        ((call for call in ()), "expected a list of calls, got generator"),
+        ([5], "expected a function with a name, got 5"),
+        ([{"function": {"name": "f", "arguments": {"a": {1, 2}}}}], "expected JSON arguments"),
+    ],
+)
+def test_tool_calls_that_are_none_are_refused_by_name(given: object, says: str):
+    with pytest.raises(TokenError, match=says):
+        MessageReader().read([user("a"), {"role": "assistant", "content": "", "tool_calls": given}])
 
 
 def test_developer_and_system_mean_the_same():

@@ -180,8 +180,7 @@ class Calls:
 
     async def _piece(self, call: Call) -> None:
         call.scope, call.dropped = anyio.CancelScope(), False
-        reply = b""
-        with call.scope:
+        with call.scope:  # left without a reply when the call is dropped; it is sent again
             if call.caller_aborted:
                 call.assembly.abort()
                 return
@@ -193,7 +192,6 @@ class Calls:
                 raise
             finally:
                 self.land(call)
-        if reply:
             self.take(call, reply, streamed=False)
 
     def take(self, call: Call, reply: bytes, *, streamed: bool) -> None:

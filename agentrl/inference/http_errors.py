@@ -51,7 +51,7 @@ def decode_body(body: bytes, kind: type[_T]) -> _T:
     """
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"1 validation error:\n  {error or 'the body is empty; send {}'}", status=400) from None
 
 

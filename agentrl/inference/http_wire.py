@@ -103,7 +103,7 @@ def decode_generate(body: bytes) -> tuple[GenerateBody, Sampling | list[Sampling
         raise BadBody(f"1 validation error:\n  sampling_params must be an object or a list of objects, got {raw[:40]!r}")
     try:
         return sent, msgspec.json.decode(raw, type=Sampling | list[Sampling])
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise BadSampling(f"sampling_params: {error}") from None
 
 

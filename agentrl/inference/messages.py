@@ -85,13 +85,13 @@ def decode(body: bytes, kind: type[_T], what: str, url: str) -> _T:
     """Return `body` as `kind`.
 
     Raises:
-        ReplyError: naming the field that is missing or of another type.
+        ReplyError: naming the field that is missing or of another type; also for no body at all.
     """
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        head = body[:120].decode(errors="replace")
-        raise ReplyError(f"{url}: {what} breaks the protocol: {error}; it begins with {head!r}", url=url) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        got = f"{error}; it begins with {body[:120].decode(errors='replace')!r}" if body else "expected JSON, got nothing"
+        raise ReplyError(f"{url}: {what} breaks the protocol: {got}", url=url) from error
 
 
 def parse_version(version: str | int | None, url: str) -> int:

@@ -7,7 +7,7 @@ aborted is taken up where it stopped when the client sends the rest, so interrup
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import numpy as np
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.inference.base import SamplingParams
 from agentrl.inference.script import Fault, Script, ScriptedCall, ScriptedReply, corrupt, scripted_logprobs
+from agentrl.inference.scripted_stops import Decode, Encode, Words, end_of
 from agentrl.types import Int32Array
 
 _MAX_UNFINISHED = 1024
@@ -31,8 +32,10 @@ class Performance:
     call: ScriptedCall
     reply: ScriptedReply
     planned: list[int]
-    """All ids of the reply, cut at `max_new_tokens`."""
+    """All ids of the reply, up to where it stops."""
     stop: Literal["stop", "length"]
+    matched: int | str | None = None
+    """The stop token or stop string, for `stop`."""
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -69,10 +72,11 @@ class Performance:
         count = len(self.ids)
         ends = [start for _, start in self.spans[1:]] + [count]
         spans = [{"version": str(v), "start": s, "end": e} for (v, s), e in zip(self.spans, ends, strict=True)]
-        matched = self.planned[-1] if self.stop == "stop" and self.planned else None
-        finish: dict[str, object] = {"type": self.stop, "matched": matched, "length": count}
+        finish: dict[str, object] = {"type": "stop", "matched": self.matched}
         if self.aborted is not None:
             finish = {"type": "abort", "message": self.aborted}
+        elif self.stop == "length":
+            finish = {"type": "length", "length": count}
         body = {
             "text": "",
             "output_ids": list(self.ids),
@@ -115,12 +119,14 @@ class Stage:
         script: Script,
         *,
         vocab_size: int,
-        encode: Callable[[str], Sequence[int]] | None,
+        encode: Encode | None,
+        decode: Decode | None,
         eos_id: int | None,
         version: int,
     ) -> None:
         """Begin with no call answered; see `ScriptedServer` for the arguments."""
         self._script, self._encode, self._eos_id = script, encode, eos_id
+        self.decode = decode
         self.vocab_size = vocab_size
         self.version = version
         self.gate: anyio.Event | None = None
@@ -192,10 +198,12 @@ class Stage:
         self.calls.append(call)
         answer = self._script(call)
         reply = answer if isinstance(answer, ScriptedReply) else ScriptedReply(output=answer)
-        ids = self._ids(reply)
-        limit = sampling.max_new_tokens
-        stop: Literal["stop", "length"] = "length" if len(ids) > limit else "stop"
-        return Performance(stage=self, call=call, reply=reply, planned=ids[:limit], stop=stop)
+        ids, text = self._ids(reply), reply.output if isinstance(reply.output, str) else None
+        words = Words(text=text, encode=self._encode, decode=self.decode)
+        end = end_of(ids, sampling, eos_id=self._eos_id, words=words)
+        return Performance(
+            stage=self, call=call, reply=reply, planned=ids[: end.num_ids], stop=end.kind, matched=end.matched
+        )
 
     def _turn(self, input_ids: Int32Array) -> int:
         for length in sorted(self._lengths, reverse=True):

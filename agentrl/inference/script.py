@@ -100,7 +100,11 @@ class ScriptedReply:
     """What the server answers."""
 
     output: str | Sequence[int] = ""
-    """The ids, or text for the server's `encode`; text is followed by the end-of-turn id. Cut at `max_new_tokens`."""
+    """The ids, or text for the server's `encode`; text is followed by the end-of-turn id.
+
+    It is cut as a real server's: after the first stop string or stop token of the call, or end-of-turn id, and at
+    `max_new_tokens`. What no stop ends, such as ids without an end-of-turn id, was cut off: `StopReason.LENGTH`.
+    """
     fault: Fault | None = None
     holds: tuple[Hold, ...] = ()
     logprobs: Sequence[float] | None = None

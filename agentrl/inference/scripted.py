@@ -28,7 +28,7 @@ A script is a function, so it can look at the call, and fail as it likes:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
@@ -42,6 +42,7 @@ from agentrl.inference.performance import Stage
 from agentrl.inference.scope import deadline
 from agentrl.inference.script import Fault, Hold, Script, ScriptedCall, ScriptedReply, scripted_logprobs
 from agentrl.inference.scripted_control import ScriptedControl
+from agentrl.inference.scripted_stops import Decode, Encode
 from agentrl.inference.wire import check_request, parse_reply
 
 __all__ = ["Fault", "Hold", "Script", "ScriptedCall", "ScriptedReply", "ScriptedServer", "scripted_logprobs"]
@@ -59,7 +60,8 @@ class ScriptedServer(ScriptedControl):
         script: Script,
         *,
         vocab_size: int,
-        encode: Callable[[str], Sequence[int]] | None = None,
+        encode: Encode | None = None,
+        decode: Decode | None = None,
         eos_id: int | None = None,
         url: str = "scripted://0",
         version: int = 0,
@@ -71,19 +73,20 @@ class ScriptedServer(ScriptedControl):
             script: answers each call with a `ScriptedReply`, text or ids.
             vocab_size: ids sent and received are below it.
             encode: turns the script's text into ids; needed only for text.
-            eos_id: appended to text.
+            decode: turns ids into text, control tokens included; needed only to find stop strings in a script's ids.
+            eos_id: the model's end token: it ends a reply wherever it comes, and is appended to text.
             url: its name in messages.
             version: of the weights it starts with.
             timeout_s: deadline of each model and control call, seconds; what `Fault.HANG` runs into.
         """
-        stage = Stage(script, vocab_size=vocab_size, encode=encode, eos_id=eos_id, version=version)
+        stage = Stage(script, vocab_size=vocab_size, encode=encode, decode=decode, eos_id=eos_id, version=version)
         super().__init__(stage, url=url, timeout_s=timeout_s)
         self.aborted: list[str] = []
         """Request ids of calls that were cancelled."""
 
     @classmethod
     def from_texts(
-        cls, encode: Callable[[str], Sequence[int]], texts: Sequence[str], *, vocab_size: int, eos_id: int | None = None
+        cls, encode: Encode, texts: Sequence[str], *, vocab_size: int, eos_id: int | None = None
     ) -> ScriptedServer:
         """Return a server that gives `texts[turn]` in each episode; a call beyond the last is rejected.
 

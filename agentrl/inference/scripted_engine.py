@@ -39,12 +39,12 @@ class ScriptedEngine:
             server: the script; its `stage` is shared.
             model_path: reported until the first weight update.
             max_context_tokens: longest prompt plus output.
-            decode: turns ids into text for replies; without it they have none.
+            decode: turns ids into text for replies, that of the server by default; without either they have none.
         """
         self._server, self._stage = server, server.stage
         self._model_path = model_path
         self._max_context_tokens = max_context_tokens
-        self._decode = decode
+        self._decode = decode or self._stage.decode
         self._mode: PauseMode | None = None
         self._tasks: TaskGroup | None = None
         self._checksums: Mapping[str, str] = {}
@@ -199,8 +199,7 @@ class ScriptedEngine:
             self._stage.finish(request.rid)
             progress.num_retractions = performance.retractions
             finished = len(performance.ids) == len(performance.planned)
-            matched = performance.planned[-1] if performance.stop == "stop" else None
-            progress.finish = Finish(kind=performance.stop, matched=matched)
+            progress.finish = Finish(kind=performance.stop, matched=performance.matched)
             if not finished:
                 progress.finish = Finish(kind="abort", message=performance.aborted or "the server stops")
             sink.finish(progress)

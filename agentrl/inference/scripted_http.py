@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import anyio
+import msgspec
 import orjson
 from aiohttp import web
 
-from agentrl.inference.engine import EngineRequest, EngineSampling
+from agentrl.errors import RequestRejected
+from agentrl.inference.engine import EngineRequest
 from agentrl.inference.http import create_app
+from agentrl.inference.http_sampling import Sampling, engine_sampling
 from agentrl.inference.performance import Performance
 from agentrl.inference.script import Fault
 from agentrl.inference.scripted import ScriptedServer
@@ -115,7 +118,11 @@ class _Front:
         return self._as_version(response) if request.path.endswith("server_info") else response
 
     async def _generate(self, request: web.Request, handler: Handler, sent: dict[str, Any]) -> web.StreamResponse:
-        sampling = EngineSampling(max_new_tokens=sent["sampling_params"]["max_new_tokens"])
+        try:
+            params = msgspec.convert(sent["sampling_params"], Sampling)
+            sampling = engine_sampling(params, room=self._engine.info.max_context_tokens)
+        except (msgspec.ValidationError, RequestRejected):
+            return await handler(request)  # which says what is wrong
         performance = self._engine.prepare(EngineRequest(rid=sent["rid"], input_ids=sent["input_ids"], sampling=sampling))
         fault = performance.reply.fault
         if fault in (None, Fault.ABORT) and self._spans:

@@ -2,6 +2,7 @@
 
 Invariant: the server listens off loopback only with a key; it prints one JSON line with its URL once it answers; SIGTERM,
 SIGINT and, where asked for, the end of its standard input stop it within two seconds; requests in flight get what they have.
+A signal that was ignored when it began stays ignored; one that comes while it stops changes nothing.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ async def serve(
     api_key: str | None = None,
     exit_with_stdin: bool = False,
     on_ready: Callable[[str], None] | None = None,
+    on_signal: Callable[[signal.Signals], None] | None = None,
     blocking_health: bool = False,
 ) -> None:
     """Serve `engine` until SIGTERM, SIGINT or, if asked, the end of standard input; needs the asyncio event loop.
@@ -172,6 +174,7 @@ async def serve(
         api_key: demanded of every call.
         exit_with_stdin: also end when standard input is closed.
         on_ready: called with the base URL once the server answers.
+        on_signal: called with the signal that ended the server, once it has ended; further ones still change nothing then.
         blocking_health: see `create_app`.
 
     Raises:
@@ -179,16 +182,19 @@ async def serve(
 
     Cancellation: as for `serving`.
     """
-    async with anyio.create_task_group() as group:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    stop: signal.Signals | None = None
+    heard = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
+    with anyio.open_signal_receiver(*heard) as signals:
+        async with anyio.create_task_group() as group:
             async with serving(engine, host=host, port=port, api_key=api_key, blocking_health=blocking_health) as url:
                 if on_ready is not None:
                     on_ready(url)
                 if exit_with_stdin:
                     group.start_soon(_end_with_stdin, group.cancel_scope)
-                async for _ in signals:
-                    break
-        group.cancel_scope.cancel()
+                stop = await anext(signals)
+            group.cancel_scope.cancel()
+        if on_signal is not None and stop is not None:
+            on_signal(stop)
 
 
 async def _end_with_stdin(scope: anyio.CancelScope) -> None:
@@ -204,8 +210,15 @@ async def _end_with_stdin(scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-def run_server(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
+def run_server(
+    options: ServeOptions, on_ready: Callable[[str], None], on_signal: Callable[[signal.Signals], None] | None = None
+) -> None:
     """Load the model and serve it until told to end; takes over the process (threads, event loop, signals).
+
+    Args:
+        options: what to serve, and how.
+        on_ready: see `serve`.
+        on_signal: see `serve`.
 
     Raises:
         ConfigError: when the model, the device or the address cannot be used.
@@ -238,6 +251,7 @@ def run_server(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
             api_key=options.api_key,
             exit_with_stdin=options.exit_with_stdin,
             on_ready=on_ready,
+            on_signal=on_signal,
             blocking_health=Hazard.BLOCKING_HEALTH in options.faults,
         )
 

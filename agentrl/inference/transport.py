@@ -152,9 +152,9 @@ def error_message(body: bytes) -> str:
     """
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        for name in ("error", "message", "detail"):
+            if isinstance(value, dict) and name in value:
+                value = cast("dict[str, object]", value)[name]
+        return str(value)[:1000]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body[:300].decode(errors="replace") or "no message"
-    for name in ("error", "message", "detail"):
-        if isinstance(value, dict) and name in value:
-            value = cast("dict[str, object]", value)[name]
-    return str(value)[:1000]

@@ -40,15 +40,23 @@ def stop_of(number: int) -> KeyboardInterrupt:
 
 @contextmanager
 def sigterm_raises() -> Generator[None, None, None]:
-    """Raise `Terminated` in the main thread when SIGTERM arrives; nothing changes elsewhere, or where it has a handler."""
+    """Raise `Terminated` in the main thread when SIGTERM arrives; nothing changes elsewhere, or where it has a handler.
+
+    After an interrupt that leaves the block both signals are ignored: the process is ending, with a status of its own.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, _raise_terminated)
+    after: signal.Handlers = signal.SIG_DFL
     try:
         yield
+    except KeyboardInterrupt:
+        after = signal.SIG_IGN
+        signal.signal(signal.SIGINT, after)
+        raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, after)
 
 
 @contextmanager

@@ -1,20 +1,24 @@
 """`agentrl serve`: the embedded server on a checkpoint, for people; programs start `agentrl.inference.serve`.
 
-Invariant: the server ends when this function returns, and the function returns when it is interrupted.
+Invariant: an interrupt ends the server first, and then the process, with one message and the status of `interrupts`;
+further interrupts change nothing.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
 from agentrl.errors import ConfigError
 from agentrl.inference.embedded.hazards import parse_faults
 from agentrl.inference.serve import ServeOptions, run_server
+from agentrl.launch.interrupts import say_stopped, stop_of
 
 
 def serve_checkpoint(
@@ -29,7 +33,7 @@ def serve_checkpoint(
     api_key_env: str | None,
     faults: Sequence[str] = (),
 ) -> None:
-    """Serve until interrupted; says where, once the server answers.
+    """Serve until interrupted, which ends the process; says where, once the server answers.
 
     Raises:
         ConfigError: the checkpoint, the device, the address, a number or the key cannot be used, or a fault is not known.
@@ -52,4 +56,23 @@ def serve_checkpoint(
     )
     console = Console(file=sys.stderr)
     said = "serving {} at {} (Ctrl-C ends it)"
-    run_server(options, on_ready=lambda url: console.print(said.format(model, url), soft_wrap=True))
+    try:
+        run_server(
+            options,
+            on_ready=lambda url: console.print(said.format(model, url), soft_wrap=True),
+            on_signal=lambda number: _leave(stop_of(number)),
+        )
+    except KeyboardInterrupt as stop:  # while the model was loaded
+        _leave(stop)
+
+
+def _leave(stop: KeyboardInterrupt) -> NoReturn:
+    """Say that the server has ended, and end the process here.
+
+    With torch loaded the interpreter takes its time to end, and a second signal in that time would end it another way.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    status = say_stopped(stop)
+    sys.stderr.flush()
+    os._exit(status)

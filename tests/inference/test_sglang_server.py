@@ -46,7 +46,7 @@ class Rig:
 async def rig(
     script: Script | None = None, *, version: str | None = None, request_timeout_s: float = 20, control_timeout_s: float = 20
 ) -> AsyncGenerator[Rig, None]:
-    scripted = ScriptedServer(script or (lambda _: range(10, 20)), vocab_size=VOCAB)
+    scripted = ScriptedServer(script or (lambda _: range(10, 20)), vocab_size=VOCAB, eos_id=19)
     async with (
         serve_scripted(scripted, sglang_version=version) as http,
         SGLangServer(
@@ -503,7 +503,7 @@ async def test_a_lost_abort_costs_the_connection_and_not_the_call(tmp_path: Path
 
 async def test_aborts_that_match_by_prefix_hit_one_call_only() -> None:
     holds = [Hold(at=1), Hold(at=1)]
-    script: Script = lambda call: ScriptedReply(output=[4, 5], holds=(holds[call.index],))  # noqa: E731
+    script: Script = lambda call: ScriptedReply(output=[4, 19], holds=(holds[call.index],))  # noqa: E731
     async with rig(script) as r:
         first, second = request(), request()
         results: dict[str, Generation] = {}

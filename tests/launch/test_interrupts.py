@@ -197,7 +197,9 @@ def test_an_interrupted_evaluation_that_blocks_says_that_there_are_no_results(tm
     (tmp_path / "my_agent.py").write_text(BLOCKING)
     with started(tmp_path, AGENTRL, "eval", "run.yaml", "--episodes", "8") as process:
         read_until(process, "blocking")
-        said = ended(process, [signal.SIGINT])
+        process.send_signal(signal.SIGINT)
+        said = read_until(process, "cut short")
+        said += ended(process, [signal.SIGTERM, signal.SIGINT])
     assert process.returncode == 130, said
     assert "An evaluation that is cut short has no results." in said
     assert "Traceback" not in said

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
@@ -22,7 +21,7 @@ from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
 from agentrl.engine.route import Route, idle_fields, route_of, route_problems
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
-from agentrl.overrides import overridden
+from agentrl.overrides import NOT_YAML, load_yaml, overridden
 from agentrl.rollout.config import RolloutConfig
 from agentrl.sync.config import SyncConfig
 from agentrl.train.config import SftConfig, TrainerConfig
@@ -126,27 +125,22 @@ class RunConfig(Config):
 
 def inapplicable(config: RunConfig) -> list[tuple[str, str]]:
     """Return `(section, field)` of each knob that the run's backend or policy cannot honour."""
-    inference = config.inference
-    names: list[str] = list(_SGLANG_ONLY if inference.backend == "embedded" else ())
-    if inference.urls:
-        names += [name for name in _LAUNCH_ONLY if name not in names]
-    found = [("inference", name) for name in names] + idle_fields(config.sync)
+    found = [("inference", name) for name in _unused(config.inference)] + idle_fields(config.sync)
     return found + ([("rollout", "min_group_size")] if config.rollout.incomplete_group == "drop" else [])
+
+
+def _unused(inference: InferenceConfig) -> dict[str, str]:
+    """Return the knobs that the servers of a run do not use, each with why and the mend."""
+    why = "applies to servers launched here, but inference.urls names running ones; remove one"
+    launching: dict[str, str] = dict.fromkeys(_LAUNCH_ONLY if inference.urls else (), why)
+    why = f"the {inference.backend} backend cannot honour it; remove it"
+    return launching | dict.fromkeys(_SGLANG_ONLY if inference.backend == "embedded" else (), why)
 
 
 def _inference_problems(inference: InferenceConfig) -> list[str]:
     fields = InferenceConfig.model_fields
     given = {name for name in inference.model_fields_set if getattr(inference, name) != fields[name].default}
-    other = _SGLANG_ONLY if inference.backend == "embedded" else ()
-    problems = [
-        f"inference.{knob}: the {inference.backend} backend cannot honour it; remove it" for knob in other if knob in given
-    ]
-    if inference.urls:
-        problems += [
-            f"inference.{knob}: applies to servers launched here, but inference.urls names running ones; remove one"
-            for knob in _LAUNCH_ONLY
-            if knob in given and knob not in other
-        ]
+    problems = [f"inference.{knob}: {why}" for knob, why in _unused(inference).items() if knob in given]
     if inference.host not in ("127.0.0.1", "localhost", "::1") and inference.api_key_env is None:
         problems.append(f"inference.host: {inference.host} is not loopback; set inference.api_key_env, or host to 127.0.0.1")
     return problems
@@ -203,11 +197,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     file = Path(path)
     try:
-        loaded = yaml.safe_load(file.read_text())
+        loaded = load_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the run file {file}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {error}") from error
+    except NOT_YAML as error:
+        raise ConfigError(f"{file} is not YAML in UTF-8: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{file}: expected a mapping of fields at the top, got {type(loaded).__name__}")
     return parse_config(cast("dict[str, Any]", loaded), overrides, source=str(file))

@@ -1,6 +1,6 @@
-"""Fields of a run as typed on a command line: `--trainer.lr 1e-5`.
+"""Fields of a run as typed on a command line, `--trainer.lr 1e-5`, and the YAML they and run files are written in.
 
-Invariant: a value is what the same text would be in a YAML file, and the mapping it is put into is not the caller's.
+Invariant: a value is what the same text would be in a run file, and the mapping it is put into is not the caller's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import Any, cast
 import yaml
 
 from agentrl.errors import ConfigError
+
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""What reading YAML raises: the last two for a date or number that there is not, and for thousands of brackets."""
 
 
 def overridden(values: Mapping[str, Any], flags: Sequence[str]) -> dict[str, Any]:
@@ -29,7 +32,7 @@ def parse_overrides(flags: Sequence[str]) -> list[tuple[str, Any]]:
     """Return `(dotted key, value)` pairs from flags as typed.
 
     Example:
-        >>> parse_overrides(["--trainer.lr", "1e-5", "--rollout.max_turns=6"])
+        >>> parse_overrides(["--trainer.lr", "1.0e-5", "--rollout.max_turns=6"])
         [('trainer.lr', 1e-05), ('rollout.max_turns', 6)]
     """
     pairs: list[tuple[str, Any]] = []
@@ -41,7 +44,7 @@ def parse_overrides(flags: Sequence[str]) -> list[tuple[str, Any]]:
         key, equals, text = flag[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"--{key} needs a value, such as --{key} 1")
+                raise ConfigError(f"--{key} needs a value, such as --{key}=1; one that starts with -- needs the =, too")
             text = rest.pop(0)
         pairs.append((key.replace("-", "_"), _scalar(text)))
     return pairs
@@ -49,13 +52,27 @@ def parse_overrides(flags: Sequence[str]) -> list[tuple[str, Any]]:
 
 def _scalar(text: str) -> Any:  # noqa: ANN401 - a YAML value
     try:
-        return (
-            float(text)
-            if "e" in text.lower() and text.lower().replace("e", "").strip("+-.0123456789") == ""
-            else yaml.safe_load(text)
-        )
-    except (ValueError, yaml.YAMLError):
+        return load_yaml(text)
+    except NOT_YAML:
         return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice; the plain loader keeps the last one and drops the others."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return node
+
+
+def load_yaml(text: str) -> Any:  # noqa: ANN401 - a YAML value
+    """Return what YAML text says; raise one of `NOT_YAML` where it is not YAML, or names a field twice."""
+    return yaml.load(text, _Loader)
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:

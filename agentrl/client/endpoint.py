@@ -2,7 +2,8 @@
 
 Invariant: the requests are the openai client's own; a trajectory made here has one turn for each completed call, in order
 of completion, with messages and rewards and without token ids, so nothing of it can be trained. A reply that is not whole
-(no finish_reason, nothing sampled, not a completion) is a `ReplyError` and no turn.
+(no finish_reason, nothing sampled, not a completion) is a `ReplyError` and no turn. A token budget counts what the endpoint
+says it sampled; one that does not say is a `ReplyError` too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from agentrl.client.arguments import RAW_RESPONSE_HEADER
 from agentrl.client.base import EpisodeClient
 from agentrl.client.chat import Chat
 from agentrl.client.config import SamplingConfig
+from agentrl.client.endpoint_budget import Budget
 from agentrl.client.endpoint_reply import Source, counted
 from agentrl.client.ledger import Ledger, Place
 from agentrl.client.messages import MessageLike
@@ -40,6 +42,7 @@ class EndpointClient(EpisodeClient):
         task_id: the task the episode is of.
         sampling: temperature, top_p and max_tokens of calls that say nothing; None leaves them to the endpoint.
         max_turns: completed calls allowed; a running call counts as one.
+        max_episode_tokens: sampled tokens allowed, as for `Client`, by the endpoint's own count (`usage.completion_tokens`).
         on_turn: called with each turn as it is recorded.
     """
 
@@ -52,10 +55,13 @@ class EndpointClient(EpisodeClient):
         task_id: str,
         sampling: SamplingConfig | None = None,
         max_turns: int | None = None,
+        max_episode_tokens: int | None = None,
         on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
         self._adopt(endpoint)
-        self.episode = EndpointEpisode(model, episode_id, task_id, sampling, max_turns, on_turn)
+        self.episode = EndpointEpisode(
+            model, Ledger(episode_id, max_turns), Budget(max_episode_tokens), task_id, sampling, on_turn
+        )
         self._record = self.episode
 
     def _adopt(self, endpoint: AsyncOpenAI) -> None:
@@ -82,6 +88,8 @@ class EndpointClient(EpisodeClient):
         raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
         ask = cast("Callable[..., Awaitable[object]]", AsyncCompletions(self).create)
         source = Source(episode.ledger.episode_id, str(self.base_url))
+        episode.budget.check(episode.ledger)
+        hides_usage = episode.budget.clip(filled, stream=stream)
         with episode.ledger.call():
             with source.errors():
                 result = await ask(messages=list(messages), stream=stream, extra_headers=headers, **filled)
@@ -89,7 +97,7 @@ class EndpointClient(EpisodeClient):
                 episode.record(result, source, filled.get("temperature"))
             elif isinstance(result, AsyncStream):
                 chunks = cast("AsyncStream[ChatCompletionChunk]", result)
-                result = EndpointStream(chunks, episode, source, filled.get("temperature"))
+                result = EndpointStream(chunks, episode, source, filled.get("temperature"), hides_usage)
             else:
                 raise source.broken(f"{type(result).__name__} {result!r:.80}")
         return RawResponse(result, getattr(result, "id", "")) if raw else result
@@ -120,14 +128,15 @@ class EndpointEpisode:
     def __init__(
         self,
         model: str,
-        episode_id: str,
+        ledger: Ledger,
+        budget: Budget,
         task_id: str,
         sampling: SamplingConfig | None,
-        max_turns: int | None,
         on_turn: Callable[[Turn], None] | None,
     ) -> None:
         self.model = model
-        self.ledger = Ledger(episode_id, max_turns)
+        self.ledger = ledger
+        self.budget = budget
         self._task_id = task_id
         self._sampling = sampling
         self._on_turn = on_turn
@@ -150,10 +159,11 @@ class EndpointEpisode:
 
         Raises:
             WorkflowError: the episode was closed while the call ran.
-            ReplyError: the completion is not whole.
+            ReplyError: the completion is not whole, or not counted although there is a token budget.
         """
         self.ledger.check_open()
         choice = source.choice(completion)
+        self.budget.spend(counted(completion, "completion_tokens"), source)
         turn = Turn(
             context_ids=_NO_IDS,
             output_ids=_NO_IDS,
@@ -196,13 +206,19 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
     """The endpoint's stream; its turn is recorded with the last chunk."""
 
     def __init__(
-        self, inner: AsyncStream[ChatCompletionChunk], episode: EndpointEpisode, source: Source, temperature: object
+        self,
+        inner: AsyncStream[ChatCompletionChunk],
+        episode: EndpointEpisode,
+        source: Source,
+        temperature: object,
+        hides_usage: bool,
     ) -> None:
         self.response = inner.response
         self._inner = inner
         self._episode = episode
         self._source = source
         self._temperature = temperature
+        self._hides_usage = hides_usage
         self._place = Place(episode.ledger)
         self._state = ChatCompletionStreamState()
         self._recorded = False
@@ -231,7 +247,8 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
         except BaseException:
             self._place.close()
             raise
-        return chunk
+        unasked = self._hides_usage and not chunk.choices and chunk.usage is not None
+        return await anext(self) if unasked else chunk
 
     def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
         """Return the stream itself."""

@@ -67,6 +67,14 @@ class Source:
             url=self._url,
         )
 
+    def uncounted(self) -> ReplyError:
+        """Return the error for a reply that does not say how much of a token budget it took."""
+        return ReplyError(
+            f"{self._where}: expected usage.completion_tokens in the reply, which rollout.max_episode_tokens is counted by; "
+            "the endpoint reports no usage, so leave that budget out",
+            url=self._url,
+        )
+
     def choice(self, completion: ChatCompletion) -> Choice:
         """Return the first choice of a completion, checked: the openai client takes anything that is JSON.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, HttpUrl, TypeAdapter, ValidationError, field_validator
 
 from agentrl.configbase import Config, Device, Words
 
@@ -12,6 +12,7 @@ EMBEDDED_CONTEXT_TOKENS = 4096
 """Longest context plus output of one request, where an embedded server is not told."""
 CPU_RUNNING_REQUESTS = 64
 """Sequences a server on a CPU decodes together, where it is not told."""
+_ADDRESSES = TypeAdapter(tuple[HttpUrl, ...])
 _SGLANG_ELSEWHERE = {
     "--api-key": "set inference.api_key_env; a key on a command line can be read by everyone on the machine",
     "--admin-api-key": "agentrl does not use one; remove it",
@@ -65,6 +66,14 @@ class InferenceConfig(Config):
     """Seconds between liveness probes of each server."""
     on_server_failure: Literal["evict", "stop"] = "evict"
     """`evict`: go on with the other servers, take it back when it answers again; `stop`: end the run."""
+
+    @field_validator("urls")
+    @classmethod
+    def _addresses(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(str(url).rstrip("/") for url in _ADDRESSES.validate_python(given))
+        except ValidationError as error:
+            raise ValueError(f"expected base URLs such as http://10.0.0.7:30000, got {', '.join(given)!r}") from error
 
     @field_validator("sglang_args")
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agentrl.config import RunConfig
 from agentrl.engine.evaluate import EvalReport, evaluate, evaluate_with
-from agentrl.errors import ConfigError, ErrorBudgetExceeded
+from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.inference.launch import launch_pool
 from agentrl.launch.local import load_renderer, write_json
 from agentrl.launch.tasks import load_tasks
+from agentrl.launch.writable import check_writable
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow, load_workflow
@@ -54,6 +55,7 @@ async def evaluate_target(
         ConfigError: there are no held-out tasks, or the target or a flag cannot be used.
         ServerError: no server could be started or reached.
         ErrorBudgetExceeded: all episodes failed, or more than `rollout.max_failure_rate` of them; carries the first failure.
+        RunStopped: `output` cannot be written any more; the result is printed.
 
     Cancellation: episodes and servers are ended; nothing is printed.
     """
@@ -70,10 +72,13 @@ async def evaluate_target(
             else:
                 report = await _at_checkpoint(run, target, logs, workflow, tasks, count, greedy, advance)
         _show(report)
-        if output is not None:
-            write_json(output, {"run": run.name, "target": _name(run, target), **_values(report)})
         logs.wanted = report.failed > 0
+        unsaved = "" if output is None else _save(output, {"run": run.name, "target": _name(run, target), **_values(report)})
+        if unsaved and report.failed:
+            print(unsaved, file=sys.stderr)  # `_judge` may raise first
         _judge(run, report)
+    if unsaved:
+        raise RunStopped(unsaved)
     return report
 
 
@@ -95,8 +100,8 @@ def _checked(run: RunConfig, target: Target, episodes: int | None, output: Path 
         raise ConfigError(
             f"--episodes {episodes}: expected at least 1; leave it out for engine.eval_episodes = {run.engine.eval_episodes}"
         )
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no directory {output.parent}; make it first")
+    if output is not None:
+        _check_output(output)
     key = os.environ.get(target.api_key_env or _KEY_VARIABLE)
     if target.api_key_env is not None and not key:
         raise ConfigError(
@@ -104,6 +109,15 @@ def _checked(run: RunConfig, target: Target, episodes: int | None, output: Path 
             "endpoint that takes any key"
         )
     return key or "none"  # local endpoints take any key, and the openai client demands one
+
+
+def _check_output(output: Path) -> None:
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no directory {output.parent}; make it first")
+    check_writable(output, f"--output {output}")
+    if output.exists() and not output.is_file():
+        kind = "a directory" if output.is_dir() else "not a file"
+        raise ConfigError(f"--output {output}: expected the name of a file to write, but it is {kind}; name another")
 
 
 def _name(run: RunConfig, target: Target) -> str:
@@ -132,6 +146,15 @@ def _values(report: EvalReport) -> dict[str, Any]:
             "message": first.failure.message,
         }
     return {**report.metrics(), "first_failure": failure}
+
+
+def _save(output: Path, values: Mapping[str, Any]) -> str:
+    """Return what kept the report from being written; "" where it was."""
+    try:
+        write_json(output, values)
+    except OSError as error:
+        return f"cannot write --output {output}: {error.strerror}; the results are only printed"
+    return ""
 
 
 def _judge(run: RunConfig, report: EvalReport) -> None:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, TokenError
 from agentrl.launch.tasks import read_jsonl
+from agentrl.launch.writable import check_writable
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.config import SftConfig
 
@@ -26,11 +27,12 @@ def warm_start(run: RunConfig, output: Path) -> None:
     """Run the `sft` section of a run file and say what came of it.
 
     Raises:
-        ConfigError: the section is missing, the output exists, or a line of the data cannot be used.
+        ConfigError: the section is missing, the output exists or cannot be written, or a line of the data cannot be used.
         TrainError: the loss is not finite, or the output cannot be written.
     """
     if run.sft is None:
         raise ConfigError("sft: the run file has no sft section; add one with at least `data: conversations.jsonl`")
+    check_writable(output, str(output))
     if output.exists():
         raise ConfigError(f"{output} exists; name a directory that does not, or remove it")
     renderer = Renderer.load(run.model.path, template_options=run.sampling.template_options)
@@ -56,7 +58,12 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
             encoded = renderer.encode_conversation(messages, tools)
         except TokenError as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
-        examples.append(EncodedExample(token_ids=encoded.token_ids, loss_mask=encoded.assistant_mask))
+        mask = encoded.assistant_mask
+        if not mask.any() or mask[0]:
+            raise ConfigError(
+                f"{path}:{number}: expected at least one message of the assistant, after others; mend or remove the line"
+            )
+        examples.append(EncodedExample(token_ids=encoded.token_ids, loss_mask=mask))
     if not examples:
         raise ConfigError(f"{path} holds no conversations; expected one JSON object a line with `messages`")
     return examples

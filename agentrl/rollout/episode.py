@@ -111,7 +111,7 @@ async def run_endpoint_episode(
         task: what to run it on.
         endpoint: the connection, shared by all episodes.
         model: the model's name at the endpoint.
-        rollout: deadline and turn budget; `max_episode_tokens` does not apply.
+        rollout: deadline and budgets; an endpoint that reports no `usage` cannot keep to `max_episode_tokens`: SERVER_ERROR.
         sampling: defaults of the model calls; None leaves them to the endpoint.
         episode_id: as for `run_episode`.
         on_turn: as for `run_episode`.
@@ -130,6 +130,7 @@ async def run_endpoint_episode(
         task_id=task.id,
         sampling=sampling,
         max_turns=rollout.max_turns,
+        max_episode_tokens=rollout.max_episode_tokens,
         on_turn=turns.record,
     )
     return await _drive(workflow, task, client, identity, rollout.episode_timeout_s, turns)

@@ -6,6 +6,7 @@ digest of every tensor in it. One process writes under one parent directory.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Generator, Mapping
@@ -80,7 +81,8 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
         if durable:
             _flush(final.parent)
     except OSError as error:
-        raise TrainError(_write_failure(final, error)) from error
+        mend = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+        raise TrainError(f"cannot write {final}: {error.strerror or error}; {mend}, or write elsewhere") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -172,15 +174,6 @@ def verify_directory(path: Path) -> Publication:
         path=str(path),
         checksum=manifest.checksum,
         tensor_checksums=manifest.tensor_checksums,
-    )
-
-
-def _write_failure(final: Path, error: OSError) -> str:
-    parent = next((path for path in final.parents if path.exists()), Path("/"))
-    free = shutil.disk_usage(parent).free / 1e6
-    return (
-        f"cannot write {final}: {error.strerror or error} ({free:.0f} MB free there); "
-        "free space or write elsewhere; earlier versions are untouched"
     )
 
 

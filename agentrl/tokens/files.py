@@ -7,14 +7,33 @@ Invariant: nothing is fetched from anywhere and nothing but JSON and template te
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, TypeVar, cast
+
+import msgspec
 
 from agentrl.errors import ConfigError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_T = TypeVar("_T")
+
+
+class _Numbers(msgspec.Struct):
+    """What is read of config.json, of its `text_config`, and of generation_config.json."""
+
+    eos_token_id: _Id | list[_Id] | None = None
+    vocab_size: _Count | None = None
+    max_position_embeddings: _Count | None = None
+    text_config: _Numbers | None = None
+
+    @property
+    def eos_ids(self) -> list[int]:
+        given = self.eos_token_id
+        return given if isinstance(given, list) else [] if given is None else [given]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +57,7 @@ def read_model_files(path: Path) -> ModelFiles:
     """Return what a model directory says about its tokens.
 
     Raises:
-        ConfigError: if a needed file is missing, or one is not JSON.
+        ConfigError: if a needed file is missing, one is not JSON, or a field is not what it should be.
     """
     if not path.is_dir():
         raise ConfigError(f"model directory {path}: expected a local directory with tokenizer.json; it does not exist")
@@ -48,23 +67,16 @@ def read_model_files(path: Path) -> ModelFiles:
             f"model directory {path}: tokenizer.json is missing (it has {_listing(path)}); "
             "save the model with a fast tokenizer: tokenizer.save_pretrained(directory)"
         )
-    tokenizer_config = _json(path / "tokenizer_config.json")
-    config = _json(path / "config.json")
-    text_config = _object(config.get("text_config")) or config
-    generation = _json(path / "generation_config.json")
+    tokenizer_config = _json(path / "tokenizer_config.json", dict[str, object])
+    config, generation = (_json(path / name, _Numbers) for name in ("config.json", "generation_config.json"))
+    text_config = config.text_config or config
     return ModelFiles(
         tokenizer_json=_text(tokenizer),
         templates=_templates(path, tokenizer_config),
-        special_tokens=_special_tokens(_json(path / "special_tokens_map.json"), tokenizer_config),
-        eos_ids=frozenset(
-            {
-                *_ids(generation.get("eos_token_id")),
-                *_ids(config.get("eos_token_id")),
-                *_ids(text_config.get("eos_token_id")),
-            }
-        ),
-        vocab_size=_integer(text_config.get("vocab_size")) or _integer(config.get("vocab_size")),
-        max_context=_integer(text_config.get("max_position_embeddings")),
+        special_tokens=_special_tokens(_json(path / "special_tokens_map.json", dict[str, object]), tokenizer_config),
+        eos_ids=frozenset([*generation.eos_ids, *config.eos_ids, *text_config.eos_ids]),
+        vocab_size=text_config.vocab_size or config.vocab_size,
+        max_context=text_config.max_position_embeddings or config.max_position_embeddings,
     )
 
 
@@ -103,16 +115,13 @@ def _special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
     return tokens
 
 
-def _json(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
+def _json(path: Path, kind: type[_T]) -> _T:
     try:
-        value: object = json.loads(_text(path))
-    except ValueError as error:
+        return msgspec.convert(json.loads(_text(path)) if path.is_file() else {}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: expected a JSON object with fields of the right kind: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return cast("dict[str, object]", value)
 
 
 def _text(path: Path) -> str:
@@ -124,15 +133,6 @@ def _text(path: Path) -> str:
 
 def _object(value: object) -> dict[str, object]:
     return cast("dict[str, object]", value) if isinstance(value, dict) else {}
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _ids(value: object) -> Iterable[int]:
-    values = cast("list[object]", value) if isinstance(value, list) else [value]
-    return [number for number in map(_integer, values) if number is not None]
 
 
 def _listing(path: Path) -> str:

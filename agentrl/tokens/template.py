@@ -2,7 +2,7 @@
 
 Invariant: `ChatTemplate.render` returns the text that transformers' `apply_chat_template(tokenize=False)` returns for the
 same messages, or raises `TokenError`; it never returns more than `max_chars` characters, and a template that loops or calls
-for longer than `max_seconds` is stopped.
+for longer than `max_seconds`, or repeats a text into more than any rendering holds, is stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
 from typing import cast
 
@@ -99,6 +99,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox of transformers, with a deadline for every rendering in the variable named `DEADLINE`."""
 
     DEADLINE = "agentrl deadline"  # no template can name a variable with a space in it
+    intercepted_binops = frozenset({"*", "**"})  # the others are computed without `call_binop`, constants when compiled
 
     def __init__(self) -> None:
         """Set what transformers sets."""
@@ -128,6 +129,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Call `obj` if the sandbox and the deadline allow it."""
         _check_time(context)
         return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
+        """Return what an operator makes, but no repetition and no power that is longer than any rendering."""
+        many, times = (right, left) if operator == "*" and isinstance(left, int) else (left, right)
+        size = len(many) if isinstance(many, Sized) else 0
+        if operator == "**" and isinstance(left, int):
+            size = left.bit_length()
+        if operator != "%" and isinstance(times, int) and size * times > MAX_RENDERED_CHARS:
+            raise jinja2.TemplateRuntimeError(f"{operator} {times} makes more than {MAX_RENDERED_CHARS} characters")
+        return super().call_binop(context, operator, left, right)
 
 
 _DICT_NAMES = frozenset(dir(dict))
@@ -194,7 +205,7 @@ class ChatTemplate:
         for name, source in self._sources.items():
             try:
                 templates[name] = environment.from_string(source)
-            except jinja2.TemplateError as error:
+            except (jinja2.TemplateError, SyntaxError, RecursionError) as error:  # the last two for blocks deep in blocks
                 raise ConfigError(f"chat template {name!r} is not valid Jinja: {error}") from error
         return templates
 

@@ -195,7 +195,7 @@ class _Explicit(NodeTransformer):
 class TracingEnvironment(TemplateEnvironment):
     """A template environment in which no operation sees a traced text but those that note what they see."""
 
-    intercepted_binops = frozenset({"%", "*"})
+    intercepted_binops = TemplateEnvironment.intercepted_binops | {"%"}
     concat = staticmethod(_join)
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.config import RunConfig, parse_config
-from agentrl.errors import ConfigError, ErrorBudgetExceeded
+from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.launch.evaluate import Target, evaluate_target
 from agentrl.types import Task
 from tests.launch.test_cli import agentrl, write_run
@@ -132,6 +132,14 @@ def make_good() -> list[Task]:
         (Target(api_key_env="NO_SUCH_KEY"), {}, "--api-key-env NO_SUCH_KEY: it is for --endpoint"),
         (Target(model="m"), {}, "--model m: it is for --endpoint"),
         (DEAD, {"output": Path("/nowhere/report.json")}, "--output /nowhere/report.json: there is no directory /nowhere"),
+        (
+            DEAD,
+            {"output": Path("/proc/report.json")},
+            "--output /proc/report.json: cannot write in /proc: .*; mend that, or",
+        ),
+        (DEAD, {"output": Path("/tmp")}, "--output /tmp: expected the name of a file to write, but it is a directory"),
+        (DEAD, {"output": Path("/dev/null")}, "--output /dev/null: expected .* but it is not a file; name another"),
+        (DEAD, {"output": Path("/tmp/" + "n" * 255)}, "--output /tmp/n*: cannot write in /tmp: File name too long"),
     ],
 )
 def test_a_flag_that_cannot_be_honoured_is_refused_before_anything_starts(
@@ -168,3 +176,40 @@ def test_the_servers_logs_stay_and_are_named_only_if_something_failed(
     [folder] = (tmp_path / "runs" / "eval-logs").iterdir()
     assert f"The servers' logs are in {folder.relative_to(tmp_path)}/" in capsys.readouterr().err
     assert [file.name for file in folder.iterdir()] == ["server-0.log"]
+
+
+async def takes_the_name(task: Task, client: Client, output: str) -> float:
+    """Make a directory where the report was to go: what cannot be foreseen, as a disk that fills up meanwhile."""
+    await anyio.Path(output).mkdir(exist_ok=True)
+    if task["fails"]:
+        raise LookupError("a broken tool")
+    return 1.0
+
+
+@pytest.mark.parametrize(("limit", "error"), [(1.0, RunStopped), (0.2, ErrorBudgetExceeded)])
+def test_a_report_that_cannot_be_written_in_the_end_is_an_error_after_the_results_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: float, error: type[Exception]
+) -> None:
+    output = tmp_path / "report.json"
+    settings = {"workflow_args": {"output": str(output)}, "rollout": {"max_failure_rate": limit}}
+    with pytest.raises(error) as raised:
+        evaluate(make_run("takes_the_name", **settings), episodes=8, output=output)
+    shown, unsaved = capsys.readouterr(), f"cannot write --output {output}: Is a directory; the results are only printed"
+    assert "success_rate                   1\n" in shown.out
+    assert unsaved in shown.err
+    assert (str(raised.value) == unsaved) == (error is RunStopped)
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_an_existing_report_is_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "report.json"
+    output.write_text("an older one")
+    evaluate(make_run("fails_at_times"), episodes=8, output=output)
+    assert json.loads(output.read_text())["episodes"] == 8
+
+
+def test_the_command_refuses_a_directory_as_output_with_status_two_and_evaluates_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, tmp_path)
+    result = agentrl(tmp_path, "eval", "run.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--output", ".")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("agentrl: --output .: expected the name of a file to write, but it is a directory")

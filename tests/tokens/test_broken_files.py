@@ -14,8 +14,8 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template import ChatTemplate
 from tests.rollout.harness import make_renderer
 
-BOUNDED = """
-import resource, sys
+BOUNDED = r"""
+import re, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, 4_000_000_000))
 from agentrl.errors import TokenError
 from agentrl.tokens.template import ChatTemplate
@@ -23,7 +23,8 @@ try:
     template = ChatTemplate({"default": sys.argv[1]}, special_tokens={}, options={})
     template.render([{"role": "user", "content": "a"}], None, generation_prompt=True)
 except TokenError as error:
-    print(error, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, sep="|")
+    peak_kb = re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]  # unlike ru_maxrss, not inherited over exec
+    print(error, int(peak_kb) // 1024, sep="|")
 """
 
 

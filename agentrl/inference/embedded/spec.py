@@ -9,13 +9,72 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 import orjson
 
 from agentrl.errors import ConfigError
 
 ARCHITECTURES: Final = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+
+_T = TypeVar("_T")
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Id = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Ends(msgspec.Struct, kw_only=True):
+    """What is read of generation_config.json, and of config.json too."""
+
+    eos_token_id: _Id | list[_Id] | None = None
+
+    @property
+    def eos_ids(self) -> list[int]:
+        given = self.eos_token_id
+        return given if isinstance(given, list) else [] if given is None else [given]
+
+
+class _Rope(msgspec.Struct, kw_only=True):
+    """`rope_parameters`; older files call it `rope_scaling`, and `rope_type` in it `type`."""
+
+    rope_theta: _Positive | None = None
+    rope_type: str | None = None
+    type: str | None = None
+    factor: _Positive = 1.0
+    low_freq_factor: _Positive = 1.0
+    high_freq_factor: _Positive = 4.0
+    original_max_position_embeddings: _Count = 8192
+
+
+class _Config(_Ends, kw_only=True):
+    """What is read of a config.json whose architecture this engine knows."""
+
+    model_type: str | None = None
+    vocab_size: _Count
+    hidden_size: _Count
+    intermediate_size: _Count
+    num_hidden_layers: _Count
+    num_attention_heads: _Count
+    num_key_value_heads: _Count | None = None
+    head_dim: _Count | None = None
+    rms_norm_eps: _Positive
+    max_position_embeddings: _Count
+    rope_theta: _Positive | None = None
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    partial_rotary_factor: _Positive | None = None
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    hidden_act: str | None = None
+    use_sliding_window: bool | None = None
+    layer_types: list[str] | None = None
+    quantization_config: object = None
+
+
+class _Kind(msgspec.Struct):
+    architectures: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,95 +138,97 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
+def read_as(path: Path, kind: type[_T]) -> _T:
+    """Return the JSON object in `path` as a struct; fields it does not have are left out.
+
+    Raises:
+        ConfigError: as `read_json`; or a field is missing or not what it should be, which is named.
+    """
+    try:
+        return msgspec.convert(read_json(path), kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
 def read_spec(path: str | Path) -> ModelSpec:
     """Return the spec of the HF model directory `path`.
 
     Raises:
-        ConfigError: naming the file and the field that is missing or that this engine cannot compute.
+        ConfigError: naming the file and the field that is missing, wrong, or that this engine cannot compute.
     """
     directory = Path(path)
     file = directory / "config.json"
-    config = read_json(file)
-    architecture = (config.get("architectures") or ["none"])[0]
+    architecture = (read_as(file, _Kind).architectures or ["none"])[0]
     if architecture not in ARCHITECTURES:
         raise ConfigError(
             f"{file}: architecture {architecture} is not supported; the embedded server runs {', '.join(ARCHITECTURES)}; "
             "use inference.backend: sglang"
         )
+    given = read_json(file)
+    for field in msgspec.structs.fields(_Config):
+        if field.required and field.name not in given:
+            raise ConfigError(f"{file} has no field {field.name!r}, which {architecture} needs")
+    config = read_as(file, _Config)
     _refuse_unsupported(config, file)
-    try:
-        return _build(config, architecture, _eos_ids(config, directory), file)
-    except KeyError as error:
-        raise ConfigError(f"{file} has no field {error}, which {architecture} needs") from None
+    generation = directory / "generation_config.json"
+    ends = read_as(generation, _Ends).eos_ids if generation.exists() else []
+    return _build(config, architecture, frozenset([*config.eos_ids, *ends]), file)
 
 
-def _build(config: Mapping[str, Any], architecture: str, eos_ids: frozenset[int], file: Path) -> ModelSpec:
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    attention_bias = bool(config.get("attention_bias", False))
+def _build(config: _Config, architecture: str, eos_ids: frozenset[int], file: Path) -> ModelSpec:
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    attention_bias = bool(config.attention_bias)
     theta, rope = _rope(config, file)
     qwen2 = architecture == "Qwen2ForCausalLM"
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config.get("head_dim") or hidden // heads)
+    kv_heads = config.num_key_value_heads or heads
+    head_dim = config.head_dim or hidden // heads
     if heads % kv_heads or head_dim % 2:
         raise ConfigError(f"{file}: {heads} heads, {kv_heads} key/value heads, head_dim {head_dim} do not fit together")
     return ModelSpec(
         architecture=architecture,
-        model_type=str(config.get("model_type", "")),
-        vocab_size=int(config["vocab_size"]),
+        model_type=config.model_type or "",
+        vocab_size=config.vocab_size,
         hidden_size=hidden,
-        intermediate_size=int(config["intermediate_size"]),
-        num_layers=int(config["num_hidden_layers"]),
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(config["rms_norm_eps"]),
-        max_positions=int(config["max_position_embeddings"]),
+        rms_norm_eps=config.rms_norm_eps,
+        max_positions=config.max_position_embeddings,
         rope_theta=theta,
         rope=rope,
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=bool(config.tie_word_embeddings),
         qkv_bias=qwen2 or attention_bias,
         out_bias=attention_bias and not qwen2,
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=bool(config.mlp_bias),
         qk_norm=architecture == "Qwen3ForCausalLM",
         eos_ids=eos_ids,
     )
 
 
-def _refuse_unsupported(config: Mapping[str, Any], file: Path) -> None:
+def _refuse_unsupported(config: _Config, file: Path) -> None:
     """Raise ConfigError for settings that change the computation in ways `Transformer` does not follow."""
-    if config.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"{file}: hidden_act {config['hidden_act']!r} is not supported; expected 'silu'")
-    if config.get("quantization_config"):
+    if config.hidden_act not in (None, "silu"):
+        raise ConfigError(f"{file}: hidden_act {config.hidden_act!r} is not supported; expected 'silu'")
+    if config.quantization_config:
         raise ConfigError(f"{file}: quantized weights are not supported by the embedded server")
-    if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
+    if config.use_sliding_window or "sliding_attention" in (config.layer_types or ()):
         raise ConfigError(f"{file}: sliding-window attention is not supported by the embedded server")
-    if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigError(f"{file}: partial_rotary_factor {config['partial_rotary_factor']} is not supported; expected 1")
+    if config.partial_rotary_factor not in (None, 1.0):
+        raise ConfigError(f"{file}: partial_rotary_factor {config.partial_rotary_factor} is not supported; expected 1")
 
 
-def _rope(config: Mapping[str, Any], file: Path) -> tuple[float, RopeScaling]:
+def _rope(config: _Config, file: Path) -> tuple[float, RopeScaling]:
     """Read rotary settings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
-    settings: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = settings.get("rope_theta", config.get("rope_theta"))
-    kind = settings.get("rope_type", settings.get("type", "default"))
+    settings = config.rope_parameters or config.rope_scaling or _Rope()
+    kind = settings.rope_type or settings.type or "default"
     if kind not in ("default", "linear", "llama3"):
         raise ConfigError(f"{file}: rope type {kind!r} is not supported; expected default, linear or llama3")
-    return float(10000.0 if theta is None else theta), RopeScaling(
+    return settings.rope_theta or config.rope_theta or 10000.0, RopeScaling(
         kind=kind,
-        factor=float(settings.get("factor", 1.0)),
-        low_freq_factor=float(settings.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(settings.get("high_freq_factor", 4.0)),
-        original_context=int(settings.get("original_max_position_embeddings", 8192)),
+        factor=settings.factor,
+        low_freq_factor=settings.low_freq_factor,
+        high_freq_factor=settings.high_freq_factor,
+        original_context=settings.original_max_position_embeddings,
     )
-
-
-def _eos_ids(config: Mapping[str, Any], directory: Path) -> frozenset[int]:
-    found: set[int] = set()
-    sources = [config]
-    generation = directory / "generation_config.json"
-    if generation.exists():
-        sources.append(read_json(generation))
-    for source in sources:
-        value = source.get("eos_token_id")
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return frozenset(int(token) for token in found)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agentrl.checksum import tensor_checksum
 from agentrl.errors import ConfigError
-from agentrl.inference.embedded.spec import ModelSpec, read_json
+from agentrl.inference.embedded.spec import ModelSpec, read_as
 
 _SAFETENSORS_NAMES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 
@@ -86,11 +87,14 @@ def build_weights(
     return _Builder(tensors, spec, origin, device, dtype).build()
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str] | None = None
+
+
 def _read_tensors(directory: Path) -> dict[str, Tensor]:
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        weight_map: Mapping[str, str] = read_json(index).get("weight_map") or {}
-        files = sorted({directory / name for name in weight_map.values()})
+        files = sorted({directory / name for name in (read_as(index, _Index).weight_map or {}).values()})
     else:
         files = [directory / "model.safetensors"]
     tensors: dict[str, Tensor] = {}

@@ -134,10 +134,8 @@ def test_a_workflow_that_ignores_every_interrupt_cannot_keep_a_run(
     with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
         read_until(process, "going on")
         below = children(process.pid)
-        begin = time.monotonic()
         said = ended(process, [number])
         gone = all_gone(below)
-        took = time.monotonic() - begin
     word = "Interrupted" if number == signal.SIGINT else "Ended by SIGTERM"
     assert process.returncode == 128 + number, said
     assert f"{word} in the middle of a workflow that does not end when it is cancelled" in said
@@ -147,7 +145,6 @@ def test_a_workflow_that_ignores_every_interrupt_cannot_keep_a_run(
     assert len(below) == 2
     assert gone
     assert json.loads((tmp_path / SUMMARY).read_text())["error"] == word
-    assert took < 10  # 5 on a machine that has nothing else to do
 
 
 @pytest.mark.slow

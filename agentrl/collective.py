@@ -71,7 +71,7 @@ class Group:
 def listen(host: str, timeout: timedelta) -> dist.TCPStore:
     """Return a new store on a free port of `host`, through which the ranks of one group, 0 too, find each other by `join`.
 
-    It listens until its last reference goes, which also ends what waits in `join`.
+    It listens until its last reference goes, which also ends what waits for others to join.
 
     Raises:
         OSError: this machine has no such address.
@@ -85,14 +85,22 @@ def listen(host: str, timeout: timedelta) -> dist.TCPStore:
     )
 
 
+def connect(address: GroupAddress, timeout: timedelta) -> dist.TCPStore:
+    """Return a connection to the store of a group; when the store goes, whatever uses it fails at once.
+
+    Raises:
+        RuntimeError: there is no store within `timeout`; one that goes meanwhile is waited for too.
+    """
+    return dist.TCPStore(address.host, address.port, None, False, timeout, wait_for_workers=False)
+
+
 def join(address: GroupAddress, rank: int, timeout: timedelta) -> Group:
     """Return the group, once all ranks have joined.
 
     Raises:
         RuntimeError: its store is not there, or goes before the group is complete, or it is not within `timeout`.
     """
-    store = dist.TCPStore(address.host, address.port, None, False, timeout, wait_for_workers=False)
-    return Group(store, address, rank, timeout)
+    return Group(connect(address, timeout), address, rank, timeout)
 
 
 def _gloo_device(host: str, rank: int) -> object:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, distributed
 
 from agentrl.checksum import tensor_checksum
-from agentrl.collective import Group, join, listen
+from agentrl.collective import Group, connect, listen
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.sync.buckets import plan_buckets
 from agentrl.sync.config import SyncConfig
@@ -53,12 +53,14 @@ class _Peer:
         self._buffers = [torch.empty(0, dtype=torch.uint8, device=self._device)] * 2
         try:
             store = listen(config.address, self._timeout)
-        except OSError as error:
-            raise ConfigError(f"sync.address: cannot listen on {config.address}: {error.strerror or error}") from error
-        self.address = GroupAddress(request.name, config.address, store.port, 1 + request.ranks, backend)
+            self.address = GroupAddress(request.name, config.address, store.port, 1 + request.ranks, backend)
+            # Not in the thread: a connection under way when the store goes would be tried again until it times out.
+            own = connect(self.address, self._timeout)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"sync.address: cannot listen on {config.address}: {error}") from error
         self._store: distributed.TCPStore | None = store
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._serve, name=f"sender {request.name}", daemon=True)
+        self.thread = threading.Thread(target=self._serve, args=(own,), name=f"sender {request.name}", daemon=True)
         self.thread.start()
 
     def submit(self, job: _Job) -> None:
@@ -70,12 +72,12 @@ class _Peer:
         self._store = None
         self._jobs.put(None)
 
-    def _serve(self) -> None:
+    def _serve(self, store: distributed.TCPStore) -> None:
         group, failure = None, None
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         try:
-            group = join(self.address, 0, self._timeout)
+            group = Group(store, self.address, 0, self._timeout)
         except RuntimeError as error:  # what torch raises, here and below
             failure = f"the server did not join its group: {error}"
         while (job := self._jobs.get()) is not None:

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
+# Processes that `make test` runs tests in.
+JOBS ?= 2
 STAMP := $(VENV)/.ready
 # Where and what `make sglang` serves; the environment's HOST, which some shells set, does not count.
 HOST = 127.0.0.1
@@ -36,8 +38,8 @@ demo-sglang: setup sglang-install  ## the demo through a real SGLang on this mac
 smoke: setup  ## the demo's smallest variant, under a minute
 	$(BIN)/python -m agentrl_workflows.calculator.demo --smoke --seed $(SEED)
 
-test: setup  ## the whole test suite, but for what needs a real SGLang
-	$(BIN)/python -m pytest
+test: setup  ## the whole test suite, but for what needs a real SGLang, in JOBS=2 processes
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 test-sglang: setup sglang-install  ## the tests against a real SGLang, which is installed first where it is missing
 	$(BIN)/python -m pytest -m sglang tests

@@ -105,6 +105,5 @@ def join(address: GroupAddress, rank: int, timeout: timedelta) -> Group:
 
 def _gloo_device(host: str, rank: int) -> object:
     """Return the interface gloo's own sockets use: the group's address where it is this machine's, else gloo's choice."""
-    if rank == 0 or is_loopback(host):
-        return dist.ProcessGroupGloo.create_device(hostname=host)
-    return dist.ProcessGroupGloo.create_default_device()
+    gloo = dist.ProcessGroupGloo
+    return gloo.create_device(hostname=host) if rank == 0 or is_loopback(host) else gloo.create_default_device()

@@ -58,7 +58,7 @@ def _scalar(text: str) -> Any:  # noqa: ANN401 - a YAML value
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice; the plain loader keeps the last one and drops the others."""
+    """Refuses a key that a mapping has twice, where the plain loader drops one, and what contains itself."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -68,6 +68,9 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
             seen.add(str(key.value))
         return node
+
+    def construct_document(self, node: yaml.Node) -> object:
+        return self.construct_object(node, deep=True)
 
 
 def load_yaml(text: str) -> Any:  # noqa: ANN401 - a YAML value

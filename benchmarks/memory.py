@@ -1,8 +1,9 @@
 """Memory of token graphs: 256 episodes of 4,096 tokens, as the rollout side holds them while they run.
 
 Run: `python -m benchmarks.memory` (some seconds; `--episodes 32` for less). It prints what Python and numpy allocated for
-episodes of 10 and of 32 turns and writes benchmarks/results/memory.json. The workflows keep their conversations, as running
-workflows do; their texts, which no graph can do without, are counted and not counted.
+episodes of 10 and of 32 turns and writes benchmarks/results/memory.json: with the messages that running workflows keep
+(`total_mb`), of the graphs alone (`graphs_mb`), and of those without the texts of the conversation, which no graph can do
+without.
 """
 
 from __future__ import annotations
@@ -71,16 +72,21 @@ def measure(num_episodes: int, num_tokens: int, num_turns: int) -> dict[str, flo
     episodes = [play(renderer, num_tokens=num_tokens, num_turns=num_turns, seed=seed) for seed in range(1, num_episodes + 1)]
     gc.collect()
     with_messages = tracemalloc.get_traced_memory()[0]
+    texts = sum(len(message["content"]) for _, messages in episodes for message in messages)
+    for _, messages in episodes:
+        messages.clear()
+    gc.collect()
+    graphs = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     turns = [turn for graph, _ in episodes for turn in graph.turns]
     stored = sum(turn.context_ids.nbytes + turn.output_ids.nbytes + turn.output_logprobs.nbytes for turn in turns)
     tokens = sum(len(turn.context_ids) + len(turn.output_ids) for turn in turns)
-    texts = sum(len(message["content"]) for _, messages in episodes for message in messages)
     return {
         "episodes": num_episodes,
         "tokens_per_episode": round(tokens / num_episodes, 1),
         "total_mb": round(with_messages / 1e6, 2),
-        "total_without_conversation_text_mb": round((with_messages - texts) / 1e6, 2),
+        "graphs_mb": round(graphs / 1e6, 2),
+        "graphs_without_conversation_text_mb": round((graphs - texts) / 1e6, 2),
         "arrays_bytes_per_token": round(stored / tokens, 2),
         "total_bytes_per_token": round(with_messages / tokens, 2),
     }

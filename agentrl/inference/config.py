@@ -71,9 +71,12 @@ class InferenceConfig(Config):
     @classmethod
     def _addresses(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         try:
-            return tuple(str(url).rstrip("/") for url in _ADDRESSES.validate_python(given))
+            urls = tuple(str(url).rstrip("/") for url in _ADDRESSES.validate_python(given))
         except ValidationError as error:
             raise ValueError(f"expected base URLs such as http://10.0.0.7:30000, got {', '.join(given)!r}") from error
+        if len({*urls}) < len(urls):
+            raise ValueError(f"expected each server once, got {', '.join(urls)}")
+        return urls
 
     @field_validator("sglang_args")
     @classmethod

@@ -116,6 +116,10 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
             "inference.threads: applies to servers launched here",
         ),
         ({"inference": {"urls": ["http://x"], "servers": 2}}, "inference.servers: applies to servers launched here"),
+        (
+            {"inference": {"urls": ["http://x:1", "http://X:1"]}},
+            "inference.urls: expected each server once, got http://x:1,",
+        ),
         ({"inference": {"host": "0.0.0.0"}}, "inference.host: 0.0.0.0 is not loopback; set inference.api_key_env"),
         ({"tasks": {}}, "tasks: expected exactly one of path and factory"),
         ({"tasks": {"path": "x", "factory": "y:z"}}, "tasks: expected exactly one of path and factory"),

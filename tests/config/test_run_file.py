@@ -66,6 +66,12 @@ def test_text_that_breaks_the_reader_is_a_config_error(tmp_path: Path, text: str
     assert parse_overrides(["--name", text[6:].strip()]) == [("name", text[6:].strip())]
 
 
+def test_what_contains_itself_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)is not YAML in UTF-8.*recursive.*line \d+, column"):
+        load(tmp_path, BASE + "workflow_args: &a {a: {b: [*a]}}\n")
+    assert parse_overrides(["--workflow_args", "&a [*a]"]) == [("workflow_args", "&a [*a]")]
+
+
 @pytest.mark.parametrize("value", ["1e5", "0123", "1.50", "try-2", "1_000", "'7'"])
 def test_a_flag_is_read_as_the_same_text_in_the_file(tmp_path: Path, value: str) -> None:
     assert load(tmp_path, BASE, "--name", value).name == load(tmp_path, BASE + f"name: {value}\n").name

@@ -170,7 +170,7 @@ def judges(checkpoints: dict[int, Path]) -> dict[int, Judge]:
 
 
 @pytest.mark.parametrize(
-    "faults", [*(frozenset({hazard}) for hazard in Hazard), frozenset(Hazard)], ids=lambda f: "+".join(f)
+    "faults", [*(frozenset({hazard}) for hazard in Hazard), frozenset(Hazard)], ids=lambda f: "+".join(sorted(f))
 )
 async def test_our_client_is_not_misled(
     faults: frozenset[Hazard], checkpoints: dict[int, Path], judges: dict[int, Judge]

@@ -11,4 +11,4 @@ from benchmarks.memory import measure
 def test_graphs_but_for_the_conversations_own_text_stay_within_20_megabytes_for_256_episodes_of_4096_tokens(turns: int):
     found = measure(16, 4096, turns)
     assert found["arrays_bytes_per_token"] <= 8
-    assert found["total_without_conversation_text_mb"] * 256 / 16 <= 20
+    assert found["graphs_without_conversation_text_mb"] * 256 / 16 <= 20

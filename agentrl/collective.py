@@ -69,7 +69,7 @@ class Group:
 
 
 def listen(host: str, timeout: timedelta) -> dist.TCPStore:
-    """Return a new store on a free port of `host`, through which the ranks of one group, 0 too, find each other by `join`.
+    """Return a new store on a free port of `host`, through which the ranks of one group, 0 too, find each other.
 
     It listens until its last reference goes, which also ends what waits for others to join.
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -17,6 +15,7 @@ from openai.types.chat import ChatCompletion
 from agentrl.client import CallTimeout, EndpointClient, SamplingConfig
 from agentrl.errors import EpisodeLimit, RequestRejected, RewardError, ServerUnavailable, WorkflowError
 from agentrl.types import StopReason, Turn
+from tests.support.endpoints import serving, streamed
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -55,34 +54,10 @@ class Endpoint:
             message = {"role": "assistant", "content": "Hello there"}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             return web.json_response({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        for delta, finish in (
-            ({"role": "assistant", "content": "Hello"}, None),
-            ({"content": " there"}, None),
-            ({}, "stop"),
-        ):
-            choice = {"index": 0, "delta": delta, "finish_reason": finish}
-            event = json.dumps({**head, "object": "chat.completion.chunk", "choices": [choice]})
-            await response.write(f"data: {event}\n\n".encode())
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-
-@asynccontextmanager
-async def serving(endpoint: Endpoint) -> AsyncGenerator[AsyncOpenAI, None]:
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", endpoint.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    try:
-        async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as connection:
-            yield connection
-    finally:
-        await runner.cleanup()
+        head["object"] = "chat.completion.chunk"
+        deltas = [({"role": "assistant", "content": "Hello"}, None), ({"content": " there"}, None), ({}, "stop")]
+        choices = [{"index": 0, "delta": delta, "finish_reason": finish} for delta, finish in deltas]
+        return await streamed(request, [{**head, "choices": [choice]} for choice in choices])
 
 
 def make(connection: AsyncOpenAI, **options: Any) -> EndpointClient:  # noqa: ANN401
@@ -92,7 +67,7 @@ def make(connection: AsyncOpenAI, **options: Any) -> EndpointClient:  # noqa: AN
 
 async def test_an_episode_runs_against_an_endpoint_with_the_same_surface():
     endpoint, seen = Endpoint(), list[Turn]()
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection, sampling=SamplingConfig(temperature=0.3, max_tokens=9), on_turn=seen.append)
         assert isinstance(client, AsyncOpenAI)
         completion = await client.chat.completions.create(messages=HI, model="ignored", top_p=0.5)
@@ -117,7 +92,7 @@ async def test_an_episode_runs_against_an_endpoint_with_the_same_surface():
 
 async def test_streams_and_raw_responses_are_turns_too():
     endpoint = Endpoint()
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection)
         stream = await client.chat.completions.create(messages=HI, stream=True)
         chunks = [chunk async for chunk in stream]
@@ -132,7 +107,7 @@ async def test_streams_and_raw_responses_are_turns_too():
 
 
 async def test_a_stream_left_early_is_no_turn():
-    async with serving(Endpoint()) as connection:
+    async with serving(Endpoint().answer) as connection:
         client = make(connection, max_turns=1)
         async with await client.chat.completions.create(messages=HI, stream=True) as stream:
             await anext(stream)
@@ -142,7 +117,7 @@ async def test_a_stream_left_early_is_no_turn():
 
 async def test_budgets_rewards_and_closing_behave_as_in_training():
     endpoint = Endpoint()
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection, max_turns=1)
         completion = await client.with_options(timeout=5.0).chat.completions.create(messages=HI)
         with pytest.raises(EpisodeLimit, match="1 of 1 turns"):
@@ -165,7 +140,7 @@ async def test_budgets_rewards_and_closing_behave_as_in_training():
 async def test_http_errors_are_the_errors_of_training(status: int, error: type[Exception]):
     endpoint = Endpoint()
     endpoint.status = status
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection)
         for stream in (False, True):
             with pytest.raises(error, match=f"answered {status}") as caught:
@@ -177,7 +152,7 @@ async def test_http_errors_are_the_errors_of_training(status: int, error: type[E
 async def test_refused_connections_and_timeouts_are_named():
     endpoint = Endpoint()
     endpoint.hold = anyio.Event()
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         with pytest.raises(CallTimeout, match="timeout"):
             await make(connection).chat.completions.create(messages=HI, timeout=0.05)
         endpoint.hold.set()
@@ -189,7 +164,7 @@ async def test_refused_connections_and_timeouts_are_named():
 async def test_completions_of_one_id_are_turns_of_their_own():
     endpoint = Endpoint()
     endpoint.identity = "always"
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection, max_turns=2)
         first, second = [await client.chat.completions.create(messages=HI) for _ in range(2)]
         with pytest.raises(EpisodeLimit, match="2 of 2 turns"):
@@ -202,7 +177,7 @@ async def test_completions_of_one_id_are_turns_of_their_own():
 
 
 async def test_a_stream_that_is_just_left_gives_its_turn_back():
-    async with serving(Endpoint()) as connection:
+    async with serving(Endpoint().answer) as connection:
         client = make(connection, max_turns=1)
         async for _ in await client.chat.completions.create(messages=HI, stream=True):
             break
@@ -213,7 +188,7 @@ async def test_a_stream_that_is_just_left_gives_its_turn_back():
 async def test_a_cancelled_call_is_no_turn():
     endpoint = Endpoint()
     endpoint.hold = anyio.Event()
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection, max_turns=1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: client.chat.completions.create(messages=HI))

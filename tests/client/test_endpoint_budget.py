@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +14,7 @@ from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task
 from agentrl.workflow import load_workflow
+from tests.support.endpoints import serving, streamed
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -43,34 +41,13 @@ class Endpoint:
         if not body.get("stream"):
             choice = {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
             return web.json_response({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
         chunks: list[dict[str, Any]] = [
             {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hello"}, "finish_reason": None}]},
             {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
         ]
         if (body.get("stream_options") or {}).get("include_usage"):
             chunks.append({"choices": [], "usage": usage})
-        for chunk in chunks:
-            event = json.dumps({**head, "object": "chat.completion.chunk", **chunk})
-            await response.write(f"data: {event}\n\n".encode())
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-
-@asynccontextmanager
-async def serving(endpoint: Endpoint) -> AsyncGenerator[AsyncOpenAI, None]:
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", endpoint.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        async with AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as connection:
-            yield connection
-    finally:
-        await runner.cleanup()
+        return await streamed(request, [{**head, "object": "chat.completion.chunk", **chunk} for chunk in chunks])
 
 
 def make(connection: AsyncOpenAI, budget: int | None, sampling: SamplingConfig | None = None) -> EndpointClient:
@@ -81,7 +58,7 @@ def make(connection: AsyncOpenAI, budget: int | None, sampling: SamplingConfig |
 
 async def test_the_token_budget_clips_and_then_refuses_as_in_training():
     endpoint = Endpoint()
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection, 10, SamplingConfig(max_tokens=50))
         await client.chat.completions.create(messages=HI)
         await client.with_options(timeout=5.0).chat.completions.create(messages=HI)
@@ -107,7 +84,7 @@ async def test_the_token_budget_clips_and_then_refuses_as_in_training():
 )
 async def test_however_the_output_limit_is_given_it_is_within_the_budget(arguments: dict[str, Any], sent: dict[str, int]):
     endpoint = Endpoint()
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         await make(connection, 10).chat.completions.create(messages=HI, **arguments)
     [body] = endpoint.bodies
     assert {name: body[name] for name in body if name not in ("messages", "model", "stream")} == sent
@@ -115,7 +92,7 @@ async def test_however_the_output_limit_is_given_it_is_within_the_budget(argumen
 
 async def test_without_a_budget_nothing_is_clipped_and_nothing_needs_to_be_counted():
     endpoint = Endpoint(counts=None)
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection, None)
         await client.chat.completions.create(messages=HI, max_tokens=500)
         assert [chunk async for chunk in await client.chat.completions.create(messages=HI, stream=True)]
@@ -126,7 +103,7 @@ async def test_without_a_budget_nothing_is_clipped_and_nothing_needs_to_be_count
 @pytest.mark.parametrize("counts", [None, 0, -3])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_endpoint_that_does_not_count_cannot_keep_to_a_budget(counts: int | None, stream: bool):
-    async with serving(Endpoint(counts=counts)) as connection:
+    async with serving(Endpoint(counts=counts).answer) as connection:
         client = make(connection, 10)
 
         async def ask() -> None:
@@ -140,7 +117,7 @@ async def test_an_endpoint_that_does_not_count_cannot_keep_to_a_budget(counts: i
 
 @pytest.mark.parametrize("asks", [False, True])
 async def test_a_stream_is_counted_and_shows_its_count_only_to_who_asked(asks: bool):
-    async with serving(Endpoint()) as connection:
+    async with serving(Endpoint().answer) as connection:
         client = make(connection, 6)
         options: dict[str, Any] = {"stream_options": {"include_usage": True}} if asks else {}
         chunks = [chunk async for chunk in await client.chat.completions.create(messages=HI, stream=True, **options)]
@@ -158,7 +135,7 @@ async def endless(task: Task, client: Client) -> float:
 @pytest.mark.parametrize(("counts", "reason"), [(True, StopReason.TOKEN_LIMIT), (None, StopReason.SERVER_ERROR)])
 async def test_an_evaluated_episode_ends_with_the_budget_of_the_run(counts: bool | None, reason: StopReason):
     endpoint = Endpoint(counts=counts)
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         trajectory = await run_endpoint_episode(
             load_workflow(f"{__name__}:endless"),
             Task(id="t", data={}),

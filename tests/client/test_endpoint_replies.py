@@ -10,7 +10,8 @@ import pytest
 from agentrl.client import EndpointClient
 from agentrl.errors import ReplyError, WorkflowError
 from agentrl.types import StopReason
-from tests.client.test_endpoint import HI, Endpoint, make, serving
+from tests.client.test_endpoint import HI, Endpoint, make
+from tests.support.endpoints import serving
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ async def ask(client: EndpointClient, stream: bool) -> None:
 async def test_a_reply_that_is_not_whole_is_a_named_error_and_no_turn(stream: bool, raw: bytes, got: str):
     endpoint = Endpoint()
     endpoint.raw = raw
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection, max_turns=1)
         with pytest.raises(ReplyError, match=rf"episode e, http://127\.0.*expected a chat completion.*{got}.*call again"):
             await ask(client, stream)
@@ -102,14 +103,14 @@ async def test_a_reply_that_is_not_whole_is_a_named_error_and_no_turn(stream: bo
 async def test_what_a_model_ended_itself_is_a_turn_however_little_it_says(stream: bool, raw: bytes, reason: StopReason):
     endpoint = Endpoint()
     endpoint.raw = raw
-    async with serving(endpoint) as connection:
+    async with serving(endpoint.answer) as connection:
         client = make(connection)
         await ask(client, stream)
         assert [turn.stop_reason for turn in client.close(StopReason.COMPLETED, 1.0).turns] == [reason]
 
 
 async def test_a_stream_argument_that_is_no_bool_is_refused():
-    async with serving(Endpoint()) as connection:
+    async with serving(Endpoint().answer) as connection:
         wrong: Any = 1
         with pytest.raises(WorkflowError, match="stream must be True or False, got int 1"):
             await make(connection).chat.completions.create(messages=HI, stream=wrong)

@@ -102,16 +102,17 @@ async def test_requests_in_flight_go_on_with_exactly_the_weights_that_were_sent(
     judges = [Judge(server.checkpoints[version]) for version in (0, 1)]
     expected = judges[1].logprobs(PROMPT)[1:].astype(np.float32)
     async with pool_at(server) as pool:
-        flights = [api.start(tasks, [*PROMPT, token], 1000) for token in range(20, 24)]
+        flights = [api.start(tasks, [*PROMPT, token], 2000) for token in range(20, 24)]
         for flight in flights:
             await flight.reached(10)
+        await api.pause("retract")  # the update does so, too, but it may be a while until then
         probe = Probe(token_ids=np.array(PROMPT, np.int32), logprobs=expected, tolerance=1e-5)
         report = await pool.update_weights(WeightFeed(version=1, channel=trainer.channel), probe)
         assert report.updated == (server.url,)
         bodies = [await flight.final() for flight in flights]
     for token, body in zip(range(20, 24), bodies, strict=True):
         first, second = spans(body)
-        assert (first[0], first[1], second[0], second[2]) == ("0", 0, "1", 1000)
+        assert (first[0], first[1], second[0], second[2]) == ("0", 0, "1", 2000)
         cut = first[2]
         assert 10 <= cut == second[1]
         ids = [*PROMPT, token, *body["output_ids"]]
@@ -206,6 +207,7 @@ async def test_our_client_flushes_nothing_that_keeps_its_place(api: Api, server:
     async with pool_at(server, pause_mode="fast") as pool:
         flight = api.start(tasks, PROMPT, 4000)
         await flight.reached(10)
+        await api.pause("in_place")  # as the update does, too, but it may be a while until then
         assert (await pool.update_weights(WeightFeed(version=1, channel=trainer.channel))).updated == (server.url,)
         await flight.reached(len(flight.ids) + 10)
         await api.post("/abort_request", {"rid": flight.rid})

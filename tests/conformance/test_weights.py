@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from anyio.abc import TaskGroup
@@ -77,16 +78,19 @@ async def test_a_checkpoint_that_is_not_there_changes_nothing(api: Api, server: 
 
 
 async def test_without_a_pause_an_update_waits_for_what_runs(api: Api, server: RunningServer, tasks: TaskGroup) -> None:
-    flight = api.start(tasks, PROMPT, 150)
+    flight = api.start(tasks, PROMPT, 600)
     await flight.reached(5)
     answers: list[Answer] = []
+    answered = anyio.Event()
 
     async def update() -> None:
         answers.append(await api.update(server.checkpoints[1], "1"))
+        answered.set()
 
     tasks.start_soon(update)
     body = await flight.final()
-    assert spans(body) == [("0", 0, 150)]
+    assert spans(body) == [("0", 0, 600)]
+    await answered.wait()
     reply = await api.generate(PROMPT, 2)
     assert spans(reply) == [("1", 0, 2)]
     assert [answer.status for answer in answers] == [200]

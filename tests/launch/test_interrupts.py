@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -67,14 +68,17 @@ def ended(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -> 
     return process.communicate(timeout=60)[1]
 
 
-def all_gone(pids: Sequence[int]) -> bool:
+def watches(pids: Sequence[int]) -> list[int]:
+    """Return a descriptor for each process, which becomes readable when that process has ended."""
+    return [os.pidfd_open(pid) for pid in pids]
+
+
+def all_gone(descriptors: Sequence[int]) -> bool:
     """Wait for processes that end by themselves; return whether they did."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
+    gone = [bool(select.select([descriptor], [], [], 10)[0]) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return all(gone)
 
 
 @pytest.mark.slow
@@ -133,7 +137,7 @@ def test_a_workflow_that_ignores_every_interrupt_cannot_keep_a_run(
     (tmp_path / "my_agent.py").write_text(KEEPING.format(line=line))
     with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
         read_until(process, "going on")
-        below = children(process.pid)
+        below = watches(children(process.pid))
         said = ended(process, [number])
         gone = all_gone(below)
     word = "Interrupted" if number == signal.SIGINT else "Ended by SIGTERM"

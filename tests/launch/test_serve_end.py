@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from tests.launch.test_cli import AGENTRL
 from tests.launch.test_interrupts import ended, read_until, started
 
+Send = Callable[[subprocess.Popen[str], Sequence[signal.Signals]], str]
 SAID = "{}; everything this command started has ended."
 ENDS = [
     ([signal.SIGINT], 130, "Interrupted"),
@@ -41,23 +42,15 @@ def pressed(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -
     return ended(process, ())
 
 
-@pytest.mark.parametrize(("signals", "status", "word"), ENDS[:2])
-def test_one_signal_ends_the_server_with_its_status_and_one_message(
-    tmp_path: Path, checkpoint: Path, signals: list[signal.Signals], status: int, word: str
+@pytest.mark.parametrize(
+    ("send", "signals", "status", "word"), [*((ended, *end) for end in ENDS[:2]), *((pressed, *end) for end in ENDS)]
+)
+def test_the_first_signal_ends_the_server_with_its_status_and_one_message_and_further_ones_change_nothing(
+    tmp_path: Path, checkpoint: Path, send: Send, signals: list[signal.Signals], status: int, word: str
 ) -> None:
     with started(tmp_path, *command(checkpoint)) as process:
         read_until(process, "Ctrl-C ends it")
-        said = ended(process, signals)
-    assert (process.returncode, said) == (status, f"\n{SAID.format(word)}\n")
-
-
-@pytest.mark.parametrize(("signals", "status", "word"), ENDS)
-def test_signals_that_follow_the_first_change_nothing(
-    tmp_path: Path, checkpoint: Path, signals: list[signal.Signals], status: int, word: str
-) -> None:
-    with started(tmp_path, *command(checkpoint)) as process:
-        read_until(process, "Ctrl-C ends it")
-        said = pressed(process, signals)
+        said = send(process, signals)
     assert (process.returncode, said) == (status, f"\n{SAID.format(word)}\n")
 
 

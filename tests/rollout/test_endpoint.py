@@ -19,6 +19,7 @@ from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
 from tests.rollout.harness import PATIENCE_S, TASK, Judge, ask, workflow_of
+from tests.support.endpoints import serving
 
 
 @pytest.fixture
@@ -31,17 +32,8 @@ async def endpoint(answer: Callable[[], web.Response]) -> AsyncGenerator[AsyncOp
     async def complete(request: web.Request) -> web.Response:
         return answer()
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", complete)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        async with AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as connection:
-            yield connection
-    finally:
-        await runner.cleanup()
+    async with serving(complete) as connection:
+        yield connection
 
 
 _ids = itertools.count()

@@ -257,6 +257,13 @@ def test_the_store_listens_on_its_address_only(sender: MakeSender) -> None:
         socket.create_connection(("127.0.0.2", address.port), timeout=5)
 
 
+def test_groups_that_are_closed_as_soon_as_they_are_open_leave_no_thread_behind(sender: MakeSender) -> None:
+    source = sender()
+    for _ in range(40):
+        opened(source)
+        source.open([], ())  # keeps none; the fixture looks for their threads
+
+
 @pytest.mark.parametrize(
     ("changes", "field"), [({"address": "203.0.113.7"}, "sync.address"), ({"backend": "nccl"}, "sync.backend")]
 )

@@ -38,34 +38,6 @@ def workflow_code(task: Task[Any]) -> list[str] | None:
 
     Libraries are left out, but for a workflow that is nothing else. Call it on the event loop.
     """
-    stack = _workflow_stack(task)
-    if stack is None:
-        return None
-    own = [stack[index] for index in _users(stack) if _LIBRARIES not in stack[index].file]
-    return _readable(own or stack)
-
-
-def is_leaving(task: Task[Any]) -> bool:
-    """Return whether a task's workflow is leaving an `async with`, as it does while it closes an environment."""
-    stack = _workflow_stack(task) or []
-    return any(entry.name.endswith(".__aexit__") and not entry.file.startswith(_ANYIO) for entry in stack)
-
-
-def listed(lines: list[str]) -> str:
-    """Return lines of code as part of a message."""
-    return "\n".join(f"  {line}" for line in lines)
-
-
-def _thread_stack(thread_id: int) -> list[_Entry]:
-    frame = sys._current_frames().get(thread_id)  # pyright: ignore[reportPrivateUsage] - the only way to see another thread
-    stack: list[_Entry] = []
-    while frame is not None and not (frame.f_code.co_filename.startswith(_LOOP) and frame.f_code.co_name == "_run"):
-        stack.append(_entry(frame))
-        frame = frame.f_back
-    return stack
-
-
-def _workflow_stack(task: Task[Any]) -> list[_Entry] | None:
     stack: list[_Entry] = []
     awaited: Any = task.get_coro()
     within = False
@@ -83,7 +55,22 @@ def _workflow_stack(task: Task[Any]) -> list[_Entry] | None:
             or getattr(awaited, "gi_yieldfrom", None)
             or getattr(awaited, "ag_await", None)
         )
-    return stack[::-1] if within else None
+    own = [stack[index] for index in _users(stack) if _LIBRARIES not in stack[index].file]
+    return _readable((own or stack)[::-1]) if within else None
+
+
+def listed(lines: list[str]) -> str:
+    """Return lines of code as part of a message."""
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _thread_stack(thread_id: int) -> list[_Entry]:
+    frame = sys._current_frames().get(thread_id)  # pyright: ignore[reportPrivateUsage] - the only way to see another thread
+    stack: list[_Entry] = []
+    while frame is not None and not (frame.f_code.co_filename.startswith(_LOOP) and frame.f_code.co_name == "_run"):
+        stack.append(_entry(frame))
+        frame = frame.f_back
+    return stack
 
 
 def _entry(frame: FrameType) -> _Entry:
@@ -117,8 +104,7 @@ def _home(package: str) -> str:
 
 
 _LOOP = _home("asyncio")
-_ANYIO = _home("anyio")
-_MACHINERY = (_LOOP, _ANYIO, _home("agentrl"))
+_MACHINERY = (_LOOP, _home("anyio"), _home("agentrl"))
 _LIBRARIES = f"{os.sep}site-packages{os.sep}"
 _WORKFLOW_CALL = (os.path.join(_home("agentrl"), "rollout", "episode.py"), "_unwrapped")
 """What calls a workflow; everything inside of it is the workflow's doing."""

@@ -21,9 +21,8 @@ from typing import Any, TypeVar
 
 import anyio
 
-from agentrl.env import CLOSE_TIMEOUT_S
 from agentrl.errors import StallError
-from agentrl.launch.culprit import blocking_code, is_leaving, is_users, listed, workflow_code
+from agentrl.launch.culprit import blocking_code, is_users, listed, workflow_code
 from agentrl.launch.interrupts import Ending, give_up, stop_of
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ PATIENCE_S = 5.0
 LAST_S = 3.0
 """Seconds after which what should end and is kept by a workflow is given up; what it started then ends within two more.
 
-A workflow that is leaving an `async with` has `CLOSE_TIMEOUT_S` more: it closes its environment.
+It is also what a workflow has for closing its environment at the end, whatever the environment's own deadline.
 """
 _LOOK_S = 0.25
 _KICK = signal.SIGURG
@@ -126,7 +125,7 @@ class _Watch:
         """Tasks whose workflows go on although they were cancelled, and for how many seconds of a running loop."""
         self._keeping: list[str] = []
         """What the first of them is doing."""
-        self._warn_ignoring_s, self._patience_s = warn_after_s, LAST_S
+        self._warn_ignoring_s = warn_after_s
         self._loop = asyncio.get_running_loop()
         self._host = asyncio.current_task()
         self._thread_id = threading.get_ident()
@@ -163,7 +162,6 @@ class _Watch:
         told = [task for task in asyncio.all_tasks(self._loop) if self.ending is not None or task.cancelling()]
         going_on = [task for task in told if workflow_code(task) is not None]
         self._ignoring = {task: self._ignoring.get(task, 0.0) + BEAT_S for task in going_on}
-        self._patience_s = LAST_S + (CLOSE_TIMEOUT_S if going_on and all(map(is_leaving, going_on)) else 0.0)
         longest = max(self._ignoring, key=self._ignoring.__getitem__, default=None)
         if longest is None:
             self._keeping, self._warn_ignoring_s = [], self._warn_after_s
@@ -188,7 +186,7 @@ class _Watch:
             silent_s += passed
             ending_s += passed if self.ending is not None else 0.0
             looked_at = now
-            if ending_s >= self._patience_s:
+            if ending_s >= LAST_S:
                 self._give_up_if_kept()
             if self._num_beats != seen:
                 seen, silent_s, warn_s = self._num_beats, 0.0, self._warn_after_s

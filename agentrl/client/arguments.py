@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from operator import is_
 from types import NoneType
 from typing import TypedDict, cast
 
@@ -162,27 +163,25 @@ def streams(stream: object) -> bool:
 
 
 class ArgumentReader:
-    """Reads the arguments of an episode's calls; calls made like the last one cost a comparison."""
+    """Reads the arguments of an episode's calls; a call with the very objects of the last one costs a comparison."""
 
     def __init__(self, defaults: SamplingConfig, *, vocab_size: int) -> None:
         """Read with the run's defaults; see `read_arguments`."""
         self._defaults = defaults
         self._vocab_size = vocab_size
-        self._last: tuple[object, CallArguments] | None = None
+        self._given: list[object] = []
+        """Names and values of the last call, if those cannot change."""
+        self._call: CallArguments | None = None
 
     def read(self, arguments: Mapping[str, object], default_timeout: object) -> CallArguments:
         """Return the arguments of one call; see `read_arguments`."""
         tools = arguments.get("tools")
         shown = not isinstance(tools, _NOTHING)
         plain = {name: value for name, value in arguments.items() if name != "tools"} if shown else arguments
-        kinds = [*map(type, plain.values()), type(default_timeout)]
-        # Only what cannot change is compared; 1, 1.0 and True are equal, so their types are compared, too.
-        given = (kinds, [*plain.items()], default_timeout) if _UNCHANGING.issuperset(kinds) else None
-        if given is None or self._last is None or self._last[0] != given:
+        given, call = [*plain, *plain.values(), default_timeout], self._call
+        if call is None or len(given) != len(self._given) or not all(map(is_, given, self._given)):
             call = read_arguments(plain, self._defaults, default_timeout=default_timeout, vocab_size=self._vocab_size)
-            self._last = None if given is None else (given, call)
-        else:
-            call = self._last[1]
+            self._given, self._call = given, call if _UNCHANGING.issuperset(map(type, given)) else None
         if not shown:
             return call
         choice = arguments.get("tool_choice")

@@ -69,7 +69,8 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._ends = episode.renderer.eos_ids | set(call.sampling.stop_token_ids)
         self._ended = False
         self._text = episode.renderer.incremental_decoder()
-        self._splitter = DeltaSplitter(tools=prompt.tools, stops=call.sampling.stop, thinking_open=prompt.thinking_open)
+        thinking = prompt.placed.thinking_open
+        self._splitter = DeltaSplitter(tools=prompt.tools, stops=call.sampling.stop, thinking_open=thinking)
 
     async def __anext__(self) -> ChatCompletionChunk:
         """Return the next chunk.
@@ -141,10 +142,10 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
                 self._ready.append(chunk(self._header, {name: text}))
 
     def _finish(self, generation: Generation) -> None:
-        episode, prompt = self._episode, self._prompt
+        episode, prompt, thinking = self._episode, self._prompt, self._prompt.placed.thinking_open
         episode.check_whole(self._request, generation)
         parsed = episode.renderer.parse(
-            generation.output_ids, tools=prompt.tools, stopped_on=generation.matched_stop, thinking_open=prompt.thinking_open
+            generation.output_ids, tools=prompt.tools, stopped_on=generation.matched_stop, thinking_open=thinking
         )
         rest = self._splitter.rest(parsed.reasoning or "", parsed.content)  # before `record`: a stream that fails is no turn
         message = episode.graph.turns[episode.record(prompt, self._request, generation)].message

@@ -24,6 +24,7 @@ from typing import cast
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, TokenError
+from agentrl.tokens.bytelevel import ByteDecoder
 from agentrl.tokens.words import word_encoder
 
 _MARKER = re.compile(r"<[^<>\s][^<>\n]*>|\[/?[A-Z_][A-Z_0-9 ]+\]|<\||\|>|<｜|｜>")
@@ -69,6 +70,8 @@ class TokenCodec:
         self.size: int = max(self._full.get_vocab().values(), default=-1) + 1
         """One more than the largest id."""
         self._anchor = "" if self.separable else self._find_anchor()
+        level = isinstance(decoder := data.get("decoder"), dict) and decoder.get("type") == "ByteLevel"
+        self._bytes = ByteDecoder(self._full.id_to_token) if level else None
 
     def _check_twin(self, where: str) -> None:
         vocabulary, twin = self._full.get_vocab(), self._twin.get_vocab()
@@ -157,6 +160,8 @@ class TokenCodec:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         """Return the text of ids; invalid UTF-8 becomes U+FFFD."""
+        if self._bytes is not None and not skip_special:
+            return self._bytes.decode(ids)
         return self._full.decode(ids, skip_special_tokens=skip_special)
 
 

@@ -18,10 +18,10 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.checks import check_reward, check_turn
-from agentrl.errors import ReplyError, TokenError, WorkflowError
+from agentrl.checks import check_reward, check_spans, sound_logprobs
+from agentrl.errors import InvariantError, ReplyError, TokenError, WorkflowError
 from agentrl.tokens.match import TurnIndex
-from agentrl.tokens.messages import KEY_BYTES, tools_key
+from agentrl.tokens.messages import tools_key
 from agentrl.tokens.placing import Placer, Tools, TurnTree
 from agentrl.tokens.prompt import Placed, Prompt, PromptBuilder
 from agentrl.tokens.renderer import Renderer
@@ -140,32 +140,32 @@ class TokenGraph:
             temperature: of the call.
 
         Raises:
-            InvariantError: if the arrays contradict each other (see `agentrl.types.check_turn`).
-            ReplyError: if an id is outside the vocabulary.
+            InvariantError: if lengths or version spans contradict each other (see `agentrl.checks.check_spans`).
+            ReplyError: if an id is outside the vocabulary, or a log-prob is not finite or above 0.
         """
-        index = len(self._turns)
-        where, salt = f"episode {self._episode_id}, turn {index}", f"{self._episode_id}/{index}".encode()
-        ids = np.asarray(output_ids, np.int32)
-        if len(ids) and int(np.maximum.reduce(ids.view(np.uint32))) >= self._renderer.vocab_size:  # a negative id is large
-            raise ReplyError(f"{where}: the server returned an id outside the vocabulary of {self._renderer.vocab_size}")
+        index, placed = len(self._turns), prompt.placed
+        parent, where = placed.parent, f"episode {self._episode_id}, turn {index}"
+        ids, logprobs = np.asarray(output_ids, np.int32), np.asarray(output_logprobs, np.float32)
+        numbers: list[int] = ids.tolist()
+        self._check(numbers, logprobs, where)
+        check_spans(spans, len(numbers), None if parent is None else self._turns[parent], where)
         parsed = self._renderer.parse(
-            ids, tools=prompt.tools, stopped_on=matched_stop, thinking_open=prompt.thinking_open, salt=salt
+            numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=placed.thinking_open, salt=where.encode()
         )
         turn = Turn(
             context_ids=prompt.context_ids,
             output_ids=ids,
-            output_logprobs=np.asarray(output_logprobs, np.float32),
-            spans=_shared(spans),
+            output_logprobs=logprobs,
+            spans=spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version),
             stop_reason=stop_reason,
-            parent=prompt.parent,
+            parent=parent,
             message=parsed.to_message(),
             temperature=temperature,
-            fork=prompt.fork,
-            kept_thinking=prompt.kept_thinking,
+            fork=placed.fork,
+            kept_thinking=placed.kept_thinking,
             prompt_digest=prompt.digest.digest(),
         )
-        check_turn(turn, None if prompt.parent is None else self._turns[prompt.parent], where)
-        self._add(turn, prompt, thought=parsed.reasoning is not None)
+        self._add(turn, prompt, numbers, thought=parsed.reasoning is not None)
         return index
 
     def set_reward(self, turn: int, value: float) -> None:
@@ -199,22 +199,31 @@ class TokenGraph:
             metrics=metrics or {},
         )
 
-    def _add(self, turn: Turn, prompt: Prompt, *, thought: bool) -> None:
-        tree, parent, match = self._tree, prompt.parent, prompt.match
+    def _check(self, output_ids: list[int], logprobs: Float32Array, where: str) -> None:
+        if len(logprobs) != len(output_ids):
+            raise InvariantError(f"{where}: {len(output_ids)} output ids but {len(logprobs)} log-probs")
+        if output_ids and not 0 <= min(output_ids) <= max(output_ids) < self._renderer.vocab_size:
+            raise ReplyError(f"{where}: the server returned an id outside the vocabulary of {self._renderer.vocab_size}")
+        if output_ids and not sound_logprobs(logprobs):
+            head = logprobs.tolist()[:8]
+            raise ReplyError(f"{where}: the server returned log-probs that are not finite, or above 0: {head}...")
+
+    def _add(self, turn: Turn, prompt: Prompt, output: list[int], *, thought: bool) -> None:
+        tree, match, fork, parent = self._tree, prompt.match, prompt.placed.fork, prompt.placed.parent
         tree.index.add(match, 0 if parent is None else tree.lengths[parent], turn.message, parent)
         tree.turns.append(turn)
         tree.tools.append(prompt.tools_key)
-        tree.lengths.append(0 if match is None else len(match.keys) // KEY_BYTES + 1)
+        tree.lengths.append(0 if match is None else match.size + 1)
         tree.thought.append(thought or (parent is not None and tree.thought[parent]))
-        if prompt.fork is not None:
-            self._forks[prompt.fork] += 1
-        self._prompts.recorded(len(tree.turns) - 1, prompt)
+        if fork is not None:
+            self._forks[fork] += 1
+        self._prompts.recorded(len(tree.turns) - 1, prompt, output)
 
     def _text_of(self, turn: int) -> str:
         return self._renderer.decode(self._prompts.path_ids(turn), skip_special=False)
 
 
 @lru_cache(maxsize=1024)
-def _shared(spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+def _one_span(start: int, end: int, version: int) -> tuple[VersionSpan, ...]:
     """Return one object for equal spans: most turns were sampled by one version, and have one of few lengths."""
-    return spans
+    return (VersionSpan(start=start, end=end, version=version),)

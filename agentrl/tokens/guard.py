@@ -22,6 +22,7 @@ import jinja2
 import jinja2.nodes
 
 from agentrl.errors import TokenError
+from agentrl.tokens.parse import THINK_OPEN
 from agentrl.tokens.template import ChatTemplate, PlainMessage
 
 Tools = Sequence[Mapping[str, object]] | None
@@ -46,6 +47,11 @@ class Rendered(NamedTuple):
     text: str
     nonce: str
     """Empty if nothing had to be broken."""
+
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether the text ends inside `<think>`."""
+        return self.text.rstrip().endswith(THINK_OPEN)
 
 
 class GuardedTemplate:

@@ -9,11 +9,12 @@ Invariant: `find` returns the deepest recorded turn whose messages and output be
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from agentrl.tokens.messages import KEY_BYTES, calls_of, read_message, role_of
-from agentrl.tokens.reading import MessageReader
+from agentrl.tokens.reading import MessageReader, Trail
+from agentrl.tokens.template import PlainMessage
 from agentrl.types import Message, Turn
 
 _NONE = -1
@@ -22,8 +23,12 @@ _NONE = -1
 class Match(NamedTuple):
     """Where a request meets what is known."""
 
-    keys: bytes
-    """Keys of the messages of the request, `KEY_BYTES` each."""
+    keys: Callable[[], bytes]
+    """Returns at least the keys of the messages of the request, `KEY_BYTES` each."""
+    size: int
+    """Messages of the request."""
+    trail: Trail | None
+    """A trail that begins with them; None if there is none."""
     turn: int | None
     """The turn to extend: the deepest one with the same tools."""
     length: int
@@ -32,6 +37,8 @@ class Match(NamedTuple):
     """The same for the deepest turn whatever its tools."""
     edited: bool
     """The rest of the request holds a changed model output, or a model output in another place."""
+    new: Sequence[PlainMessage] | None = None
+    """The messages after `length`, where they are known to be plain and not the model's."""
 
 
 class TurnIndex:
@@ -40,16 +47,18 @@ class TurnIndex:
     def __init__(self) -> None:
         """Start without turns."""
         self._reader = MessageReader()
-        self._keys = b""
-        """Keys that each turn adds to its parent's, none for a call made of ids, one turn after the other."""
+        self._known = b""
+        """What `_keys` returned last; on one line, nothing is read before somebody asks."""
         self._ends = array("L", [0])
-        """Where those of each turn end, after a 0."""
+        """Where the keys of each turn end, after a 0."""
         self._newest: list[int] = [_NONE]
         """The latest child of the root, then of each turn."""
         self._sibling: list[int] = []
         """The child of the same parent recorded before each turn."""
         self._is_line = True
         """Whether every turn extends the one before it, so that all keys in order are one conversation."""
+        self._last: tuple[Trail, int, Message] | None = None
+        """A trail that begins with the request of the last turn, its length then, and the output, if all is one line."""
 
     def find(self, messages: Sequence[Message], tools: bytes, turns: Sequence[Turn], tools_of: Sequence[bytes]) -> Match:
         """Return where a request meets the known conversations.
@@ -63,11 +72,16 @@ class TurnIndex:
         Raises:
             TokenError: for a message that cannot be rendered.
         """
-        keys, reasoning = self._reader.read(messages)
-        if self._keys and self._is_line and not reasoning and tools_of[-1] == tools and keys.startswith(self._keys):
-            length = len(self._keys) // KEY_BYTES
+        if self._last is not None and tools_of[-1] == tools:
+            trail, length, answer = self._last
+            new = self._reader.continued(messages, trail, answer) if len(trail) == length else None
+            if new is not None:
+                return Match(trail.keys, len(messages), trail, len(turns) - 1, length + 1, length + 1, False, new)
+        keys, reasoning, trail = self._reader.read(messages)
+        if self._is_line and not reasoning and turns and tools_of[-1] == tools and keys.startswith(self._keys()):
+            length = self._ends[-1] // KEY_BYTES
             if "assistant" not in [role_of(message) for message in messages[length:]]:
-                return Match(keys, len(turns) - 1, length, length, False)
+                return Match(lambda: keys, len(messages), trail, len(turns) - 1, length, length, False)
         found = self._walk(keys, reasoning, turns)
         same = [turn for turn in found if tools_of[turn] == tools]
         end = max([found[turn] for turn in same], default=0)
@@ -79,7 +93,7 @@ class TurnIndex:
         length_any = max(found.values(), default=0) // KEY_BYTES
         answers = [at for at in range(length_any, len(messages)) if role_of(messages[at]) == "assistant"]
         edited = bool(answers) and self._edited(keys, answers, found)
-        return Match(keys, turn, end // KEY_BYTES, length_any, edited)
+        return Match(lambda: keys, len(messages), trail, turn, end // KEY_BYTES, length_any, edited)
 
     def add(self, match: Match | None, known: int, tail: Message, parent: int | None) -> None:
         """Record the next turn.
@@ -90,11 +104,17 @@ class TurnIndex:
             tail: the output.
             parent: the turn above it.
         """
-        added = b"" if match is None else match.keys[known * KEY_BYTES :] + read_message(tail).key
         turn, place = len(self._sibling), 0 if parent is None else parent + 1
-        self._is_line = self._is_line and bool(added) and place == turn
-        self._keys += added
-        self._ends.append(len(self._keys))
+        added = 0 if match is None else match.size - known + 1
+        self._is_line = self._is_line and match is not None and place == turn
+        if self._is_line and match is not None and match.trail is not None:
+            self._last = match.trail, match.size, tail
+        else:
+            self._known = self._keys()
+            self._last = None
+            if match is not None:
+                self._known += match.keys()[known * KEY_BYTES : match.size * KEY_BYTES] + read_message(tail).key
+        self._ends.append(self._ends[-1] + added * KEY_BYTES)
         self._sibling.append(self._newest[place])
         self._newest[place] = turn
         self._newest.append(_NONE)
@@ -104,8 +124,15 @@ class TurnIndex:
         key = keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
         return next((turn for turn in reversed(range(len(self._sibling))) if self._added(turn).endswith(key)), None)
 
+    def _keys(self) -> bytes:
+        """Return the keys that each turn adds to its parent's, none for a call made of ids, one turn after the other."""
+        if self._last is not None and len(self._known) < self._ends[-1]:
+            trail, count, output = self._last
+            self._known = trail.keys()[: count * KEY_BYTES] + read_message(output).key
+        return self._known
+
     def _added(self, turn: int) -> bytes:
-        return self._keys[self._ends[turn] : self._ends[turn + 1]]
+        return self._keys()[self._ends[turn] : self._ends[turn + 1]]
 
     def _children(self, turn: int) -> Iterator[int]:
         child = self._newest[turn + 1]

@@ -27,8 +27,7 @@ class ToolCall:
     """JSON text of an object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedMessage:
+class ParsedMessage(NamedTuple):
     r"""One model output as a message.
 
     Example:

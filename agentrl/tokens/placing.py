@@ -7,13 +7,14 @@ fork asks for it, from the whole conversation. Model outputs rendered again are 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.tokens.match import Match, TurnIndex
 from agentrl.tokens.messages import role_of
-from agentrl.tokens.prompt import Placed
+from agentrl.tokens.prompt import OUTPUT_IDS, Placed
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import ForkReason, Message, Turn
 
@@ -78,13 +79,18 @@ class Placer:
     def _extension(
         self, match: Match, turn: int, messages: Sequence[Message], tools: Tools, fork: ForkReason | None
     ) -> Placed:
-        renderer = self._renderer
-        reasoning = self._reasoning(match, messages, start=match.length)
-        new = renderer.plain(messages[match.length :], reasoning)
+        renderer, last_id = self._renderer, self._last_id(turn)
+        new = match.new
+        if new is None:
+            new = renderer.plain(messages[match.length :], self._reasoning(match, messages, start=match.length))
+        kept = self._tree.turns[turn].kept_thinking
+        if self._history == "keep" and not self._tree.thought[turn]:
+            context = renderer.fill(new, bool(tools), last_output_id=last_id)
+            if context is not None:
+                return Placed(turn, context.ids, context.thinking_open, fork, kept)
         shape = renderer.shape(new, bool(tools))
         if not shape.complete:
             return self._root(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)
-        kept = self._tree.turns[turn].kept_thinking
         if shape.rewrites and self._history == "as_template":
             stripped = self._rewritten(match, turn, messages, tools)
             if stripped is not None:
@@ -92,7 +98,7 @@ class Placer:
         elif shape.rewrites_thinking:
             kept = kept or self._tree.thought[turn]
         history = [] if shape.local else renderer.plain(messages[: match.length], self._reasoning(match, messages))
-        context = renderer.extend(history, new, tools, last_output_id=self._last_id(turn))
+        context = renderer.extend(history, new, tools, last_output_id=last_id)
         return Placed(turn, context.ids, context.thinking_open, fork, kept)
 
     def _root(self, match: Match, messages: Sequence[Message], tools: Tools, fork: ForkReason | None) -> Placed:
@@ -106,7 +112,7 @@ class Placer:
         if not any(self._tree.thought):
             return found
         for at in range(start, len(messages)):
-            turn = self._tree.index.output_turn(match.keys, at) if role_of(messages[at]) == "assistant" else None
+            turn = self._tree.index.output_turn(match.keys(), at) if role_of(messages[at]) == "assistant" else None
             text = None if turn is None else self._tree.turns[turn].message.get("reasoning_content")
             if text:
                 found[at - start] = text
@@ -129,8 +135,8 @@ class Placer:
         return found
 
     def _last_id(self, turn: int) -> int | None:
-        output = self._tree.turns[turn].output_ids
-        return int(output[-1]) if len(output) else None
+        output = OUTPUT_IDS.raw(self._tree.turns[turn])
+        return int.from_bytes(output[-4:], sys.byteorder, signed=True) if output else None
 
     def _rewritten(self, match: Match, turn: int, messages: Sequence[Message], tools: Tools) -> ForkReason | None:
         """Return why the template no longer writes what `turn` and its context hold; None if it does."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ from agentrl.packed import PackedArray
 from agentrl.tokens.match import Match
 from agentrl.types import ForkReason, Int32Array, Turn
 
-_CONTEXT_IDS, _OUTPUT_IDS = (cast("PackedArray", vars(Turn)[name]) for name in ("context_ids", "output_ids"))
+CONTEXT_IDS, OUTPUT_IDS = (cast("PackedArray", vars(Turn)[name]) for name in ("context_ids", "output_ids"))
 
 
 class RunningDigest(Protocol):
@@ -39,62 +38,54 @@ class RunningDigest(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What one model call sends, and where its turn will stand in the graph."""
+class Placed(NamedTuple):
+    """The ids a model call adds, with their place."""
 
     parent: int | None
     """The turn it extends; None for a root."""
+    ids: list[int]
+    """What it adds to its parent's."""
+    thinking_open: bool
+    """Whether the context ends inside `<think>`."""
+    fork: ForkReason | None
+    """Why it is a fork; None if it is not."""
+    kept_thinking: bool = False
+    """Whether the template would drop earlier reasoning that this context keeps (`history="keep"`)."""
+
+
+class Prompt(NamedTuple):
+    """What one model call sends, and where its turn will stand in the graph."""
+
+    placed: Placed
     context_ids: Int32Array
     """[C] int32, read-only: the ids it adds to its parent's."""
     input_ids: Int32Array
     """[N] int32, read-only: the whole context."""
     input_json: bytes
     """The same ids, decimal and comma-joined."""
-    fork: ForkReason | None
-    """Why it is a fork; None if it is not."""
     tools: bool
     """Whether the request has tools, so that the output may hold tool calls."""
-    thinking_open: bool
-    """Whether the context ends inside `<think>`."""
-    kept_thinking: bool
-    """Whether the template would drop earlier reasoning that this context keeps (`history="keep"`)."""
-    match: Match | None = field(repr=False, compare=False)
+    match: Match | None
     """Where the request's messages met the known conversations; None for a call made of ids."""
     tools_key: bytes
-    digest: RunningDigest = field(repr=False, compare=False)
+    digest: RunningDigest
     """Running digest of `input_json`."""
 
 
-class Placed(NamedTuple):
-    """A context with its place."""
-
-    parent: int | None
-    ids: list[int]
-    thinking_open: bool
-    fork: ForkReason | None
-    kept_thinking: bool = False
-
-
-class _Leaf(NamedTuple):
-    """The end of the last recorded turn, ready to be extended."""
-
-    turn: int | None
-    ids: list[bytes]
-    """Ids from the root to the end of the turn, int32, in pieces."""
-    json: tuple[bytes, ...]
-    """The same, decimal and comma-joined, in pieces without empty ones."""
-    digest: RunningDigest
-    """Of the JSON pieces, joined by commas."""
-
-
 class PromptBuilder:
-    """Builds prompts over the turns of one episode."""
+    """Builds prompts over the turns of one episode; remembers the end of the last one, which most calls extend."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         """Build over `turns`, which grows as turns are recorded."""
         self._turns = turns
-        self._leaf: _Leaf | None = None
+        self._turn: int | None = None
+        """The last recorded turn."""
+        self._ids: list[bytes] = []
+        """Ids from the root to its end, int32, in pieces."""
+        self._json: tuple[bytes, ...] = ()
+        """The same, decimal and comma-joined, in pieces without empty ones."""
+        self._digest: RunningDigest = hashlib.blake2b(digest_size=16)
+        """Of the JSON pieces, joined by commas."""
 
     def path_ids(self, turn: int | None) -> Int32Array:
         """Return the ids from the root to the end of `turn`, [N] int32."""
@@ -102,52 +93,36 @@ class PromptBuilder:
 
     def build(self, placed: Placed, *, tools: bool, match: Match | None, tools_key: bytes) -> Prompt:
         """Return the prompt of a call that stands at `placed`."""
-        leaf = self._at(placed.parent)
-        context = struct.pack(f"={len(placed.ids)}i", *placed.ids)
-        added, pieces, digest = orjson.dumps(placed.ids)[1:-1], leaf.json, leaf.digest.copy()
+        if placed.parent == self._turn:
+            ids, pieces, digest = self._ids, self._json, self._digest.copy()
+        else:
+            ids = self._path(placed.parent)
+            known = orjson.dumps(np.frombuffer(b"".join(ids), np.int32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+            pieces, digest = (known,) if known else (), hashlib.blake2b(known, digest_size=16)
+        context, added = struct.pack(f"={len(placed.ids)}i", *placed.ids), orjson.dumps(placed.ids)[1:-1]
         if added:
             digest.update(b"," + added if pieces else added)
             pieces = (*pieces, added)
-        return Prompt(
-            parent=placed.parent,
-            context_ids=np.frombuffer(context, np.int32),
-            input_ids=np.frombuffer(b"".join((*leaf.ids, context)), np.int32),
-            input_json=b",".join(pieces),
-            fork=placed.fork,
-            tools=tools,
-            thinking_open=placed.thinking_open,
-            kept_thinking=placed.kept_thinking,
-            match=match,
-            tools_key=tools_key,
-            digest=digest,
-        )
+        input_ids = np.frombuffer(b"".join((*ids, context)), np.int32)
+        added_ids = np.frombuffer(context, np.int32)
+        return Prompt(placed, added_ids, input_ids, b",".join(pieces), tools, match, tools_key, digest)
 
-    def recorded(self, turn: int, prompt: Prompt) -> None:
-        """Remember the end of a turn just recorded, which the next call most likely extends."""
-        leaf, record = self._leaf, self._turns[turn]
-        ids = leaf.ids if leaf is not None and leaf.turn == prompt.parent else self._path(prompt.parent)
+    def recorded(self, turn: int, prompt: Prompt, output_ids: list[int]) -> None:
+        """Remember the end of a turn just recorded."""
+        record, parent = self._turns[turn], prompt.placed.parent
+        ids = self._ids if self._turn == parent else self._path(parent)
+        ids += (CONTEXT_IDS.raw(record), OUTPUT_IDS.raw(record))
         pieces, digest = (prompt.input_json,) if prompt.input_json else (), prompt.digest.copy()
-        output = _ids_json(record.output_ids)
+        output = orjson.dumps(output_ids)[1:-1]
         if output:
             digest.update(b"," + output if pieces else output)
             pieces = (*pieces, output)
-        self._leaf = _Leaf(turn, [*ids, _CONTEXT_IDS.raw(record), _OUTPUT_IDS.raw(record)], pieces, digest)
-
-    def _at(self, turn: int | None) -> _Leaf:
-        if self._leaf is not None and self._leaf.turn == turn:
-            return self._leaf
-        path = self._path(turn)
-        known = _ids_json(np.frombuffer(b"".join(path), np.int32))
-        return _Leaf(turn, path, (known,) if known else (), hashlib.blake2b(known, digest_size=16))
+        self._turn, self._ids, self._json, self._digest = turn, ids, pieces, digest
 
     def _path(self, turn: int | None) -> list[bytes]:
         pieces: list[bytes] = []
         while turn is not None:
             record = self._turns[turn]
-            pieces += (_OUTPUT_IDS.raw(record), _CONTEXT_IDS.raw(record))
+            pieces += (OUTPUT_IDS.raw(record), CONTEXT_IDS.raw(record))
             turn = record.parent
         return pieces[::-1]
-
-
-def _ids_json(ids: Int32Array) -> bytes:
-    return orjson.dumps(ids, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

@@ -9,16 +9,22 @@ Invariant: `MessageReader.read` returns what reading every message anew would re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, cast
 
+from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
-from agentrl.tokens.messages import KEY_BYTES, read_message, reader
+from agentrl.errors import WorkflowError
+from agentrl.tokens.messages import KEY_BYTES, ROLES, read_message, reader
+from agentrl.tokens.template import PlainMessage
 from agentrl.types import Message
 
 _MAX_TRAILS = 4
 """Conversations an episode remembers; a request of another one is read anew."""
+_FLAT = frozenset({dict, ChatCompletionMessage})
+"""Kinds of messages that can be read from a shallow copy of their fields, if those are text."""
+_ASKING = ROLES - {"assistant", "developer"}
+_PLAIN = {"role", "content", "name", "tool_call_id"}
 
 
 class Reading(NamedTuple):
@@ -28,6 +34,8 @@ class Reading(NamedTuple):
     """`KEY_BYTES` for each message."""
     reasoning: Mapping[int, str]
     """The reasoning that assistant messages carry themselves, by position."""
+    trail: Trail | None
+    """A trail that begins with these messages; None if there is none."""
 
 
 class MessageReader:
@@ -35,18 +43,23 @@ class MessageReader:
 
     def __init__(self) -> None:
         """Start without memory."""
-        self._trails: list[_Trail] = []
+        self._trails: list[Trail] = []
 
     def read(self, messages: Sequence[Message]) -> Reading:
         """Return the keys and the reasoning of messages.
 
         Raises:
             TokenError: for a message that cannot be rendered.
+            WorkflowError: for something that is no message.
         """
         trail = self._trail(messages)
         keys: list[bytes] = []
         unwatched: dict[int, str] = {}
         for at in range(len(trail), len(messages)):
+            message = cast("object", messages[at])
+            if not isinstance(message, (Mapping, BaseModel)):
+                given = f"{type(message).__name__} {message!r:.80}"
+                raise WorkflowError(f"messages[{at}] must be a dict or an openai message, got {given}")
             key, reasoning = read_message(messages[at])
             watching = not keys and trail.add(messages[at], key)
             if not watching:
@@ -54,38 +67,41 @@ class MessageReader:
             if reasoning is not None:
                 (trail.reasoning if watching else unwatched)[at] = reasoning
         if not keys:
-            return Reading(trail.keys, trail.reasoning)
-        return Reading(trail.keys + b"".join(keys), {**trail.reasoning, **unwatched})
+            return Reading(trail.keys(), trail.reasoning, trail)
+        return Reading(trail.keys() + b"".join(keys), {**trail.reasoning, **unwatched}, None)
 
-    def _trail(self, messages: Sequence[Message]) -> _Trail:
-        """Return a trail of messages that `messages` begins with, as many as are known."""
-        trails = self._trails
-        for trail in reversed(trails):
-            if trail.covers(messages):
-                if trail is not trails[-1]:
-                    trails.remove(trail)
-                    trails.append(trail)
-                return trail
-        begun = max((trail.common(messages) for trail in trails), key=len, default=_Trail())
-        self._trails = [*trails[1 - _MAX_TRAILS :], begun]
-        return begun
+    def continued(self, messages: Sequence[Message], trail: Trail, answer: Message) -> list[PlainMessage] | None:
+        """Return what follows `answer`, if messages are the trail's, `answer`, then plain ones that are not the model's.
+
+        The trail has all of them afterwards, and their keys are found out when somebody asks for them.
+        """
+        known = len(trail)
+        if len(messages) < known + 2 or not trail.covers(messages) or not _repeats(messages[known], answer):
+            return None
+        new = messages[known + 1 :]
+        if not all(map(_is_plain, new)) or not trail.add(messages[known], like=answer):
+            return None
+        return trail.add_plain(cast("list[PlainMessage]", new))
+
+    def _trail(self, messages: Sequence[Message]) -> Trail:
+        """Return a trail of messages that `messages` begins with; an empty one if none is known."""
+        trail = next((trail for trail in reversed(self._trails) if trail.covers(messages)), Trail())
+        self._trails = [*[other for other in self._trails if other is not trail][1 - _MAX_TRAILS :], trail]
+        return trail
 
 
-class _Trail:
+class Trail:
     """Messages as they were when they were read, in order."""
 
-    __slots__ = ("_copies", "_inside", "_kinds", "_names", "_sizes", "_values", "keys", "reasoning")
+    __slots__ = ("_copies", "_fields", "_inside", "_keys", "_kinds", "reasoning")
 
     def __init__(self) -> None:
-        self.keys = b""
         self.reasoning: dict[int, str] = {}
+        self._keys = b""
+        """Of the first messages."""
         self._kinds: list[type] = []
-        self._sizes: list[int] = []
-        """Number of values of each message."""
-        # One list over all messages: a list for each message would take more memory than what it holds.
-        self._values: list[object] = []
-        self._names: list[str] = []
-        """Keys of the messages that are dicts; the fields of models are those of their class."""
+        self._fields: list[Message] = []
+        """Shallow copies of the messages."""
         self._inside: list[Any] = []
         """What can change within a value: dicts and lists of text parts, tool calls and further fields."""
         self._copies: list[object] = []
@@ -94,65 +110,87 @@ class _Trail:
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def add(self, message: object, key: bytes) -> bool:
-        """Remember a message that was just read; False, and nothing done, if a change in it could not be seen."""
+    def keys(self) -> bytes:
+        """Return the keys of all messages."""
+        unread = self._fields[len(self._keys) // KEY_BYTES :]
+        if unread:
+            self._keys += b"".join([read_message(fields).key for fields in unread])
+        return self._keys
+
+    def add(self, message: Message, key: bytes | None = None, like: Message | None = None) -> bool:
+        """Remember a message that can be read.
+
+        Args:
+            message: it.
+            key: its key; None: found out when somebody asks for it.
+            like: a record, which nobody changes, so that it stands for a copy if it is equal.
+
+        Returns:
+            False, with nothing done, if a change in the message could not be seen.
+        """
         inside: list[Any] = []
-        if type(message) is dict:
-            fields = cast("dict[str, object]", message)
-            content, calls = fields.get("content"), fields.get("tool_calls")
-        elif isinstance(message, BaseModel) and _watch(message, inside):
-            del inside[0]  # looked up at each comparison
-            fields, get = message.__dict__, reader(message)
-            content, calls = get("content"), get("tool_calls")
-        else:
+        if not _watch(message, inside):
             return False
+        fields, get = inside.pop(0), reader(message)  # these are looked up at each comparison
+        content, calls = get("content"), get("tool_calls")
         if not (type(content) is str or content is None or _watch_parts(content, inside)):
             return False
         if not (calls is None or _watch_parts(calls, inside)):
             return False
-        self.keys += key
+        if key is None and (type(message) not in _FLAT or calls is not None or type(content) is not str):
+            key = read_message(message).key  # what is inside may be another then
+        if key is not None:
+            self._keys = self.keys() + key
         self._kinds.append(type(message))
-        self._sizes.append(len(fields))
-        self._values += fields.values()
-        if fields is message:
-            self._names += fields
+        self._fields.append(like if like is not None and like == fields else fields.copy())
         if inside:
             self._inside += inside
             self._copies += [item.copy() for item in inside]
         return True
 
+    def add_plain(self, messages: list[PlainMessage]) -> list[PlainMessage]:
+        """Remember dicts that hold only text; return copies."""
+        copies = [message.copy() for message in messages]
+        self._kinds += [dict] * len(copies)
+        self._fields += copies
+        return copies
+
     def covers(self, messages: Sequence[Message]) -> bool:
         """Return whether `messages` begins with these, unchanged."""
-        count = len(self._kinds)
-        top = messages if len(messages) == count else messages[:count]
-        if [*map(type, top)] != self._kinds:
-            return False
-        fields = [cast("dict[str, object]", item) if type(item) is dict else item.__dict__ for item in top]
+        top = messages[: len(self._kinds)]
         return (
-            [*map(len, fields)] == self._sizes
-            and [*chain.from_iterable(map(dict.values, fields))] == self._values
-            and [*chain.from_iterable([item for item in top if type(item) is dict])] == self._names
+            [*map(type, top)] == self._kinds
+            and [item if type(item) is dict else item.__dict__ for item in top] == self._fields
             and self._inside == self._copies
         )
 
-    def common(self, messages: Sequence[Message]) -> _Trail:
-        """Return a trail of those messages that `messages` begins with, unchanged."""
-        found = _Trail()
-        for at, message in enumerate(messages[: len(self)]):
-            values, names, copies = len(found._values), len(found._names), len(found._copies)
-            if not found.add(message, self.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]):
-                break
-            if (
-                found._kinds[at] is not self._kinds[at]
-                or found._sizes[at] != self._sizes[at]
-                or found._values[values:] != self._values[values : len(found._values)]
-                or found._names[names:] != self._names[names : len(found._names)]
-                or found._copies[copies:] != self._copies[copies : len(found._copies)]
-            ):
-                return self.common(messages[:at])
-            if at in self.reasoning:
-                found.reasoning[at] = self.reasoning[at]
-        return found
+
+def _repeats(message: Message, answer: Message) -> bool:
+    """Return whether a message means what `answer` does, and carries no reasoning."""
+    text = answer["content"]
+    if len(answer) == 2 and "</think>" not in text and _says(message, text):
+        return True
+    key, reasoning = read_message(message)
+    return reasoning is None and key == read_message(answer).key
+
+
+def _says(message: object, text: str) -> bool:
+    """Return whether a message is the model's, and nothing but this text."""
+    if type(message) is not ChatCompletionMessage or message.__pydantic_extra__:
+        return message == {"role": "assistant", "content": text}
+    fields = message.__dict__
+    nothing_else = fields["tool_calls"] is None and fields["function_call"] is None
+    return fields["content"] == text and fields["role"] == "assistant" and nothing_else
+
+
+def _is_plain(message: Message) -> bool:
+    """Return whether a message is what a template takes as it is, and not the model's."""
+    return (
+        type(message) is dict
+        and message.get("role") in _ASKING
+        and type(message.get("content")) is str
+        and (len(message) == 2 or (message.keys() <= _PLAIN and {*map(type, message.values())} == {str}))
+    )
 
 
 def _watch_parts(parts: object, inside: list[Any]) -> bool:

@@ -20,9 +20,9 @@ from agentrl.tokens.decode import IncrementalDecoder
 from agentrl.tokens.delta import DeltaRenderer, Shape
 from agentrl.tokens.encode import TokenCodec
 from agentrl.tokens.files import ModelFiles, read_model_files
-from agentrl.tokens.guard import GuardedTemplate, Rendered
+from agentrl.tokens.guard import GuardedTemplate
 from agentrl.tokens.messages import plain_message
-from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, choose_parser, parse_text
+from agentrl.tokens.parse import THINK_CLOSE, ParsedMessage, choose_parser, parse_text
 from agentrl.tokens.probe import Probe, roles_of, wants_text_arguments
 from agentrl.tokens.scaffold import Context, Scaffolds
 from agentrl.tokens.supervised import EncodedConversation, assistant_ids, encode_conversation
@@ -115,11 +115,7 @@ class Renderer:
     # ---- text to ids
 
     def encode_content(self, text: str) -> list[int]:
-        """Return the ids of text as content: never a control token, whatever it says.
-
-        Raises:
-            TokenError: if it is not valid Unicode text.
-        """
+        """Return the ids of text as content, never a control token; raise `TokenError` if it is not valid Unicode."""
         return self._codec.encode_content(text)
 
     def plain(self, messages: Sequence[Message], reasoning: Mapping[int, str] | None = None) -> list[PlainMessage]:
@@ -165,7 +161,7 @@ class Renderer:
                 what = "tool calls" if role == "call" else f"{role} messages"
                 raise TokenError(f"the chat template leaves out {what}; the model would not see them")
         rendered = self._template.render(messages, tools or None, generation_prompt=True)
-        return Context(self._codec.encode_rendered(rendered.text, nonce=rendered.nonce), _opens_thinking(rendered))
+        return Context(self._codec.encode_rendered(rendered.text, nonce=rendered.nonce), rendered.opens_thinking)
 
     def extend(
         self,
@@ -186,15 +182,21 @@ class Renderer:
         Raises:
             TokenError: if the template refuses the messages.
         """
-        context = self._scaffolds.fill(new, bool(tools))
-        if context is None:
-            rendered = self._delta.render(history, new, tools or None)
-            ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
-            context = Context(ids, _opens_thinking(rendered))
-            self._scaffolds.learn(new, bool(tools), context)
-        if last_output_id in self._closers and context.ids and context.ids[0] in self._closers:
-            return Context(context.ids[1:], context.thinking_open)
-        return context
+        context = self.fill(new, bool(tools), last_output_id=last_output_id)
+        if context is not None:
+            return context
+        rendered = self._delta.render(history, new, tools or None)
+        ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
+        self._scaffolds.learn(new, bool(tools), Context(ids, rendered.opens_thinking))
+        return Context(self._joined(ids, last_output_id), rendered.opens_thinking)
+
+    def fill(self, new: Sequence[PlainMessage], tools: bool, *, last_output_id: int | None) -> Context | None:
+        """Return what `extend` does, where earlier calls have shown how; None elsewhere, and where a shape is not local."""
+        context = self._scaffolds.fill(new, tools)
+        return None if context is None else Context(self._joined(context.ids, last_output_id), context.thinking_open)
+
+    def _joined(self, ids: list[int], last_output_id: int | None) -> list[int]:
+        return ids[1:] if last_output_id in self._closers and ids and ids[0] in self._closers else ids
 
     def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:
         """Return what the template does with new messages of these roles.
@@ -287,14 +289,10 @@ class Renderer:
         return encode_conversation(self, write, messages, tools)
 
 
-def _opens_thinking(rendered: Rendered) -> bool:
-    return rendered.text.rstrip().endswith(THINK_OPEN)
-
-
 def _known(codec: TokenCodec, text: str | None) -> list[int]:
     number = codec.token_id(text) if text is not None else None
     return [] if number is None else [number]
 
 
 def _as_list(ids: Sequence[int] | Int32Array) -> list[int]:
-    return ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]
+    return ids if type(ids) is list else ids.tolist() if isinstance(ids, np.ndarray) else [int(number) for number in ids]

@@ -17,13 +17,12 @@ from itertools import chain, groupby
 from tokenizers import Tokenizer
 from tokenizers.models import Model
 
+from agentrl.tokens.bytelevel import CHARACTERS
+
 _MAX_PIECES = 16_384
 """Pieces that are remembered, then the memory starts anew: 4 to 6 MB where they are words, 10 MB at most."""
 _MAX_LENGTH = 32
 """Characters of a remembered piece; longer ones rarely come twice."""
-_BYTES = {byte: 256 + at for at, byte in enumerate([*range(33), 127])}
-"""The characters that byte-level vocabularies write for the ASCII characters they do not write as themselves."""
-
 
 _LINE = re.compile(r"(?<=\n)(?=[ \t]*[!-~])")
 """Matches where every known pre-tokenizer cuts, whatever stands around, and nothing before depends on what comes after."""
@@ -99,7 +98,7 @@ class _Memory(dict[str, tuple[int, ...]]):
         self._model = model
 
     def __missing__(self, piece: str) -> tuple[int, ...]:
-        ids = tuple([token.id for token in self._model.tokenize(piece.translate(_BYTES))])
+        ids = tuple([token.id for token in self._model.tokenize(piece.translate(CHARACTERS))])
         if len(piece) <= _MAX_LENGTH:
             if len(self) >= _MAX_PIECES:
                 self.clear()

@@ -229,33 +229,68 @@ def test_a_message_changed_in_place_is_noticed(player: Player):
     player.ask(messages, "3", TOOLS)
     messages[1]["tool_calls"][0]["function"]["arguments"] = '{"a": 9, "op": "+", "b": 2}'
     prompt = player.graph.prepare(messages, TOOLS)
-    assert (prompt.parent, prompt.fork) == (None, ForkReason.HISTORY_EDITED)
+    assert (prompt.placed.parent, prompt.placed.fork) == (None, ForkReason.HISTORY_EDITED)
     messages[1]["tool_calls"][0]["function"]["arguments"] = ONE
     messages[0]["content"] = "something else"
-    assert player.graph.prepare(messages, TOOLS).parent is None
+    assert player.graph.prepare(messages, TOOLS).placed.parent is None
     messages[0]["content"] = "x?"
-    assert player.graph.prepare(messages, TOOLS).parent == 0
+    assert player.graph.prepare(messages, TOOLS).placed.parent == 0
     parts = [{"type": "text", "text": "x?"}]
     messages[0]["content"] = parts
-    assert player.graph.prepare(messages, TOOLS).parent == 0
+    assert player.graph.prepare(messages, TOOLS).placed.parent == 0
     parts[0]["text"] = "y?"
-    assert player.graph.prepare(messages, TOOLS).parent is None
+    assert player.graph.prepare(messages, TOOLS).placed.parent is None
+
+
+@pytest.mark.parametrize(("field", "value"), [("content", "b"), ("reasoning_content", "why"), ("role", "user")])
+def test_an_answer_changed_before_it_comes_back_is_noticed(player: Player, field: str, value: str):
+    messages: list[Any] = [user("x?")]
+    messages.append(as_openai(player.ask(messages, "a")))
+    setattr(messages[1], field, value)
+    messages.append(user("y?"))
+    placed = player.graph.prepare(messages).placed
+    fork = None if field == "role" else ForkReason.HISTORY_EDITED
+    assert (placed.parent, placed.fork) == (None, fork)
+
+
+def test_an_answer_that_says_the_same_as_the_last_one_is_not_taken_for_it(player: Player):
+    messages: list[Any] = [user("x?")]
+    messages.append(player.ask(messages, "a"))
+    messages.append(user("never answered"))
+    assert player.graph.prepare(messages).placed.parent == 0
+    longer = player.graph.prepare([*messages, {"role": "assistant", "content": "a"}, user("y?")])
+    shown = player.renderer.decode(longer.input_ids, skip_special=False)
+    assert shown.count("never answered") == 1
+    assert shown.count("assistant\na") == 2
+
+
+def test_a_model_output_in_another_place_is_a_fork(player: Player):
+    messages: list[Any] = [user("x?")]
+    messages += [player.ask(messages, "a"), user("y?"), {"role": "assistant", "content": "a"}, user("z?")]
+    assert player.graph.prepare(messages).placed.fork is ForkReason.HISTORY_EDITED
+
+
+def test_an_answer_that_looks_like_reasoning_is_read_as_such(player: Player):
+    messages: list[Any] = [user("x?")]
+    answer = player.ask(messages, "<think></think><think>c</think>d")
+    assert answer == {"role": "assistant", "content": "<think>c</think>d"}
+    assert player.graph.prepare([*messages, answer, user("y?")]).placed.fork is ForkReason.HISTORY_EDITED
 
 
 def test_an_openai_object_changed_in_place_is_noticed(player: Player):
     messages: list[Any] = [user("x?")]
     messages.append(as_openai(player.ask(messages, CALL, TOOLS)))
     messages.append(user("y?"))
-    assert player.graph.prepare(messages, TOOLS).parent == 0
+    assert player.graph.prepare(messages, TOOLS).placed.parent == 0
     messages[1].tool_calls[0].function.name = "other"
-    assert player.graph.prepare(messages, TOOLS).parent is None
+    assert player.graph.prepare(messages, TOOLS).placed.parent is None
     messages[1].tool_calls[0].function.name = "calc"
-    assert player.graph.prepare(messages, TOOLS).parent == 0
+    assert player.graph.prepare(messages, TOOLS).placed.parent == 0
     messages[1].reasoning_content = "an afterthought"
-    assert player.graph.prepare(messages, TOOLS).fork == ForkReason.HISTORY_EDITED
+    assert player.graph.prepare(messages, TOOLS).placed.fork == ForkReason.HISTORY_EDITED
     messages[1].reasoning_content = None
     messages[1].tool_calls = None
-    assert player.graph.prepare(messages, TOOLS).fork == ForkReason.HISTORY_EDITED
+    assert player.graph.prepare(messages, TOOLS).placed.fork == ForkReason.HISTORY_EDITED
 
 
 def test_a_failed_request_leaves_no_trace(player: Player):
@@ -307,12 +342,15 @@ def test_contradictory_replies_are_refused(player: Player):
     span = (VersionSpan(start=0, end=2, version=0),)
     with pytest.raises(InvariantError, match="turn 0: 2 output ids but 1 log-probs"):
         append([1, 2], [-1.0], span)
-    with pytest.raises(InvariantError, match="finite"):
-        append([1, 2], [-1.0, float("nan")], span)
+    for bad in (float("nan"), float("inf"), -float("inf"), 0.5):
+        with pytest.raises(ReplyError, match="not finite, or above 0"):
+            append([1, 2], [-1.0, bad], span)
     with pytest.raises(InvariantError, match="spans cover 1 of 2"):
         append([1, 2], [-1.0, -1.0], (VersionSpan(start=0, end=1, version=0),))
     with pytest.raises(ReplyError, match="outside the vocabulary"):
         append([1, player.renderer.vocab_size], [-1.0, -1.0], span)
+    with pytest.raises(ReplyError, match="outside the vocabulary"):
+        append([-1, 2], [-1.0, -1.0], span)
     assert not player.graph.turns
 
 

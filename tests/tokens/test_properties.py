@@ -10,6 +10,8 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
+from pydantic import BaseModel
 
 from agentrl.errors import TokenError
 from agentrl.tokens.renderer import Renderer
@@ -155,3 +157,55 @@ def test_text_of_a_kept_history_is_the_template_text(name: str, renderer_of: Cal
     expected = renderer.render_text(renderer.plain(messages), generation_prompt=True)
     shown = renderer.decode(prompt.input_ids, skip_special=False)
     assert shown == expected
+
+
+def respelled(message: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return a new message of the same meaning whose text, if it is not the model's, is a list of parts."""
+    fields = message.model_dump(exclude_none=True) if isinstance(message, BaseModel) else copy.deepcopy(message)
+    if fields["role"] != "assistant":
+        fields["content"] = [{"type": "text", "text": fields["content"]}]
+    return fields
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_request_stands_where_the_same_request_read_anew_stands(renderer_of: Callable[..., Renderer], data: st.DataObject):
+    """What is remembered of messages, which are changed in place here, never changes what a request extends."""
+    player, other = Player(renderer_of("qwen3")), Player(renderer_of("qwen3"))
+    episode = Episode(player, tools=True, data=data)
+    messages: list[Any] = [user("x?")]
+    actions = ("go on", "go on", "go on", "go on", "fail", "edit", "back", "new", "swap", "ids")
+    for _ in range(data.draw(st.integers(2, 10))):
+        match episode.draw(actions):
+            case "fail":
+                asked = [*messages, user("never answered")] if data.draw(st.booleans()) else messages
+                player.graph.prepare(asked, episode.tools)
+            case "edit":
+                message = messages[data.draw(st.integers(0, len(messages) - 1))]
+                if isinstance(message, BaseModel):
+                    name = data.draw(st.sampled_from(("content", "reasoning_content")))
+                    setattr(message, name, data.draw(st.sampled_from(("a plain answer", "edited"))))
+                else:
+                    message["content"] = data.draw(st.sampled_from(("a plain answer", "edited", "x?")))
+            case "back":
+                del messages[1 + data.draw(st.integers(0, len(messages) - 1)) :]
+            case "new":
+                messages = [user(episode.draw(("x?", "y?")))]
+            case "swap":
+                messages = [*messages[:-1], copy.deepcopy(messages[-1])]
+            case "ids":
+                for each in (player, other):
+                    each.answer(
+                        each.graph.prepare_ids([1, 2], parent=len(each.graph.turns) - 1 if each.graph.turns else None), "x"
+                    )
+            case _:
+                tools = episode.tools if data.draw(st.integers(0, 9)) else None
+                text = episode.draw(OUTPUTS)
+                prompts = [player.graph.prepare(messages, tools), other.graph.prepare([*map(respelled, messages)], tools)]
+                assert prompts[0].placed == prompts[1].placed
+                answer = player.answer(prompts[0], text)
+                assert other.answer(prompts[1], text) == answer
+                as_object = data.draw(st.booleans())
+                messages.append(ChatCompletionMessage.model_validate(answer) if as_object else answer)
+                messages += episode.follow_up(answer)
+    assert player.forks() == other.forks()

@@ -37,6 +37,23 @@ async def solve(task, client):
         except:
             pass
 """
+CLOSING = """
+import sys, anyio
+from agentrl.env import open_environment
+
+class Slow:
+    observation, reward, is_done = "", 0.0, False
+    async def reset(self): ...
+    async def step(self, action): ...
+    async def close(self):
+        await anyio.sleep(1000)
+
+async def solve(task, client):
+    async with open_environment(Slow(), "slow", close_timeout_s=1000):
+        await client.chat.completions.create(messages=[{"role": "user", "content": task["question"]}])
+        print("open", file=sys.stderr, flush=True)
+        await anyio.sleep_forever()
+"""
 WHERE = "my_agent.py:7 in solve: time.sleep(1000)"
 SUMMARY = Path("runs/small/summary.json")
 
@@ -119,6 +136,20 @@ def test_one_interrupt_ends_a_blocked_run_within_five_seconds(tmp_path: Path, ch
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
     assert json.loads((tmp_path / SUMMARY).read_text())["error"] == "Interrupted"
     assert took < 5
+
+
+@pytest.mark.slow
+def test_an_environment_that_takes_long_to_close_does_not_keep_an_interrupted_run(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    (tmp_path / "my_agent.py").write_text(CLOSING)
+    with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
+        read_until(process, "open")
+        below = watches(children(process.pid))
+        said = ended(process, [signal.SIGINT])
+    assert process.returncode == 130, said
+    assert "Interrupted in the middle of a workflow that does not end when it is cancelled" in said
+    assert "Results so far are in runs/small/." in said
+    assert all_gone(below)
 
 
 @pytest.mark.slow

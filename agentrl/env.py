@@ -128,7 +128,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
             await self._environment.step(action)
 
     async def close(self) -> None:
-        """Close the environment, within its `close_timeout_s`; where a signal ends the command, within 3 seconds.
+        """Close the environment, within its `close_timeout_s`; 3 seconds where a whole command is being ended.
 
         Raises:
             EnvironmentFault: when it raised, or did not close in time.

@@ -180,15 +180,11 @@ class Episode:
         )
 
     def _check_generation(self, request: GenerateRequest, generation: Generation) -> None:
-        ids, logprobs = generation.output_ids, generation.output_logprobs
-        if 0 < len(ids) == len(logprobs) <= request.sampling.max_new_tokens:
-            return
-        where = f"episode {self.id}, request {request.request_id}"
-        if not 0 < len(ids) <= request.sampling.max_new_tokens:
-            what = "an empty completion" if not len(ids) else f"{len(ids)} tokens"
-            asked = f"asked for 1 to {request.sampling.max_new_tokens}"
-            raise ReplyError(f"{where}: the server returned {what} ({generation.stop_reason}); {asked}")
-        raise ReplyError(f"{where}: the server returned {len(ids)} ids but {len(logprobs)} log-probs")
+        count, limit = len(generation.output_ids), request.sampling.max_new_tokens
+        if not 0 < count <= limit:
+            what = f"{count} tokens" if count else "an empty completion"
+            where = f"episode {self.id}, request {request.request_id}: the server returned {what}"
+            raise ReplyError(f"{where} ({generation.stop_reason}); asked for 1 to {limit}")
 
 
 def completion_id(request: GenerateRequest) -> str:

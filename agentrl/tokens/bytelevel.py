@@ -29,8 +29,7 @@ class ByteDecoder(dict[int, bytes]):
 
     def __missing__(self, number: int) -> bytes:
         text = self._text_of(number) or ""
-        found = bytes(map(_BYTE_OF.__getitem__, text)) if _BYTE_OF.keys() >= set(text) else text.encode()
         if len(self) >= _MAX_TOKENS:
             self.clear()
-        self[number] = found
+        found = self[number] = bytes(map(_BYTE_OF.__getitem__, text)) if _BYTE_OF.keys() >= set(text) else text.encode()
         return found

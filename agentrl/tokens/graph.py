@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from agentrl.checks import check_reward, check_spans, sound_logprobs
-from agentrl.errors import InvariantError, ReplyError, TokenError, WorkflowError
+from agentrl.errors import ReplyError, TokenError, WorkflowError
 from agentrl.tokens.match import TurnIndex
 from agentrl.tokens.messages import tools_key
 from agentrl.tokens.placing import Placer, Tools, TurnTree
@@ -140,8 +140,8 @@ class TokenGraph:
             temperature: of the call.
 
         Raises:
-            InvariantError: if lengths or version spans contradict each other (see `agentrl.checks.check_spans`).
-            ReplyError: if an id is outside the vocabulary, or a log-prob is not finite or above 0.
+            InvariantError: if the version spans are wrong (see `agentrl.checks.check_spans`).
+            ReplyError: if log-probs are missing, not finite or above 0, or an id is outside the vocabulary.
         """
         index, placed = len(self._turns), prompt.placed
         parent, where = placed.parent, f"episode {self._episode_id}, turn {index}"
@@ -201,7 +201,7 @@ class TokenGraph:
 
     def _check(self, output_ids: list[int], logprobs: Float32Array, where: str) -> None:
         if len(logprobs) != len(output_ids):
-            raise InvariantError(f"{where}: {len(output_ids)} output ids but {len(logprobs)} log-probs")
+            raise ReplyError(f"{where}: the server returned {len(output_ids)} ids but {len(logprobs)} log-probs")
         if output_ids and not 0 <= min(output_ids) <= max(output_ids) < self._renderer.vocab_size:
             raise ReplyError(f"{where}: the server returned an id outside the vocabulary of {self._renderer.vocab_size}")
         if output_ids and not sound_logprobs(logprobs):

@@ -190,6 +190,8 @@ def canonical_arguments(arguments: object) -> str:
     try:
         return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(arguments, str):  # nothing a model writes may raise
+            return "!" + arguments
         raise TokenError(f"tool call: expected JSON arguments, got {value!r:.80}: {error}") from error
 
 

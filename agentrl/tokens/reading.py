@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
-from agentrl.errors import WorkflowError
 from agentrl.tokens.messages import KEY_BYTES, ROLES, read_message, reader
 from agentrl.tokens.template import PlainMessage
 from agentrl.types import Message
@@ -24,7 +23,7 @@ _MAX_TRAILS = 4
 _FLAT = frozenset({dict, ChatCompletionMessage})
 """Kinds of messages that can be read from a shallow copy of their fields, if those are text."""
 _ASKING = ROLES - {"assistant", "developer"}
-_PLAIN = {"role", "content", "name", "tool_call_id"}
+_PLAIN = {"role": 0, "content": 0, "tool_call_id": 0, "name": 0}.keys()
 
 
 class Reading(NamedTuple):
@@ -50,16 +49,11 @@ class MessageReader:
 
         Raises:
             TokenError: for a message that cannot be rendered.
-            WorkflowError: for something that is no message.
         """
         trail = self._trail(messages)
         keys: list[bytes] = []
         unwatched: dict[int, str] = {}
         for at in range(len(trail), len(messages)):
-            message = cast("object", messages[at])
-            if not isinstance(message, (Mapping, BaseModel)):
-                given = f"{type(message).__name__} {message!r:.80}"
-                raise WorkflowError(f"messages[{at}] must be a dict or an openai message, got {given}")
             key, reasoning = read_message(messages[at])
             watching = not keys and trail.add(messages[at], key)
             if not watching:
@@ -149,8 +143,8 @@ class Trail:
         return True
 
     def add_plain(self, messages: list[PlainMessage]) -> list[PlainMessage]:
-        """Remember dicts that hold only text; return copies."""
-        copies = [message.copy() for message in messages]
+        """Remember messages that are plain; return copies, with the keys in the order in which templates see them."""
+        copies = [{name: message[name] for name in _PLAIN if name in message} for message in messages]
         self._kinds += [dict] * len(copies)
         self._fields += copies
         return copies
@@ -178,17 +172,17 @@ def _says(message: object, text: str) -> bool:
     """Return whether a message is the model's, and nothing but this text."""
     if type(message) is not ChatCompletionMessage or message.__pydantic_extra__:
         return message == {"role": "assistant", "content": text}
-    fields = message.__dict__
-    nothing_else = fields["tool_calls"] is None and fields["function_call"] is None
-    return fields["content"] == text and fields["role"] == "assistant" and nothing_else
+    get = message.__dict__.get  # a field may have been deleted
+    nothing_else = get("tool_calls") is None and get("function_call") is None
+    return get("content") == text and get("role") == "assistant" and nothing_else
 
 
 def _is_plain(message: Message) -> bool:
     """Return whether a message is what a template takes as it is, and not the model's."""
     return (
         type(message) is dict
-        and message.get("role") in _ASKING
-        and type(message.get("content")) is str
+        and type(message.get("content")) is type(role := message.get("role")) is str
+        and role in _ASKING
         and (len(message) == 2 or (message.keys() <= _PLAIN and {*map(type, message.values())} == {str}))
     )
 

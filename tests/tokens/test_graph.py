@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from agentrl.tokens.graph import TokenGraph
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.types import ForkReason, StopReason, VersionSpan
+from tests.support.tiny import build_tokenizer
 from tests.tokens.dialogues import ONE, TOOL, assistant, system, user
 from tests.tokens.play import Player
 
@@ -277,6 +279,59 @@ def test_an_answer_that_looks_like_reasoning_is_read_as_such(player: Player):
     assert player.graph.prepare([*messages, answer, user("y?")]).placed.fork is ForkReason.HISTORY_EDITED
 
 
+@pytest.mark.parametrize("field", ["tool_calls", "function_call", "role", "content"])
+def test_an_answer_with_a_field_deleted_is_read_without_it(player: Player, field: str):
+    messages: list[Any] = [user("x?")]
+    messages.append(as_openai(player.ask(messages, "a")))
+    delattr(messages[1], field)
+    messages.append(user("y?"))
+    if field == "role":
+        with pytest.raises(TokenError, match="message role"):
+            player.graph.prepare(messages)
+    else:
+        assert player.graph.prepare(messages).placed.parent == (None if field == "content" else 0)
+
+
+@pytest.mark.parametrize("role", [["user"], {}, None, 3, "wizard"])
+def test_a_role_that_is_none_is_refused_in_every_turn(player: Player, role: object):
+    messages: list[Any] = [user("x?")]
+    messages += [player.ask(messages, "a"), {"role": role, "content": "y?"}]
+    with pytest.raises(TokenError, match="message role: expected one of"):
+        player.graph.prepare(messages)
+
+
+def test_arguments_that_nest_too_deeply_to_compare_are_recorded_as_they_came(player: Player):
+    deep = "[" * 600 + "]" * 600
+    first, other = [user("x?")], [user("y?")]
+    waiting = player.graph.prepare(other, TOOLS)
+    answer = player.ask(first, f'<tool_call>\n{{"name": "calc", "arguments": {{"a": {deep}}}}}\n</tool_call>', TOOLS)
+    player.answer(waiting, "3")
+    player.ask(first, "4", TOOLS)
+    player.ask([user("z?")], "5", TOOLS)
+    player.ask([*first, answer, reply(answer, "6")], "7", TOOLS)
+    assert player.parents() == [None, None, None, None, 0]
+
+
+def test_the_order_of_keys_is_no_part_of_a_message(tmp_path: Path):
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% for key, value in m.items() %}{% if value is string %}{{ key }}={{ value }};{% endif %}{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    build_tokenizer(tmp_path, chat_template=source)
+    renderer = Renderer.load(tmp_path)
+    result = {"name": "ann", "tool_call_id": "c", "content": "3", "role": "user"}
+    texts: set[str] = set()
+    for asked in (result, dict(reversed(result.items()))):
+        player = Player(renderer)
+        messages = [user("x?")]
+        messages += [player.ask(messages, "a"), asked]
+        for _ in range(3):  # the first time, the second and, as a retry, the third take different ways
+            texts.add(renderer.decode(player.graph.prepare(messages).context_ids, skip_special=False))
+        player.ask(messages, "b")
+    assert len(texts) == 1
+
+
 def test_an_openai_object_changed_in_place_is_noticed(player: Player):
     messages: list[Any] = [user("x?")]
     messages.append(as_openai(player.ask(messages, CALL, TOOLS)))
@@ -340,7 +395,7 @@ def test_contradictory_replies_are_refused(player: Player):
         )
 
     span = (VersionSpan(start=0, end=2, version=0),)
-    with pytest.raises(InvariantError, match="turn 0: 2 output ids but 1 log-probs"):
+    with pytest.raises(ReplyError, match="turn 0: the server returned 2 ids but 1 log-probs"):
         append([1, 2], [-1.0], span)
     for bad in (float("nan"), float("inf"), -float("inf"), 0.5):
         with pytest.raises(ReplyError, match="not finite, or above 0"):

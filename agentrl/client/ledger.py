@@ -30,16 +30,16 @@ class Place:
 
     def close(self) -> None:
         """Give the place back; once is enough."""
-        self.__exit__()
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *details: object) -> None:
         if self._ledger is not None:
             self._ledger.in_flight -= 1
             self._ledger = None
 
-    __del__ = __exit__
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    __del__ = close
 
 
 class Ledger:

@@ -1,9 +1,11 @@
 """Reads the messages of requests: a key for each, and the reasoning they carry.
 
-A request nearly always repeats the messages of an earlier one. A *trail* keeps the values found in the messages it has read,
-so that a few comparisons in C show whether they still say what they said; only what is new is read.
+A request nearly always repeats the messages of an earlier one. A *trail* keeps shallow copies of the messages it has seen,
+so that a few comparisons in C show whether they still say what they said; only what is new is read, and of a conversation
+that goes on as expected not even that, until somebody asks for its keys.
 
-Invariant: `MessageReader.read` returns what reading every message anew would return, whatever has been changed in place.
+Invariant: `MessageReader.read` returns what reading every message anew would return, whatever has been changed in place, and
+`MessageReader.continued` adds to a trail only what it could read.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _MAX_TRAILS = 4
 _FLAT = frozenset({dict, ChatCompletionMessage})
 """Kinds of messages that can be read from a shallow copy of their fields, if those are text."""
 _ASKING = ROLES - {"assistant", "developer"}
-_PLAIN = {"role": 0, "content": 0, "tool_call_id": 0, "name": 0}.keys()
+"""Roles that templates take as they are, and that are not the model's."""
+_PLAIN = dict.fromkeys(("role", "content", "tool_call_id", "name")).keys()
+"""The keys that templates see of such messages, in the order of `plain_message`."""
 
 
 class Reading(NamedTuple):

@@ -115,7 +115,11 @@ class Renderer:
     # ---- text to ids
 
     def encode_content(self, text: str) -> list[int]:
-        """Return the ids of text as content, never a control token; raise `TokenError` if it is not valid Unicode."""
+        """Return the ids of text as content: never a control token, whatever it says.
+
+        Raises:
+            TokenError: if it is not valid Unicode text.
+        """
         return self._codec.encode_content(text)
 
     def plain(self, messages: Sequence[Message], reasoning: Mapping[int, str] | None = None) -> list[PlainMessage]:
@@ -270,8 +274,6 @@ class Renderer:
             thinking_open=self.thinking_open if thinking_open is None else thinking_open,
             salt=salt or np.asarray(ids, np.int32).tobytes(),
         )
-
-    # ---- supervised data
 
     def encode_conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None

@@ -49,9 +49,9 @@ class Slow:
         await anyio.sleep(1000)
 
 async def solve(task, client):
-    async with open_environment(Slow(), "slow", close_timeout_s=1000):
-        await client.chat.completions.create(messages=[{"role": "user", "content": task["question"]}])
-        print("open", file=sys.stderr, flush=True)
+    {line}
+        await client.chat.completions.create(messages=[{{"role": "user", "content": task["question"]}}])
+        print("going on", file=sys.stderr, flush=True)
         await anyio.sleep_forever()
 """
 WHERE = "my_agent.py:7 in solve: time.sleep(1000)"
@@ -139,33 +139,21 @@ def test_one_interrupt_ends_a_blocked_run_within_five_seconds(tmp_path: Path, ch
 
 
 @pytest.mark.slow
-def test_an_environment_that_takes_long_to_close_does_not_keep_an_interrupted_run(tmp_path: Path, checkpoint: Path) -> None:
-    write_run(tmp_path, checkpoint)
-    (tmp_path / "my_agent.py").write_text(CLOSING)
-    with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
-        read_until(process, "open")
-        below = watches(children(process.pid))
-        said = ended(process, [signal.SIGINT])
-    assert process.returncode == 130, said
-    assert "Interrupted in the middle of a workflow that does not end when it is cancelled" in said
-    assert "Results so far are in runs/small/." in said
-    assert all_gone(below)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("line", "number"),
+    ("agent", "line", "number"),
     [
-        ("await anyio.sleep(1000)", signal.SIGINT),
-        ("await anyio.to_thread.run_sync(time.sleep, 1000)", signal.SIGTERM),
-        ("time.sleep(1000)", signal.SIGINT),
+        (KEEPING, "await anyio.sleep(1000)", signal.SIGINT),
+        (KEEPING, "await anyio.to_thread.run_sync(time.sleep, 1000)", signal.SIGTERM),
+        (KEEPING, "time.sleep(1000)", signal.SIGINT),
+        (CLOSING, 'async with open_environment(Slow(), "slow", close_timeout_s=1000):', signal.SIGINT),
     ],
 )
-def test_a_workflow_that_ignores_every_interrupt_cannot_keep_a_run(
-    tmp_path: Path, checkpoint: Path, line: str, number: signal.Signals
+def test_a_workflow_that_ignores_every_interrupt_or_closes_slowly_cannot_keep_a_run(
+    tmp_path: Path, checkpoint: Path, agent: str, line: str, number: signal.Signals
 ) -> None:
     write_run(tmp_path, checkpoint)
-    (tmp_path / "my_agent.py").write_text(KEEPING.format(line=line))
+    source = agent.format(line=line)
+    (tmp_path / "my_agent.py").write_text(source)
     with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
         read_until(process, "going on")
         below = watches(children(process.pid))
@@ -174,7 +162,8 @@ def test_a_workflow_that_ignores_every_interrupt_cannot_keep_a_run(
     word = "Interrupted" if number == signal.SIGINT else "Ended by SIGTERM"
     assert process.returncode == 128 + number, said
     assert f"{word} in the middle of a workflow that does not end when it is cancelled" in said
-    assert f"my_agent.py:9 in solve: {line}" in said
+    place = source[: source.index(line)].count("\n") + 1
+    assert f"my_agent.py:{place} in solve: {line}" in said
     assert "Results so far are in runs/small/." in said
     assert "Traceback" not in said
     assert len(below) == 2

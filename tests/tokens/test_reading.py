@@ -138,7 +138,6 @@ def test_a_remembered_conversation_reads_like_a_new_one(data: st.DataObject):
 
 
 def test_values_that_move_to_another_message_are_noticed():
-    """The values of all messages are compared as one list; where each message begins counts, too."""
     reader = MessageReader()
     first: dict[str, Any] = {"role": "user", "content": "a", "name": "n"}
     second: dict[str, Any] = {"role": "user", "content": "b"}
@@ -150,6 +149,21 @@ def test_values_that_move_to_another_message_are_noticed():
     after = reader.read([first, second])
     assert after.keys != before.keys
     assert after.keys == MessageReader().read([first, second]).keys
+
+
+def test_tool_calls_that_a_class_of_ones_own_keeps_beside_its_fields_are_watched():
+    class Loose(BaseModel):
+        model_config = ConfigDict(extra="allow")
+        role: str
+        content: str
+
+    message: Any = Loose.model_validate({"role": "assistant", "content": "", "tool_calls": calls("{}")["tool_calls"]})
+    reader = MessageReader()
+    before = reader.read([message])
+    message.tool_calls[0]["function"]["arguments"] = '{"a": 2}'
+    after = reader.read([message])
+    assert after.keys != before.keys
+    assert after.keys == MessageReader().read([message]).keys
 
 
 def test_a_conversation_of_new_objects_is_known_too():

@@ -58,7 +58,7 @@ class Assembly:
         request, sampling = self.request, self.request.sampling
         rid, input_json = request.request_id, request.input_json
         if self._sent:
-            rid = uuid4().hex
+            rid = uuid4().hex  # SGLang aborts the id of a streamed reply once more, 2 s after its end
         self._sent = True
         if self._count:
             sampled = ",".join(str(token) for piece in self._ids for token in piece.tolist())

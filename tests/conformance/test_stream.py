@@ -20,7 +20,7 @@ async def raw(api: Api, body: dict[str, Any]) -> tuple[int, str, list[str]]:
 
 
 async def test_events_are_cumulative_and_only_the_last_is_complete(api: Api, tasks: TaskGroup) -> None:
-    flight = api.start(tasks, PROMPT, 40, sampling={"temperature": 0}, rid="f" * 32, return_prompt_token_ids=True)
+    flight = api.start(tasks, PROMPT, 40, sampling={"temperature": 0}, return_prompt_token_ids=True)
     last = await flight.final()
     assert flight.raw_end == "[DONE]"
     assert len(flight.chunks) > 2
@@ -33,7 +33,7 @@ async def test_events_are_cumulative_and_only_the_last_is_complete(api: Api, tas
         assert before["meta_info"]["finish_reason"] is None
         assert before["meta_info"]["completion_tokens"] == len(before["output_ids"])
         assert not {"weight_versions", "e2e_latency"} & set(before["meta_info"])
-        assert (before["prompt_token_ids"], before["meta_info"]["id"], "index" in before) == (PROMPT, "f" * 32, False)
+        assert (before["prompt_token_ids"], before["meta_info"]["id"], "index" in before) == (PROMPT, flight.rid, False)
     assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 40}
     assert last["meta_info"]["weight_versions"] == [{"version": "0", "start": 0, "end": 40}]
     whole = await api.generate(PROMPT, 40, sampling={"temperature": 0})

@@ -67,23 +67,23 @@ async def deadlock(scene: Scene) -> bool:
 async def lost_abort(scene: Scene) -> bool:
     """Abort a request that a pause holds, and once more when it runs: it runs to its end."""
     await scene.api.pause("retract")
-    held = scene.api.start(scene.tasks, PROMPT, 300, rid="f" * 32)
+    held = scene.api.start(scene.tasks, PROMPT, 300)
     await held.answered()
     await scene.taken_in()
-    await scene.api.post("/abort_request", {"rid": "f" * 32})
+    await scene.api.post("/abort_request", {"rid": held.rid})
     await scene.api.resume()
     if await scene.happens(lambda: held.over):
         return len(held.ids) == 300
-    await scene.api.post("/abort_request", {"rid": "f" * 32})
+    await scene.api.post("/abort_request", {"rid": held.rid})
     return len((await held.final())["output_ids"]) == 300
 
 
 async def late_abort(scene: Scene) -> bool:
     """Abort a request that is paused in place: its call does not return."""
-    flight = scene.api.start(scene.tasks, PROMPT, ENDLESS, rid="f" * 32)
+    flight = scene.api.start(scene.tasks, PROMPT, ENDLESS)
     await flight.reached(5)
     await scene.api.pause("in_place")
-    await scene.api.post("/abort_request", {"rid": "f" * 32})
+    await scene.api.post("/abort_request", {"rid": flight.rid})
     misled = not await scene.happens(lambda: flight.over)
     await scene.api.resume()
     assert (await flight.final())["meta_info"]["finish_reason"]["type"] == "abort"

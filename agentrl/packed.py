@@ -1,7 +1,7 @@
 """Array fields of frozen records, kept as bytes.
 
 A numpy array object takes 112 bytes beside its data, which is more than the data of a short turn. A packed field takes an
-array, keeps its bytes, and gives a read-only array over them.
+array, or its bytes, keeps the bytes, and gives a read-only array over them.
 
 Invariant: a packed field gives back exactly the values, in the declared type, that it was given.
 """
@@ -33,9 +33,11 @@ class PackedArray:
         return self if record is None else np.frombuffer(self.raw(record), self._dtype)
 
     def __set__(self, record: object, value: object) -> None:
-        array = np.asarray(value, self._dtype)
-        kept = cast("object", array.base)  # an array over whole bytes shares them
-        self._set(record, kept if type(kept) is bytes and len(kept) == array.nbytes else array.tobytes())
+        if type(value) is not bytes:
+            array = np.asarray(value, self._dtype)
+            kept = cast("object", array.base)  # an array over whole bytes shares them
+            value = kept if type(kept) is bytes and len(kept) == array.nbytes else array.tobytes()
+        self._set(record, value)
 
 
 def packed(**dtypes: type[np.generic]) -> Callable[[type[Record]], type[Record]]:

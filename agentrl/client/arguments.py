@@ -176,13 +176,13 @@ class ArgumentReader:
     def read(self, arguments: Mapping[str, object], default_timeout: object) -> CallArguments:
         """Return the arguments of one call; see `read_arguments`."""
         tools = arguments.get("tools")
-        shown = not isinstance(tools, _NOTHING)
-        plain = {name: value for name, value in arguments.items() if name != "tools"} if shown else arguments
-        given, call = [*plain, *plain.values(), default_timeout], self._call
+        if tools is not None:
+            arguments = {name: value for name, value in arguments.items() if name != "tools"}
+        given, call = [*arguments, *arguments.values(), default_timeout], self._call
         if call is None or len(given) != len(self._given) or not all(map(is_, given, self._given)):
-            call = read_arguments(plain, self._defaults, default_timeout=default_timeout, vocab_size=self._vocab_size)
+            call = read_arguments(arguments, self._defaults, default_timeout=default_timeout, vocab_size=self._vocab_size)
             self._given, self._call = given, call if _UNCHANGING.issuperset(map(type, given)) else None
-        if not shown:
+        if tools is None or isinstance(tools, _NOTHING):
             return call
         choice = arguments.get("tool_choice")
         return replace(call, tools=_read_tools(tools, "auto" if isinstance(choice, _NOTHING) else choice))

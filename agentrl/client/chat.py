@@ -5,9 +5,9 @@ Invariant: every call of `create` goes to the client's `answer` with the argumen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Literal, NoReturn, Protocol, Unpack, overload
+from typing import Literal, NoReturn, TypeAlias, Unpack, overload
 
 from openai import AsyncOpenAI, AsyncStream
 from openai.resources.chat import AsyncChat
@@ -18,15 +18,9 @@ from agentrl.client.arguments import CreateArguments, streams
 from agentrl.client.messages import MessageLike
 from agentrl.client.surface import RawResponse, refuse
 
-
-class Answer(Protocol):
-    """Answers a model call."""
-
-    async def __call__(
-        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, object]
-    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse:
-        """Return what `create` returns."""
-        ...
+Answered: TypeAlias = "ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse"
+Answer: TypeAlias = Callable[[Iterable[MessageLike], bool, Mapping[str, object]], Awaitable[Answered]]
+"""Takes the messages, whether to stream, and the other arguments; returns what `create` returns."""
 
 
 class Chat(AsyncChat):
@@ -61,7 +55,7 @@ class Completions(AsyncCompletions):
 
     async def create(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
         self, *, messages: Iterable[MessageLike], stream: object = None, **arguments: Unpack[CreateArguments]
-    ) -> ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse:
+    ) -> Answered:
         """Return the answer to `messages`, and record it as a turn of the episode.
 
         Takes what the OpenAI API takes; see `CreateArguments` and `answer` of the client.
@@ -78,7 +72,7 @@ class Completions(AsyncCompletions):
 
         Cancellation: the request is aborted and nothing is recorded.
         """
-        return await self._answer(messages, stream is True or streams(stream), {**arguments})
+        return await self._answer(messages, stream is not None and (stream is True or streams(stream)), arguments)
 
     async def parse(self, **arguments: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Refuse: structured output needs constrained decoding."""

@@ -6,14 +6,13 @@ HTTP to this process, and a call that fails or is cancelled records nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn, Self, TypedDict, Unpack
 
 import anyio
 from openai.types.chat import ChatCompletion
 
-from agentrl.client.arguments import CallArguments
 from agentrl.client.base import EpisodeClient
 from agentrl.client.chat import Chat
 from agentrl.client.config import SamplingConfig
@@ -107,7 +106,7 @@ class Client(EpisodeClient):
         return Chat(self, self.answer)
 
     async def answer(
-        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, object]
+        self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]
     ) -> ChatCompletion | ChatStream | RawResponse:
         """Return the policy's answer; this is `chat.completions.create`.
 
@@ -117,8 +116,24 @@ class Client(EpisodeClient):
         episode = self.episode
         call = episode.arguments.read(arguments, self.timeout)
         checked = checked_messages(messages)
-        result = ChatStream(episode, checked, call) if stream else await _complete(episode, checked, call)
-        return RawResponse(result, getattr(result, "id", "")) if call.raw else result
+        if stream:
+            result = ChatStream(episode, checked, call)
+        else:
+            with episode.call():
+                prompt = episode.graph.prepare(checked, call.tools)
+                request = episode.request(prompt, call.sampling)
+                generation = await _sample(episode.backend, request, call.timeout_s)
+                episode.check_whole(request, generation)
+                turn = episode.record(prompt, request, generation)
+            result = completion(
+                reply_header(completion_id(request), call.model, "chat.completion"),
+                episode.graph.turns[turn].message,
+                generation,
+                prompt_tokens=len(prompt.input_ids),
+                logprobs=token_logprobs(episode.renderer, generation) if call.logprobs else None,
+                prompt_ids=prompt.input_ids if call.return_prompt_ids else None,
+            )
+        return RawResponse(result, result.id) if call.raw else result
 
     async def generate(
         self, input_ids: Sequence[int] | Int32Array, *, timeout: float | None = None, **sampling: Unpack[GenerateArguments]
@@ -169,23 +184,6 @@ class Client(EpisodeClient):
     async def request(self, cast_to: object, options: Any, **details: object) -> NoReturn:  # noqa: ANN401
         """Refuse an endpoint that is not served."""
         refuse(f"{options.method.upper()} {options.url}")
-
-
-async def _complete(episode: Episode, messages: Sequence[Any], call: CallArguments) -> ChatCompletion:
-    with episode.call():
-        prompt = episode.graph.prepare(messages, call.tools)
-        request = episode.request(prompt, call.sampling)
-        generation = await _sample(episode.backend, request, call.timeout_s)
-        episode.check_whole(request, generation)
-        turn = episode.record(prompt, request, generation)
-    return completion(
-        reply_header(completion_id(request), call.model),
-        episode.graph.turns[turn].message,
-        generation,
-        prompt_tokens=len(prompt.input_ids),
-        logprobs=token_logprobs(episode.renderer, generation) if call.logprobs else None,
-        prompt_ids=prompt.input_ids if call.return_prompt_ids else None,
-    )
 
 
 async def _sample(backend: Backend, request: GenerateRequest, timeout_s: float | None) -> Generation:

@@ -76,7 +76,7 @@ class EndpointClient(EpisodeClient):
         return Chat(self, self.answer)
 
     async def answer(
-        self, messages: Iterable[MessageLike], stream: bool, arguments: dict[str, object]
+        self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]
     ) -> ChatCompletion | EndpointStream | RawResponse:
         """Return the endpoint's answer, after the retries of the openai client; this is `chat.completions.create`.
 

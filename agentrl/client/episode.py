@@ -112,7 +112,11 @@ class Episode:
             ReplyError: an empty, mismatched or impossible completion.
         """
         self.ledger.check_open()
-        self._check_generation(request, generation)
+        count, limit = len(generation.output_ids), request.sampling.max_new_tokens
+        if not 0 < count <= limit:
+            what = f"{count} tokens" if count else "an empty completion"
+            where = f"episode {self.id}, request {request.request_id}: the server returned {what}"
+            raise ReplyError(f"{where} ({generation.stop_reason}); asked for 1 to {limit}")
         turn = self.graph.append(
             prompt,
             output_ids=generation.output_ids,
@@ -122,7 +126,7 @@ class Episode:
             matched_stop=generation.matched_stop,
             temperature=request.sampling.temperature,
         )
-        self._output_tokens += len(generation.output_ids)
+        self._output_tokens += count
         self.ledger.add_turn(completion_id(request), turn, given)
         if self._on_turn is not None:
             self._on_turn(self.graph.turns[turn])
@@ -178,13 +182,6 @@ class Episode:
         return self.graph.trajectory(
             stop_reason=stop_reason, final_reward=reward, failure=failure, metrics=dict(self.ledger.metrics)
         )
-
-    def _check_generation(self, request: GenerateRequest, generation: Generation) -> None:
-        count, limit = len(generation.output_ids), request.sampling.max_new_tokens
-        if not 0 < count <= limit:
-            what = f"{count} tokens" if count else "an empty completion"
-            where = f"episode {self.id}, request {request.request_id}: the server returned {what}"
-            raise ReplyError(f"{where} ({generation.stop_reason}); asked for 1 to {limit}")
 
 
 def completion_id(request: GenerateRequest) -> str:

@@ -28,7 +28,7 @@ class Place:
         ledger.in_flight += 1
         self._ledger: Ledger | None = ledger
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Give the place back; once is enough."""
         if self._ledger is not None:
             self._ledger.in_flight -= 1
@@ -36,10 +36,7 @@ class Place:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, *details: object) -> None:
-        self.close()
-
-    __del__ = close
+    __exit__ = __del__ = close
 
 
 class Ledger:

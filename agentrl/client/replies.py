@@ -8,31 +8,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TypeVar
 
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
+from pydantic import BaseModel
 
 from agentrl.inference.base import Generation
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Int32Array, Message, StopReason
 
+_Model = TypeVar("_Model", bound=BaseModel)
+_DEFAULTS: dict[type[BaseModel], dict[str, object]] = {
+    kind: {name: field.default for name, field in kind.model_fields.items()}
+    for kind in (ChatCompletion, Choice, ChatCompletionMessage, CompletionUsage)
+}
+_new, _slots = object.__new__, vars(BaseModel)
+_put_fields, _put_extra = _slots["__dict__"].__set__, _slots["__pydantic_extra__"].__set__
+_put_names, _put_private = _slots["__pydantic_fields_set__"].__set__, _slots["__pydantic_private__"].__set__
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyHeader:
-    """What all chunks and the completion of one call have in common."""
 
-    id: str
-    model: str
-    created: int
-
-
-def reply_header(identity: str, model: str) -> ReplyHeader:
-    """Return a header stamped with the present time."""
-    return ReplyHeader(id=identity, model=model, created=int(time.time()))
+def reply_header(identity: str, model: str, kind: str) -> dict[str, object]:
+    """Return what all chunks of one call, or its completion, say of the call, stamped with the present time."""
+    return {"id": identity, "object": kind, "created": int(time.time()), "model": model}
 
 
 def completion(
-    header: ReplyHeader,
+    header: Mapping[str, object],
     message: Message,
     generation: Generation,
     *,
@@ -45,29 +48,35 @@ def completion(
     Beyond the OpenAI fields it carries `choices[0].token_ids` (the sampled ids), `message.reasoning_content` where the
     model reasoned, and `prompt_token_ids` where they were asked for.
     """
+    said = message if len(message) == 2 and message["content"] else message_fields(message)
+    counts = usage(prompt_tokens, generation)
     choice: dict[str, object] = {
-        "index": 0,
         "finish_reason": finish_reason(message, generation),
-        "message": message_fields(message),
-        "token_ids": generation.output_ids.tolist(),
+        "index": 0,
+        "message": _made(ChatCompletionMessage, said, {}) if len(said) == 2 else ChatCompletionMessage.model_validate(said),
     }
     if logprobs is not None:
-        choice["logprobs"] = logprobs
+        choice["logprobs"] = ChoiceLogprobs.model_validate(logprobs)
     fields: dict[str, object] = {
-        "id": header.id,
-        "object": "chat.completion",
-        "created": header.created,
-        "model": header.model,
-        "choices": [choice],
-        "usage": usage(prompt_tokens, generation),
+        **header,
+        "choices": [_made(Choice, choice, {"token_ids": generation.output_ids.tolist()})],
+        "usage": _made(CompletionUsage, counts, {}) if len(counts) == 3 else CompletionUsage.model_validate(counts),
     }
-    if prompt_ids is not None:
-        fields["prompt_token_ids"] = prompt_ids.tolist()
-    return ChatCompletion.model_validate(fields)
+    return _made(ChatCompletion, fields, {} if prompt_ids is None else {"prompt_token_ids": prompt_ids.tolist()})
+
+
+def _made(kind: type[_Model], fields: Mapping[str, object], extra: dict[str, object]) -> _Model:
+    """Return what validating these fields would return; for text, numbers and models, which are valid as they are."""
+    made = _new(kind)
+    _put_fields(made, {**_DEFAULTS[kind], **fields})
+    _put_names(made, {*fields, *extra})
+    _put_extra(made, extra)
+    _put_private(made, None)
+    return made
 
 
 def chunk(
-    header: ReplyHeader,
+    header: Mapping[str, object],
     delta: Mapping[str, object] | None,
     *,
     finish: str | None = None,
@@ -75,13 +84,8 @@ def chunk(
     extra: Mapping[str, object] | None = None,
 ) -> ChatCompletionChunk:
     """Return a chunk with one choice, which has `extra`, too; or with none when `delta` is None."""
-    fields: dict[str, object] = {
-        "id": header.id,
-        "object": "chat.completion.chunk",
-        "created": header.created,
-        "model": header.model,
-        "choices": [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, **(extra or {})}],
-    }
+    choice = {"index": 0, "delta": delta, "finish_reason": finish, **(extra or {})}
+    fields: dict[str, object] = {**header, "choices": [] if delta is None else [choice]}
     if usage is not None:
         fields["usage"] = usage
     return ChatCompletionChunk.model_validate(fields)

@@ -63,7 +63,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
             self._request = episode.request(prompt, call.sampling)
         self._place: Place | None = None
         self.id = completion_id(self._request)
-        self._header = reply_header(self.id, call.model)
+        self._header = reply_header(self.id, call.model, "chat.completion.chunk")
         self.response = StreamResponse(self, self.id)  # pyright: ignore[reportAttributeAccessIssue] - stands for the HTTP response
         self._deadline = None if call.timeout_s is None else anyio.current_time() + call.timeout_s
         self._ends = episode.renderer.eos_ids | set(call.sampling.stop_token_ids)

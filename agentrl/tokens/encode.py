@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 from tokenizers import Tokenizer
@@ -71,7 +72,9 @@ class TokenCodec:
         """One more than the largest id."""
         self._anchor = "" if self.separable else self._find_anchor()
         level = isinstance(decoder := data.get("decoder"), dict) and decoder.get("type") == "ByteLevel"
-        self._bytes = ByteDecoder(self._full.id_to_token) if level else None
+        whole: Callable[[Sequence[int]], str] = partial(self._full.decode, skip_special_tokens=False)
+        self.text_of = ByteDecoder(self._full.id_to_token).decode if level else whole
+        """Returns the text of ids, special tokens included; invalid UTF-8 becomes U+FFFD."""
 
     def _check_twin(self, where: str) -> None:
         vocabulary, twin = self._full.get_vocab(), self._twin.get_vocab()
@@ -110,6 +113,8 @@ class TokenCodec:
         Raises:
             TokenError: if it is not valid Unicode text.
         """
+        if self._words is not None and text.isascii():  # so it holds no secret name
+            return self._words.encode(text)
         return self._encode(text)
 
     def encode_rendered(self, text: str, *, nonce: str = "", inside: bool = False) -> list[int]:
@@ -160,9 +165,7 @@ class TokenCodec:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         """Return the text of ids; invalid UTF-8 becomes U+FFFD."""
-        if self._bytes is not None and not skip_special:
-            return self._bytes.decode(ids)
-        return self._full.decode(ids, skip_special_tokens=skip_special)
+        return self._full.decode(ids, skip_special_tokens=True) if skip_special else self.text_of(ids)
 
 
 def _load(tokenizer_json: str, where: str) -> dict[str, object]:

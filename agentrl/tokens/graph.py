@@ -23,7 +23,7 @@ from agentrl.errors import ReplyError, TokenError, WorkflowError
 from agentrl.tokens.match import TurnIndex
 from agentrl.tokens.messages import tools_key
 from agentrl.tokens.placing import Placer, Tools, TurnTree
-from agentrl.tokens.prompt import Placed, Prompt, PromptBuilder
+from agentrl.tokens.prompt import INT32, Placed, Prompt, PromptBuilder
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import (
     EpisodeFailure,
@@ -145,17 +145,17 @@ class TokenGraph:
         """
         index, placed = len(self._turns), prompt.placed
         parent, where = placed.parent, f"episode {self._episode_id}, turn {index}"
-        ids, logprobs = np.asarray(output_ids, np.int32), np.asarray(output_logprobs, np.float32)
-        numbers: list[int] = ids.tolist()
+        ids, logprobs = np.asarray(output_ids, INT32), np.asarray(output_logprobs, np.float32)
+        numbers: list[int] = ids.view(np.uint32).tolist()  # a negative one is a huge one
         self._check(numbers, logprobs, where)
         check_spans(spans, len(numbers), None if parent is None else self._turns[parent], where)
         parsed = self._renderer.parse(
             numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=placed.thinking_open, salt=where.encode()
         )
         turn = Turn(
-            context_ids=prompt.context_ids,
-            output_ids=ids,
-            output_logprobs=logprobs,
+            context_ids=prompt.context,  # pyright: ignore[reportArgumentType] - packed fields take bytes as they are
+            output_ids=ids.tobytes(),  # pyright: ignore[reportArgumentType]
+            output_logprobs=logprobs.tobytes(),  # pyright: ignore[reportArgumentType]
             spans=spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version),
             stop_reason=stop_reason,
             parent=parent,
@@ -202,7 +202,7 @@ class TokenGraph:
     def _check(self, output_ids: list[int], logprobs: Float32Array, where: str) -> None:
         if len(logprobs) != len(output_ids):
             raise ReplyError(f"{where}: the server returned {len(output_ids)} ids but {len(logprobs)} log-probs")
-        if output_ids and not 0 <= min(output_ids) <= max(output_ids) < self._renderer.vocab_size:
+        if output_ids and max(output_ids) >= self._renderer.vocab_size:
             raise ReplyError(f"{where}: the server returned an id outside the vocabulary of {self._renderer.vocab_size}")
         if output_ids and not sound_logprobs(logprobs):
             head = logprobs.tolist()[:8]

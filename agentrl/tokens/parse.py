@@ -86,7 +86,7 @@ def parse_text(text: str, *, calls: CallParser | None, thinking_open: bool, salt
     """
     reasoning, content, malformed = _split_reasoning(text, thinking_open)
     if calls is None or malformed:
-        return ParsedMessage(content=content, reasoning=reasoning, malformed=malformed)
+        return ParsedMessage(content, reasoning, (), malformed)
     parsed = calls(content)
     return ParsedMessage(
         content=parsed.content,

@@ -85,9 +85,9 @@ class Placer:
             new = renderer.plain(messages[match.length :], self._reasoning(match, messages, start=match.length))
         kept = self._tree.turns[turn].kept_thinking
         if self._history == "keep" and not self._tree.thought[turn]:
-            context = renderer.fill(new, bool(tools), last_output_id=last_id)
-            if context is not None:
-                return Placed(turn, context.ids, context.thinking_open, fork, kept)
+            filled = renderer.fill(new, bool(tools), last_output_id=last_id)
+            if filled is not None:
+                return Placed(turn, *filled, fork, kept)
         shape = renderer.shape(new, bool(tools))
         if not shape.complete:
             return self._root(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -19,23 +19,8 @@ from agentrl.packed import PackedArray
 from agentrl.tokens.match import Match
 from agentrl.types import ForkReason, Int32Array, Turn
 
+INT32 = np.dtype(np.int32)
 CONTEXT_IDS, OUTPUT_IDS = (cast("PackedArray", vars(Turn)[name]) for name in ("context_ids", "output_ids"))
-
-
-class RunningDigest(Protocol):
-    """A blake2b state of 16 bytes output."""
-
-    def update(self, data: bytes, /) -> None:
-        """Take in more bytes."""
-        ...
-
-    def copy(self) -> RunningDigest:
-        """Return an independent state."""
-        ...
-
-    def digest(self) -> bytes:
-        """Return the digest of the bytes so far."""
-        ...
 
 
 class Placed(NamedTuple):
@@ -57,8 +42,8 @@ class Prompt(NamedTuple):
     """What one model call sends, and where its turn will stand in the graph."""
 
     placed: Placed
-    context_ids: Int32Array
-    """[C] int32, read-only: the ids it adds to its parent's."""
+    context: bytes
+    """The ids it adds to its parent's, int32."""
     input_ids: Int32Array
     """[N] int32, read-only: the whole context."""
     input_json: bytes
@@ -68,7 +53,7 @@ class Prompt(NamedTuple):
     match: Match | None
     """Where the request's messages met the known conversations; None for a call made of ids."""
     tools_key: bytes
-    digest: RunningDigest
+    digest: hashlib.blake2b
     """Running digest of `input_json`."""
 
 
@@ -84,7 +69,7 @@ class PromptBuilder:
         """Ids from the root to its end, int32, in pieces."""
         self._json: tuple[bytes, ...] = ()
         """The same, decimal and comma-joined, in pieces without empty ones."""
-        self._digest: RunningDigest = hashlib.blake2b(digest_size=16)
+        self._digest = hashlib.blake2b(digest_size=16)
         """Of the JSON pieces, joined by commas."""
 
     def path_ids(self, turn: int | None) -> Int32Array:
@@ -103,15 +88,14 @@ class PromptBuilder:
         if added:
             digest.update(b"," + added if pieces else added)
             pieces = (*pieces, added)
-        input_ids = np.frombuffer(b"".join((*ids, context)), np.int32)
-        added_ids = np.frombuffer(context, np.int32)
-        return Prompt(placed, added_ids, input_ids, b",".join(pieces), tools, match, tools_key, digest)
+        input_ids = np.frombuffer(b"".join((*ids, context)), INT32)
+        return Prompt(placed, context, input_ids, b",".join(pieces), tools, match, tools_key, digest)
 
     def recorded(self, turn: int, prompt: Prompt, output_ids: list[int]) -> None:
         """Remember the end of a turn just recorded."""
-        record, parent = self._turns[turn], prompt.placed.parent
+        parent = prompt.placed.parent
         ids = self._ids if self._turn == parent else self._path(parent)
-        ids += (CONTEXT_IDS.raw(record), OUTPUT_IDS.raw(record))
+        ids += (prompt.context, OUTPUT_IDS.raw(self._turns[turn]))
         pieces, digest = (prompt.input_json,) if prompt.input_json else (), prompt.digest.copy()
         output = orjson.dumps(output_ids)[1:-1]
         if output:

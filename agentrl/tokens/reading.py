@@ -16,13 +16,14 @@ from typing import Any, NamedTuple, cast
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
+from agentrl.errors import WorkflowError
 from agentrl.tokens.messages import KEY_BYTES, ROLES, read_message, reader
 from agentrl.tokens.template import PlainMessage
 from agentrl.types import Message
 
 _MAX_TRAILS = 4
 """Conversations an episode remembers; a request of another one is read anew."""
-_FLAT = frozenset({dict, ChatCompletionMessage})
+_FLAT: frozenset[type] = frozenset({dict, ChatCompletionMessage})
 """Kinds of messages that can be read from a shallow copy of their fields, if those are text."""
 _ASKING = ROLES - {"assistant", "developer"}
 """Roles that templates take as they are, and that are not the model's."""
@@ -52,12 +53,16 @@ class MessageReader:
         """Return the keys and the reasoning of messages.
 
         Raises:
+            WorkflowError: for something that is not a message.
             TokenError: for a message that cannot be rendered.
         """
         trail = self._trail(messages)
         keys: list[bytes] = []
         unwatched: dict[int, str] = {}
-        for at in range(len(trail), len(messages)):
+        for at in range(len(trail.kinds), len(messages)):
+            if not isinstance(cast("object", messages[at]), (Mapping, BaseModel)):
+                got = f"{type(messages[at]).__name__} {messages[at]!r:.80}"
+                raise WorkflowError(f"messages[{at}] must be a dict or an openai message, got {got}")
             key, reasoning = read_message(messages[at])
             watching = not keys and trail.add(messages[at], key)
             if not watching:
@@ -73,13 +78,19 @@ class MessageReader:
 
         The trail has all of them afterwards, and their keys are found out when somebody asks for them.
         """
-        known = len(trail)
+        known = len(trail.kinds)
         if len(messages) < known + 2 or not trail.covers(messages) or not _repeats(messages[known], answer):
             return None
-        new = messages[known + 1 :]
-        if not all(map(_is_plain, new)) or not trail.add(messages[known], like=answer):
+        plain: list[PlainMessage] = []
+        for message in messages[known + 1 :]:
+            if not _is_plain(message):
+                return None
+            plain.append({name: message[name] for name in _PLAIN if name in message})
+        if not trail.add(messages[known], like=answer):
             return None
-        return trail.add_plain(cast("list[PlainMessage]", new))
+        trail.kinds += [dict] * len(plain)
+        trail.seen += plain
+        return plain
 
     def _trail(self, messages: Sequence[Message]) -> Trail:
         """Return a trail of messages that `messages` begins with; an empty one if none is known."""
@@ -91,28 +102,31 @@ class MessageReader:
 class Trail:
     """Messages as they were when they were read, in order."""
 
-    __slots__ = ("_copies", "_fields", "_inside", "_keys", "_kinds", "reasoning")
+    __slots__ = ("_copies", "_fields", "_inside", "_keys", "_models", "kinds", "reasoning", "seen")
 
     def __init__(self) -> None:
         self.reasoning: dict[int, str] = {}
         self._keys = b""
         """Of the first messages."""
-        self._kinds: list[type] = []
-        self._fields: list[Message] = []
-        """Shallow copies of the messages."""
+        self.kinds: list[type] = []
+        self.seen: list[object] = []
+        """Shallow copies of the messages that are dicts, and the others themselves: openai objects."""
+        self._models: list[BaseModel] = []
+        """The latter."""
+        self._fields: list[dict[str, Any]] = []
+        """Shallow copies of their fields."""
         self._inside: list[Any] = []
         """What can change within a value: dicts and lists of text parts, tool calls and further fields."""
         self._copies: list[object] = []
         """Shallow copies of those."""
 
-    def __len__(self) -> int:
-        return len(self._kinds)
-
     def keys(self) -> bytes:
         """Return the keys of all messages."""
-        unread = self._fields[len(self._keys) // KEY_BYTES :]
-        if unread:
-            self._keys += b"".join([read_message(fields).key for fields in unread])
+        known = len(self._keys) // KEY_BYTES
+        if known < len(self.seen):
+            fields = iter(self._fields)
+            copies = [message if type(message) is dict else next(fields) for message in self.seen]
+            self._keys += b"".join([read_message(copy).key for copy in copies[known:]])
         return self._keys
 
     def add(self, message: Message, key: bytes | None = None, like: Message | None = None) -> bool:
@@ -126,41 +140,35 @@ class Trail:
         Returns:
             False, with nothing done, if a change in the message could not be seen.
         """
-        inside: list[Any] = []
-        if not _watch(message, inside):
+        kind, part = type(message), cast("Any", message)
+        if kind not in _FLAT and not _is_watchable(part):
             return False
-        fields, get = inside.pop(0), reader(message)  # these are looked up at each comparison
+        fields, extra = (part, None) if kind is dict else (part.__dict__, part.__pydantic_extra__)
+        get, inside = reader(part) if extra else fields.get, [] if extra is None else [extra]
         content, calls = get("content"), get("tool_calls")
         if not (type(content) is str or content is None or _watch_parts(content, inside)):
             return False
         if not (calls is None or _watch_parts(calls, inside)):
             return False
-        if key is None and (type(message) not in _FLAT or calls is not None or type(content) is not str):
+        if key is None and (kind not in _FLAT or calls is not None or type(content) is not str):
             key = read_message(message).key  # what is inside may be another then
         if key is not None:
             self._keys = self.keys() + key
-        self._kinds.append(type(message))
-        self._fields.append(like if like is not None and like == fields else fields.copy())
-        if inside:
-            self._inside += inside
-            self._copies += [item.copy() for item in inside]
+        copy: Any = like if like == fields else fields.copy()
+        self.kinds.append(kind)
+        self.seen.append(copy if kind is dict else part)
+        if kind is not dict:
+            self._models.append(part)
+            self._fields.append(copy)
+        self._inside += inside
+        self._copies += [item.copy() for item in inside]
         return True
-
-    def add_plain(self, messages: list[PlainMessage]) -> list[PlainMessage]:
-        """Remember messages that are plain; return copies, with the keys in the order in which templates see them."""
-        copies = [{name: message[name] for name in _PLAIN if name in message} for message in messages]
-        self._kinds += [dict] * len(copies)
-        self._fields += copies
-        return copies
 
     def covers(self, messages: Sequence[Message]) -> bool:
         """Return whether `messages` begins with these, unchanged."""
-        top = messages[: len(self._kinds)]
-        return (
-            [*map(type, top)] == self._kinds
-            and [item if type(item) is dict else item.__dict__ for item in top] == self._fields
-            and self._inside == self._copies
-        )
+        top = messages[: len(self.kinds)]
+        same = [*map(type, top)] == self.kinds and top == self.seen and self._inside == self._copies
+        return same and [model.__dict__ for model in self._models] == self._fields
 
 
 def _repeats(message: Message, answer: Message) -> bool:
@@ -211,13 +219,16 @@ def _watch_parts(parts: object, inside: list[Any]) -> bool:
     return True
 
 
-def _watch(part: object, inside: list[Any]) -> bool:
-    if type(part) is dict:
-        inside.append(part)
-        return True
-    if not isinstance(part, BaseModel) or part.model_config.get("validate_assignment"):  # replaces its dict
+def _watch(part: Any, inside: list[Any]) -> bool:  # noqa: ANN401
+    if not _is_watchable(part):
         return False
-    inside.append(part.__dict__)
-    if part.__pydantic_extra__ is not None:
-        inside.append(part.__pydantic_extra__)
+    dicts = (part, None) if type(part) is dict else (part.__dict__, part.__pydantic_extra__)
+    inside += [each for each in dicts if each is not None]
     return True
+
+
+def _is_watchable(part: object) -> bool:
+    """Return whether every change in a message, or in a part of one, can be seen in the dicts it has."""
+    # A class that checks assignments replaces its dict, and one may find others equal that are not.
+    simple = isinstance(part, BaseModel) and not part.model_config.get("validate_assignment")
+    return type(part) is dict or (simple and type(part).__eq__ is BaseModel.__eq__)

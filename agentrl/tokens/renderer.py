@@ -112,8 +112,6 @@ class Renderer:
         lowered.max_context = min([known for known in (limit, self.max_context) if known is not None], default=None)
         return lowered
 
-    # ---- text to ids
-
     def encode_content(self, text: str) -> list[int]:
         """Return the ids of text as content: never a control token, whatever it says.
 
@@ -186,21 +184,25 @@ class Renderer:
         Raises:
             TokenError: if the template refuses the messages.
         """
-        context = self.fill(new, bool(tools), last_output_id=last_output_id)
-        if context is not None:
-            return context
-        rendered = self._delta.render(history, new, tools or None)
-        ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
-        self._scaffolds.learn(new, bool(tools), Context(ids, rendered.opens_thinking))
-        return Context(self._joined(ids, last_output_id), rendered.opens_thinking)
+        filled = self.fill(new, bool(tools), last_output_id=last_output_id)
+        if filled is None:
+            rendered = self._delta.render(history, new, tools or None)
+            ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
+            filled = Context(ids, rendered.opens_thinking)
+            self._scaffolds.learn(new, bool(tools), filled)
+            self._join(ids, last_output_id)
+        return Context(*filled)
 
-    def fill(self, new: Sequence[PlainMessage], tools: bool, *, last_output_id: int | None) -> Context | None:
+    def fill(self, new: Sequence[PlainMessage], tools: bool, *, last_output_id: int | None) -> tuple[list[int], bool] | None:
         """Return what `extend` does, where earlier calls have shown how; None elsewhere, and where a shape is not local."""
-        context = self._scaffolds.fill(new, tools)
-        return None if context is None else Context(self._joined(context.ids, last_output_id), context.thinking_open)
+        filled = self._scaffolds.fill(new, tools)
+        if filled is not None:
+            self._join(filled[0], last_output_id)
+        return filled
 
-    def _joined(self, ids: list[int], last_output_id: int | None) -> list[int]:
-        return ids[1:] if last_output_id in self._closers and ids and ids[0] in self._closers else ids
+    def _join(self, ids: list[int], last_output_id: int | None) -> None:
+        if last_output_id in self._closers and ids and ids[0] in self._closers:
+            del ids[0]
 
     def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:
         """Return what the template does with new messages of these roles.
@@ -209,8 +211,6 @@ class Renderer:
             TokenError: if the template refuses such messages.
         """
         return self._delta.shape(roles_of(new), tools)
-
-    # ---- ids to text
 
     def decode(self, ids: Sequence[int] | Int32Array, *, skip_special: bool) -> str:
         """Return the text of ids; invalid UTF-8 becomes U+FFFD.
@@ -241,10 +241,10 @@ class Renderer:
 
     def output_text(self, ids: Sequence[int] | Int32Array, stopped_on: int | str | None = None) -> str:
         """Return the text of an output without its end-of-turn token and without the stop string that ended it."""
-        numbers = _as_list(ids)
+        numbers = ids if type(ids) is list else _as_list(ids)
         if numbers and (numbers[-1] in self.eos_ids or numbers[-1] == stopped_on):
             numbers = numbers[:-1]
-        text = self._codec.decode(numbers, skip_special=False)
+        text = self._codec.text_of(numbers)
         if isinstance(stopped_on, str) and stopped_on:
             at = text.find(stopped_on)
             text = text if at < 0 else text[:at]

@@ -9,7 +9,7 @@ Invariant: the ids `Scaffolds.fill` returns are those of rendering and encoding 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from agentrl.errors import ConfigError, TokenError
 from agentrl.tokens.encode import TokenCodec
@@ -53,13 +53,11 @@ class Scaffolds:
         self._codec = codec
         self._known: dict[Shape, list[_Scaffold | None]] = {}
 
-    def fill(self, new: Sequence[PlainMessage], tools: bool) -> Context | None:
-        """Return the context that new messages make; None if no scaffold fits them."""
+    def fill(self, new: Sequence[PlainMessage], tools: bool) -> tuple[list[int], bool] | None:
+        """Return the context that new messages make (see `Context`); None if no scaffold fits them."""
         known = self._known.get(_shape(new, tools))
-        if known is None:
-            return None
-        texts = _texts(new)
-        for scaffold in known:
+        texts = _texts(new) if known else []
+        for scaffold in known or ():
             context = None if scaffold is None else self._filled(scaffold, texts)
             if context is not None:
                 return context
@@ -80,7 +78,7 @@ class Scaffolds:
             scaffold = None
         self._known[shape] = [*known, scaffold]
 
-    def _filled(self, scaffold: _Scaffold, given: Sequence[str]) -> Context | None:
+    def _filled(self, scaffold: _Scaffold, given: Sequence[str]) -> tuple[list[int], bool] | None:
         texts = [*given]
         for text, function, arguments, answer in scaffold.steps:
             result = function(texts[text], *arguments)
@@ -90,11 +88,13 @@ class Scaffolds:
                 return None
         ids: list[int] = []
         for piece in scaffold.pieces:
-            if type(piece) is tuple:
+            if isinstance(piece, tuple):
                 ids += piece
             else:
-                ids += self._codec.encode_content("".join([p if type(p) is str else texts[cast("int", p)] for p in piece]))
-        return Context(ids, scaffold.thinking_open)
+                ids += self._codec.encode_content(
+                    "".join([texts[part] if isinstance(part, int) else part for part in piece])
+                )
+        return ids, scaffold.thinking_open
 
     def _traced(self, new: Sequence[PlainMessage], tools: bool) -> _Scaffold:
         trace = Trace()
@@ -137,4 +137,5 @@ def _shape(new: Sequence[PlainMessage], tools: bool) -> Shape:
 
 
 def _texts(new: Sequence[PlainMessage]) -> list[str]:
-    return [cast("str", message[name]) for message in new for name in message if name != "role"]
+    texts: list[Any] = [message[name] for message in new for name in message if name != "role"]
+    return texts

@@ -132,6 +132,19 @@ async def test_history_rewritten_by_an_agent_framework_does_not_fork(
     assert not any(client.graph.forks.values())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_no_message_is_refused_with_its_index(client: Client, stream: bool):
+    odd: Any = "hi"
+    with pytest.raises(WorkflowError, match=r"messages\[0\] must be a dict or an openai message, got str 'hi'"):
+        await client.chat.completions.create(messages=[odd], stream=stream)
+    completion = await client.chat.completions.create(messages=HI)
+    for more in ([odd], [HI[0], odd]):
+        messages: Any = [*HI, completion.choices[0].message, *more]
+        with pytest.raises(WorkflowError, match=rf"messages\[{len(messages) - 1}\] must be"):
+            await client.chat.completions.create(messages=messages, stream=stream)
+    assert len(client.graph.turns) == 1
+
+
 async def test_edited_history_is_an_explicit_fork(client: Client, says: Says):
     first = await client.chat.completions.create(messages=HI)
     edited = {"role": "assistant", "content": str(first.choices[0].message.content) + "!"}

@@ -49,7 +49,7 @@ class Player:
             temperature=1.0,
         )
         assert self.sent[-1] == prompt.input_ids.tolist()
-        assert prompt.input_ids.dtype == prompt.context_ids.dtype == np.int32
+        assert prompt.input_ids.dtype == np.int32
         return dict(self.graph.turns[turn].message)
 
     def ask(

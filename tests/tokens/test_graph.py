@@ -327,7 +327,7 @@ def test_the_order_of_keys_is_no_part_of_a_message(tmp_path: Path):
         messages = [user("x?")]
         messages += [player.ask(messages, "a"), asked]
         for _ in range(3):  # the first time, the second and, as a retry, the third take different ways
-            texts.add(renderer.decode(player.graph.prepare(messages).context_ids, skip_special=False))
+            texts.add(renderer.decode(player.graph.prepare(messages).placed.ids, skip_special=False))
         player.ask(messages, "b")
     assert len(texts) == 1
 
@@ -361,7 +361,7 @@ def test_clients_that_build_new_objects_do_not_grow_the_memory(player: Player):
         messages = [*messages, player.ask(copy.deepcopy(messages), "a"), user(str(at))]
     assert player.parents() == [None, *range(19)]
     trails = player.graph._tree.index._reader._trails  # pyright: ignore[reportPrivateUsage]
-    assert sum(map(len, trails)) <= 4 * len(messages)
+    assert sum(len(trail.kinds) for trail in trails) <= 4 * len(messages)
 
 
 def test_token_level_calls_extend_and_verify(player: Player):
@@ -436,5 +436,5 @@ def test_hostile_tool_output_in_a_turn_adds_no_control_token(player: Player):
     contexts: list[list[int]] = []
     for content in ("3", hostile):
         prompt = player.graph.prepare([user("x?"), message, reply(message, content)], TOOLS)
-        contexts.append([number for number in prompt.context_ids.tolist() if number in player.renderer.control_ids])
+        contexts.append([number for number in prompt.placed.ids if number in player.renderer.control_ids])
     assert contexts[0] == contexts[1]

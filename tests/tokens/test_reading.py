@@ -17,6 +17,7 @@ from agentrl.tokens.reading import MessageReader
 from tests.tokens.dialogues import assistant, calls, result, user
 
 WORDS = st.sampled_from(("a", "b", " a ", "", "<think>\nx\n</think>\n\na", "é"))
+KINDS = ("user", "answer", "parts", "call", "object", "object call", "thoughts", "checked", "loose", "alike")
 ARGUMENTS = st.sampled_from(('{"a": 1}', '{"a":1.0}', '{"a": true}', "{", {"a": 1}, {"a": True}, {"a": 1.0}, None))
 
 
@@ -28,8 +29,28 @@ class Checked(BaseModel):
     content: str
 
 
+class Loose(BaseModel):
+    """A message of a user's own class, which keeps its content beside its fields."""
+
+    model_config = ConfigDict(extra="allow")
+    role: str
+
+
+class Alike(BaseModel):
+    """A message of a user's own class, equal to any of the same role."""
+
+    model_config = ConfigDict(extra="allow")
+    role: str
+    content: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike) and other.role == self.role
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
 def message_of(data: st.DataObject) -> Any:  # noqa: ANN401
-    kind = data.draw(st.sampled_from(("user", "answer", "parts", "call", "object", "object call", "own class")))
+    kind = data.draw(st.sampled_from(KINDS))
     word = data.draw(WORDS)
     match kind:
         case "user":
@@ -46,8 +67,14 @@ def message_of(data: st.DataObject) -> Any:  # noqa: ANN401
             return ChatCompletionMessage.model_validate(assistant(word))
         case "object call":
             return ChatCompletionMessage.model_validate(calls('{"a": 1}', '{"b": 2}'))
-        case _:
+        case "thoughts":
+            return ChatCompletionMessage.model_validate(assistant(word, reasoning_content=data.draw(WORDS)))
+        case "checked":
             return Checked(role="user", content=word)
+        case "alike":
+            return Alike(role="user", content=word)
+        case _:
+            return Loose.model_validate({"role": "user", "content": word})
 
 
 def change(message: Any, data: st.DataObject) -> None:  # noqa: ANN401
@@ -151,12 +178,32 @@ def test_values_that_move_to_another_message_are_noticed():
     assert after.keys == MessageReader().read([first, second]).keys
 
 
-def test_tool_calls_that_a_class_of_ones_own_keeps_beside_its_fields_are_watched():
-    class Loose(BaseModel):
-        model_config = ConfigDict(extra="allow")
-        role: str
-        content: str
+@pytest.mark.parametrize("kind", [Loose, Alike])
+def test_another_object_of_a_class_of_ones_own_is_another_message(kind: type[BaseModel]):
+    reader = MessageReader()
+    first: Any = [kind.model_validate(user("a"))]
+    reader.read(first)
+    edited: Any = [kind.model_validate(user("b"))]
+    assert reader.read(edited).keys == MessageReader().read(edited).keys
 
+
+def test_what_an_object_is_given_later_beside_its_fields_is_noticed():
+    message: Any = ChatCompletionMessage.model_validate(assistant("a"))
+    reader = MessageReader()
+    assert reader.read([message]).reasoning == {}
+    message.reasoning_content = "r"
+    assert reader.read([message]).reasoning == {0: "r"}
+
+
+def test_an_object_whose_fields_are_replaced_as_a_whole_is_noticed():
+    message: Any = ChatCompletionMessage.model_validate(assistant("a"))
+    reader = MessageReader()
+    before = reader.read([message]).keys
+    message.__dict__ = {**message.__dict__, "content": "b"}
+    assert reader.read([message]).keys == MessageReader().read([message]).keys != before
+
+
+def test_tool_calls_that_a_class_of_ones_own_keeps_beside_its_fields_are_watched():
     message: Any = Loose.model_validate({"role": "assistant", "content": "", "tool_calls": calls("{}")["tool_calls"]})
     reader = MessageReader()
     before = reader.read([message])

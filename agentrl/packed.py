@@ -1,9 +1,10 @@
 """Array fields of frozen records, kept as bytes.
 
 A numpy array object takes 112 bytes beside its data, which is more than the data of a short turn. A packed field takes an
-array, or its bytes, keeps the bytes, and gives a read-only array over them.
+array, keeps its bytes, and gives a read-only array over them.
 
-Invariant: a packed field gives back exactly the values, in the declared type, that it was given.
+Invariant: a packed field gives back exactly the values, in the declared type, that it was given; a record of `maker` is the
+one its class would make.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class PackedArray:
         """Keep values in `slot`, as bytes of `dtype`."""
         self.raw: Callable[[object], bytes] = slot.__get__
         """Returns the bytes of the array of a record."""
-        self._set = slot.__set__
+        self.put: Callable[[object, object], None] = slot.__set__
+        """Sets the bytes of the array of a record, be it frozen or not."""
         self._dtype = np.dtype(dtype)
         self.__doc__ = slot.__doc__
 
@@ -33,11 +35,9 @@ class PackedArray:
         return self if record is None else np.frombuffer(self.raw(record), self._dtype)
 
     def __set__(self, record: object, value: object) -> None:
-        if type(value) is not bytes:
-            array = np.asarray(value, self._dtype)
-            kept = cast("object", array.base)  # an array over whole bytes shares them
-            value = kept if type(kept) is bytes and len(kept) == array.nbytes else array.tobytes()
-        self._set(record, value)
+        array = np.asarray(value, self._dtype)
+        kept = cast("object", array.base)  # an array over whole bytes shares them
+        self.put(record, kept if type(kept) is bytes and len(kept) == array.nbytes else array.tobytes())
 
 
 def packed(**dtypes: type[np.generic]) -> Callable[[type[Record]], type[Record]]:
@@ -49,3 +49,21 @@ def packed(**dtypes: type[np.generic]) -> Callable[[type[Record]], type[Record]]
         return record
 
     return pack
+
+
+def maker(record: type[Record]) -> Callable[..., Record]:
+    """Return a function that makes a slotted dataclass in half the time: of all its fields by name, packed ones as bytes.
+
+    The `__init__` of a frozen dataclass finds out anew how to set each field. No default is filled in here: a field that is
+    missing is a KeyError.
+    """
+    slots = {name: vars(record)[name] for name in record.__dict__["__slots__"]}
+    puts = {name: slot.put if isinstance(slot, PackedArray) else slot.__set__ for name, slot in slots.items()}
+
+    def make(**fields: object) -> Record:
+        made = object.__new__(record)
+        for name, put in puts.items():
+            put(made, fields[name])
+        return made
+
+    return make

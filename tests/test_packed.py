@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.packed import packed
+from agentrl.packed import maker, packed
 from agentrl.types import Int32Array
 
 
@@ -49,3 +49,20 @@ def test_an_array_over_whole_bytes_is_shared():
     before = sys.getrefcount(data)
     records = [Record(ids=np.frombuffer(data, np.int32)) for _ in range(3)]
     assert sys.getrefcount(data) == before + len(records)
+
+
+def test_a_made_record_is_the_one_its_class_makes():
+    array = np.array([1, -2], np.int32)
+    made = maker(Record)(ids=array.tobytes(), name="a")
+    expected = Record(ids=array, name="a")
+    assert type(made) is Record
+    assert (made.ids.tolist(), made.ids.dtype, made.name) == (expected.ids.tolist(), expected.ids.dtype, expected.name)
+    assert repr(made) == repr(expected)
+    assert replace(made, name="b").ids.tolist() == [1, -2]
+    with pytest.raises(FrozenInstanceError):
+        made.name = "b"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_record_is_not_made_of_some_of_its_fields():
+    with pytest.raises(KeyError, match="name"):
+        maker(Record)(ids=b"")

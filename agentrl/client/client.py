@@ -122,7 +122,8 @@ class Client(EpisodeClient):
             with episode.call():
                 prompt = episode.graph.prepare(checked, call.tools)
                 request = episode.request(prompt, call.sampling)
-                generation = await _sample(episode.backend, request, call.timeout_s)
+                backend, timeout_s = episode.backend, call.timeout_s
+                generation = await (backend.generate(request) if timeout_s is None else _sample(backend, request, timeout_s))
                 episode.check_whole(request, generation)
                 turn = episode.record(prompt, request, generation)
             result = completion(
@@ -163,7 +164,8 @@ class Client(EpisodeClient):
             parent, end = episode.parent_of(ids)
             prompt = episode.graph.prepare_ids(ids[end:], parent)
             request = episode.request(prompt, params)
-            generation = await _sample(episode.backend, request, timeout)
+            backend = episode.backend
+            generation = await (backend.generate(request) if timeout is None else _sample(backend, request, timeout))
             episode.record(prompt, request, generation, given=generation)
         return generation
 
@@ -186,9 +188,7 @@ class Client(EpisodeClient):
         refuse(f"{options.method.upper()} {options.url}")
 
 
-async def _sample(backend: Backend, request: GenerateRequest, timeout_s: float | None) -> Generation:
-    if timeout_s is None:
-        return await backend.generate(request)
+async def _sample(backend: Backend, request: GenerateRequest, timeout_s: float) -> Generation:
     with anyio.move_on_after(timeout_s):
         return await backend.generate(request)
     raise CallTimeout(timed_out(request.episode_id, timeout_s))

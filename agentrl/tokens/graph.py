@@ -20,6 +20,7 @@ import numpy as np
 
 from agentrl.checks import check_reward, check_spans, sound_logprobs
 from agentrl.errors import ReplyError, TokenError, WorkflowError
+from agentrl.packed import maker
 from agentrl.tokens.match import TurnIndex
 from agentrl.tokens.messages import tools_key
 from agentrl.tokens.placing import Placer, Tools, TurnTree
@@ -38,6 +39,8 @@ from agentrl.types import (
 )
 
 __all__ = ["Prompt", "TokenGraph"]
+
+_turn = maker(Turn)
 
 
 class TokenGraph:
@@ -143,8 +146,8 @@ class TokenGraph:
             InvariantError: if the version spans are wrong (see `agentrl.checks.check_spans`).
             ReplyError: if log-probs are missing, not finite or above 0, or an id is outside the vocabulary.
         """
-        index, placed = len(self._turns), prompt.placed
-        parent, where = placed.parent, f"episode {self._episode_id}, turn {index}"
+        placed, where = prompt.placed, f"episode {self._episode_id}, turn {len(self._turns)}"
+        parent = placed.parent
         ids, logprobs = np.asarray(output_ids, INT32), np.asarray(output_logprobs, np.float32)
         numbers: list[int] = ids.view(np.uint32).tolist()  # a negative one is a huge one
         self._check(numbers, logprobs, where)
@@ -152,12 +155,13 @@ class TokenGraph:
         parsed = self._renderer.parse(
             numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=placed.thinking_open, salt=where.encode()
         )
-        turn = Turn(
-            context_ids=prompt.context,  # pyright: ignore[reportArgumentType] - packed fields take bytes as they are
-            output_ids=ids.tobytes(),  # pyright: ignore[reportArgumentType]
-            output_logprobs=logprobs.tobytes(),  # pyright: ignore[reportArgumentType]
+        turn = _turn(
+            context_ids=prompt.context,
+            output_ids=ids.tobytes(),
+            output_logprobs=logprobs.tobytes(),
             spans=spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version),
             stop_reason=stop_reason,
+            reward=None,
             parent=parent,
             message=parsed.to_message(),
             temperature=temperature,
@@ -165,8 +169,7 @@ class TokenGraph:
             kept_thinking=placed.kept_thinking,
             prompt_digest=prompt.digest.digest(),
         )
-        self._add(turn, prompt, numbers, thought=parsed.reasoning is not None)
-        return index
+        return self._add(turn, prompt, numbers, thought=parsed.reasoning is not None)
 
     def set_reward(self, turn: int, value: float) -> None:
         """Set the reward of a turn, replacing an earlier one.
@@ -208,7 +211,7 @@ class TokenGraph:
             head = logprobs.tolist()[:8]
             raise ReplyError(f"{where}: the server returned log-probs that are not finite, or above 0: {head}...")
 
-    def _add(self, turn: Turn, prompt: Prompt, output: list[int], *, thought: bool) -> None:
+    def _add(self, turn: Turn, prompt: Prompt, output: list[int], *, thought: bool) -> int:
         tree, match, fork, parent = self._tree, prompt.match, prompt.placed.fork, prompt.placed.parent
         tree.index.add(match, 0 if parent is None else tree.lengths[parent], turn.message, parent)
         tree.turns.append(turn)
@@ -218,6 +221,7 @@ class TokenGraph:
         if fork is not None:
             self._forks[fork] += 1
         self._prompts.recorded(len(tree.turns) - 1, prompt, output)
+        return len(tree.turns) - 1
 
     def _text_of(self, turn: int) -> str:
         return self._renderer.decode(self._prompts.path_ids(turn), skip_special=False)

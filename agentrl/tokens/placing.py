@@ -72,13 +72,9 @@ class Placer:
             fork = ForkReason.TOOLS_CHANGED
         elif match.edited:
             fork = ForkReason.HISTORY_EDITED
-        if match.turn is None:
+        turn = match.turn
+        if turn is None:
             return self._root(match, messages, tools, fork)
-        return self._extension(match, match.turn, messages, tools, fork)
-
-    def _extension(
-        self, match: Match, turn: int, messages: Sequence[Message], tools: Tools, fork: ForkReason | None
-    ) -> Placed:
         renderer, last_id = self._renderer, self._last_id(turn)
         new = match.new
         if new is None:

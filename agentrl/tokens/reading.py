@@ -171,22 +171,19 @@ class Trail:
         return same and [model.__dict__ for model in self._models] == self._fields
 
 
-def _repeats(message: Message, answer: Message) -> bool:
+def _repeats(message: Any, answer: Message) -> bool:  # noqa: ANN401
     """Return whether a message means what `answer` does, and carries no reasoning."""
     text = answer["content"]
-    if len(answer) == 2 and "</think>" not in text and _says(message, text):
-        return True
+    if len(answer) == 2 and "</think>" not in text:
+        if type(message) is ChatCompletionMessage and not message.__pydantic_extra__:
+            get = message.__dict__.get  # a field may have been deleted
+            nothing_else = get("tool_calls") is None and get("function_call") is None
+            if get("content") == text and get("role") == "assistant" and nothing_else:
+                return True
+        elif message == answer:
+            return True
     key, reasoning = read_message(message)
     return reasoning is None and key == read_message(answer).key
-
-
-def _says(message: object, text: str) -> bool:
-    """Return whether a message is the model's, and nothing but this text."""
-    if type(message) is not ChatCompletionMessage or message.__pydantic_extra__:
-        return message == {"role": "assistant", "content": text}
-    get = message.__dict__.get  # a field may have been deleted
-    nothing_else = get("tool_calls") is None and get("function_call") is None
-    return get("content") == text and get("role") == "assistant" and nothing_else
 
 
 def _is_plain(message: Message) -> bool:

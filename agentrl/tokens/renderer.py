@@ -190,19 +190,16 @@ class Renderer:
             ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
             filled = Context(ids, rendered.opens_thinking)
             self._scaffolds.learn(new, bool(tools), filled)
-            self._join(ids, last_output_id)
+            if last_output_id in self._closers and ids and ids[0] in self._closers:
+                del ids[0]
         return Context(*filled)
 
     def fill(self, new: Sequence[PlainMessage], tools: bool, *, last_output_id: int | None) -> tuple[list[int], bool] | None:
         """Return what `extend` does, where earlier calls have shown how; None elsewhere, and where a shape is not local."""
         filled = self._scaffolds.fill(new, tools)
-        if filled is not None:
-            self._join(filled[0], last_output_id)
+        if filled is not None and last_output_id in self._closers and filled[0] and filled[0][0] in self._closers:
+            del filled[0][0]
         return filled
-
-    def _join(self, ids: list[int], last_output_id: int | None) -> None:
-        if last_output_id in self._closers and ids and ids[0] in self._closers:
-            del ids[0]
 
     def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:
         """Return what the template does with new messages of these roles.

@@ -18,7 +18,7 @@ from agentrl.client.chat import Chat
 from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import Episode, completion_id
 from agentrl.client.messages import MessageLike, checked_messages
-from agentrl.client.replies import completion, reply_header, token_logprobs
+from agentrl.client.replies import completion, token_logprobs
 from agentrl.client.sampling import read_sampling
 from agentrl.client.stream import ChatStream
 from agentrl.client.surface import CallTimeout, RawResponse, refuse, shared_attributes, timed_out
@@ -127,7 +127,8 @@ class Client(EpisodeClient):
                 episode.check_whole(request, generation)
                 turn = episode.record(prompt, request, generation)
             result = completion(
-                reply_header(completion_id(request), call.model, "chat.completion"),
+                completion_id(request),
+                call.model,
                 episode.graph.turns[turn].message,
                 generation,
                 prompt_tokens=len(prompt.input_ids),

@@ -29,13 +29,14 @@ _put_fields, _put_extra = _slots["__dict__"].__set__, _slots["__pydantic_extra__
 _put_names, _put_private = _slots["__pydantic_fields_set__"].__set__, _slots["__pydantic_private__"].__set__
 
 
-def reply_header(identity: str, model: str, kind: str) -> dict[str, object]:
-    """Return what all chunks of one call, or its completion, say of the call, stamped with the present time."""
-    return {"id": identity, "object": kind, "created": int(time.time()), "model": model}
+def chunk_header(identity: str, model: str) -> dict[str, object]:
+    """Return what all chunks of one call say of it, stamped with the present time."""
+    return {"id": identity, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
 
 
 def completion(
-    header: Mapping[str, object],
+    identity: str,
+    model: str,
     message: Message,
     generation: Generation,
     *,
@@ -58,7 +59,10 @@ def completion(
     if logprobs is not None:
         choice["logprobs"] = ChoiceLogprobs.model_validate(logprobs)
     fields: dict[str, object] = {
-        **header,
+        "id": identity,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
         "choices": [_made(Choice, choice, {"token_ids": generation.output_ids.tolist()})],
         "usage": _made(CompletionUsage, counts, {}) if len(counts) == 3 else CompletionUsage.model_validate(counts),
     }

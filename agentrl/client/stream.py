@@ -19,7 +19,7 @@ from agentrl.client.arguments import CallArguments
 from agentrl.client.deltas import Delta, DeltaSplitter
 from agentrl.client.episode import Episode, completion_id
 from agentrl.client.ledger import Place
-from agentrl.client.replies import chunk, finish_reason, reply_header, token_logprobs, usage
+from agentrl.client.replies import chunk, chunk_header, finish_reason, token_logprobs, usage
 from agentrl.client.surface import CallTimeout, timed_out
 from agentrl.errors import ReplyError
 from agentrl.inference.base import Generation, GenerationChunk
@@ -63,7 +63,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
             self._request = episode.request(prompt, call.sampling)
         self._place: Place | None = None
         self.id = completion_id(self._request)
-        self._header = reply_header(self.id, call.model, "chat.completion.chunk")
+        self._header = chunk_header(self.id, call.model)
         self.response = StreamResponse(self, self.id)  # pyright: ignore[reportAttributeAccessIssue] - stands for the HTTP response
         self._deadline = None if call.timeout_s is None else anyio.current_time() + call.timeout_s
         self._ends = episode.renderer.eos_ids | set(call.sampling.stop_token_ids)

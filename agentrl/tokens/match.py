@@ -74,7 +74,7 @@ class TurnIndex:
         """
         if self._last is not None and tools_of[-1] == tools:
             trail, length, answer = self._last
-            new = self._reader.continued(messages, trail, answer) if len(trail.kinds) == length else None
+            new = self._reader.continued(messages, trail, answer) if len(trail.seen) == length else None
             if new is not None:
                 return Match(trail.keys, len(messages), trail, len(turns) - 1, length + 1, length + 1, False, new)
         keys, reasoning, trail = self._reader.read(messages)

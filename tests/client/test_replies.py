@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
-from agentrl.client.replies import completion, reply_header
+from agentrl.client.replies import completion
 from agentrl.inference.base import Generation
 from agentrl.types import Int32Array, StopReason, VersionSpan
 
@@ -75,9 +75,8 @@ def test_a_completion_is_what_validation_would_return(
     logprobs: dict[str, Any] | None,
     prompt_ids: Int32Array | None,
 ):
-    header = reply_header("chatcmpl-1", "m", "chat.completion")
     sampled = generation(stop_reason, cached)
-    made = completion(header, message, sampled, prompt_tokens=11, logprobs=logprobs, prompt_ids=prompt_ids)
+    made = completion("chatcmpl-1", "m", message, sampled, prompt_tokens=11, logprobs=logprobs, prompt_ids=prompt_ids)
     expected = validated(made, message, cached=cached, logprobs=logprobs, prompt_ids=prompt_ids)
     assert made == expected
     assert state(made) == state(expected)
@@ -87,12 +86,12 @@ def test_a_completion_is_what_validation_would_return(
 
 
 def test_completions_share_nothing_that_can_change():
-    header = reply_header("chatcmpl-1", "m", "chat.completion")
-    message = dict(MESSAGES[0])
-    first, second = (completion(header, message, generation(StopReason.STOP, 0), prompt_tokens=11) for _ in range(2))
+    message, sampled = dict(MESSAGES[0]), generation(StopReason.STOP, 0)
+    first, second, third = (completion("chatcmpl-1", "m", message, sampled, prompt_tokens=11) for _ in range(3))
     first.choices[0].message.refusal = "no"
     first.choices[0].message.content = "Five"
     extra: Any = first.choices[0].message
     extra.reasoning_content = "five"
-    assert state(second) == state(completion(header, MESSAGES[0], generation(StopReason.STOP, 0), prompt_tokens=11))
+    second.created = third.created  # they may be made in two seconds
+    assert state(second) == state(third)
     assert message == MESSAGES[0]

@@ -361,7 +361,7 @@ def test_clients_that_build_new_objects_do_not_grow_the_memory(player: Player):
         messages = [*messages, player.ask(copy.deepcopy(messages), "a"), user(str(at))]
     assert player.parents() == [None, *range(19)]
     trails = player.graph._tree.index._reader._trails  # pyright: ignore[reportPrivateUsage]
-    assert sum(len(trail.kinds) for trail in trails) <= 4 * len(messages)
+    assert sum(len(trail.seen) for trail in trails) <= 4 * len(messages)
 
 
 def test_token_level_calls_extend_and_verify(player: Player):

@@ -173,8 +173,10 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
                 short, long = (median(seconds[name, case]) for case in cases)
                 per_turn[name][str(context)] = round(1e3 * short / TURNS[0], 4)
                 longer[name][str(context)] = round(1e3 * long, 3)
-                growth[name][str(context)] = round(long / short, 3)
-                more = [long - short for short, long in zip(*(seconds[name, case] for case in cases), strict=True)]
+                # Pairs ran one after the other, so that a slow minute hits both; the medians may be of different minutes.
+                pairs = list(zip(*(seconds[name, case] for case in cases), strict=True))
+                growth[name][str(context)] = round(median([long / short for short, long in pairs]), 3)
+                more = [long - short for short, long in pairs]
                 added[name][str(context)] = round(1e6 * median(more) / (TURNS[1] - TURNS[0]), 1)
     return {
         "ms_per_turn_of_8": per_turn,

@@ -21,7 +21,7 @@ from agentrl.types import Int32Array, Message, StopReason
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _DEFAULTS: dict[type[BaseModel], dict[str, object]] = {
-    kind: {name: field.default for name, field in kind.model_fields.items()}
+    kind: {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
     for kind in (ChatCompletion, Choice, ChatCompletionMessage, CompletionUsage)
 }
 _new, _slots = object.__new__, vars(BaseModel)

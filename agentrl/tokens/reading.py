@@ -163,7 +163,7 @@ class Trail:
 
     def covers(self, messages: Sequence[Message]) -> bool:
         """Return whether `messages` begins with these, unchanged."""
-        # Only objects whose class says that they equal those of another class pass for them.
+        # An object passes for a message it is not only where its own class says that it equals one of another class.
         same = messages[: len(self.seen)] == self.seen and self._inside == self._copies
         return same and [model.__dict__ for model in self._models] == self._fields
 

@@ -1,4 +1,4 @@
-"""What a workflow may pass as messages, checked before the token graph reads them.
+"""What a workflow may pass as messages: a list, checked here, of messages, which the token graph checks as it reads them.
 
 Invariant: no message is dropped, reordered or reworded, and what the caller passed is never modified.
 """

@@ -1,8 +1,8 @@
 """Reads the messages of requests: a key for each, and the reasoning they carry.
 
-A request nearly always repeats the messages of an earlier one. A *trail* keeps shallow copies of the messages it has seen,
-so that a few comparisons in C show whether they still say what they said; only what is new is read, and of a conversation
-that goes on as expected not even that, until somebody asks for its keys.
+A request nearly always repeats the messages of an earlier one. A *trail* keeps shallow copies of the messages it has seen
+(and the openai objects themselves), so that a few comparisons in C show whether they still say what they said; only what is
+new is read, and of a conversation that goes on as expected not even that, until somebody asks for its keys.
 
 Invariant: `MessageReader.read` returns what reading every message anew would return, whatever has been changed in place, and
 `MessageReader.continued` adds to a trail only what it could read.
@@ -163,9 +163,9 @@ class Trail:
 
     def covers(self, messages: Sequence[Message]) -> bool:
         """Return whether `messages` begins with these, unchanged."""
-        # An object passes for a message it is not only where its own class says that it equals one of another class.
-        same = messages[: len(self.seen)] == self.seen and self._inside == self._copies
-        return same and [model.__dict__ for model in self._models] == self._fields
+        top = messages[: len(self.seen)]
+        same = [*map(type, top)] == [*map(type, self.seen)] and top == self.seen  # a class may call anything its equal
+        return same and self._inside == self._copies and [model.__dict__ for model in self._models] == self._fields
 
 
 def _repeats(message: Any, answer: Message) -> bool:  # noqa: ANN401

@@ -9,7 +9,7 @@ Invariant: the ids `Scaffolds.fill` returns are those of rendering and encoding 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from agentrl.errors import ConfigError, TokenError
 from agentrl.tokens.encode import TokenCodec
@@ -137,5 +137,4 @@ def _shape(new: Sequence[PlainMessage], tools: bool) -> Shape:
 
 
 def _texts(new: Sequence[PlainMessage]) -> list[str]:
-    texts: list[Any] = [message[name] for message in new for name in message if name != "role"]
-    return texts
+    return [message[name] for message in new for name in message if name != "role"]

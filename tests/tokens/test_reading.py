@@ -187,6 +187,21 @@ def test_another_object_of_a_class_of_ones_own_is_another_message(kind: type[Bas
     assert reader.read(edited).keys == MessageReader().read(edited).keys
 
 
+def test_what_calls_everything_its_equal_passes_for_no_message():
+    class Anything(dict[str, Any]):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    reader = MessageReader()
+    reader.read([user("a"), ChatCompletionMessage.model_validate(assistant("b"))])
+    for at in range(2):
+        edited: Any = [user("a"), assistant("b")]
+        edited[at] = Anything(role="user", content="c")
+        assert reader.read(edited).keys == MessageReader().read(edited).keys
+
+
 def test_what_an_object_is_given_later_beside_its_fields_is_noticed():
     message: Any = ChatCompletionMessage.model_validate(assistant("a"))
     reader = MessageReader()

@@ -9,6 +9,7 @@ says it sampled; one that does not say is a `ReplyError` too.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn, Self, cast
@@ -237,7 +238,7 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
             with self._source.reading(chunk):
                 self._state.handle_chunk(chunk)
         except StopAsyncIteration:
-            with self._place:
+            with closing(self._place):
                 if not self._recorded:
                     self._recorded = True
                     with self._source.reading("a stream without chunks"):

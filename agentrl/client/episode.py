@@ -14,12 +14,15 @@ import numpy as np
 
 from agentrl.client.arguments import ArgumentReader
 from agentrl.client.config import SamplingConfig
-from agentrl.client.ledger import Ledger, Place
+from agentrl.client.ledger import Ledger
 from agentrl.errors import ReplyError, ServerUnavailable, WorkflowError
 from agentrl.inference.base import Backend, GenerateRequest, Generation, SamplingParams
+from agentrl.packed import opened
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, Int32Array, StopReason, Trajectory, Turn
+
+_OpenRequest = opened(GenerateRequest)
 
 
 class Episode:
@@ -51,8 +54,8 @@ class Episode:
         self._on_turn = on_turn
         self._output_tokens = 0
 
-    def call(self) -> Place:
-        """Return a context that holds one call's place in the turn budget.
+    def call(self) -> Ledger:
+        """Check the budgets, and return a context that holds one call's place in the turn budget.
 
         Raises:
             WorkflowError: the episode is closed.
@@ -82,13 +85,12 @@ class Episode:
                 raise self.ledger.spent(StopReason.TOKEN_LIMIT, taken)
         if self._max_tokens is not None:
             room = min(room, self._max_tokens - self._output_tokens)
-        return GenerateRequest(
-            request_id=urandom(16).hex(),
-            episode_id=self.id,
-            input_ids=prompt.input_ids,
-            input_json=prompt.input_json,
-            sampling=sampling if room == sampling.max_new_tokens else replace(sampling, max_new_tokens=room),
-        )
+        request = _OpenRequest()
+        request.request_id, request.episode_id = urandom(16).hex(), self.id
+        request.input_ids, request.input_json = prompt.input_ids, prompt.input_json
+        request.sampling = sampling if room == sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
+        request.__class__ = GenerateRequest
+        return request
 
     def check_whole(self, request: GenerateRequest, generation: Generation) -> None:
         """Raise `ServerUnavailable` for an aborted completion: the server cut it, so it is no answer of the policy."""

@@ -19,7 +19,7 @@ _AMBIGUOUS = -1
 
 
 class Place:
-    """One running call's place in the turn budget: given back on leaving the block, or when nobody holds it any more."""
+    """One running call's place in the turn budget: given back when it is closed, or when nobody holds it any more."""
 
     __slots__ = ("_ledger",)
 
@@ -34,9 +34,7 @@ class Place:
             self._ledger.in_flight -= 1
             self._ledger = None
 
-    def __enter__(self) -> None: ...
-
-    __exit__ = __del__ = close
+    __del__ = close
 
 
 class Ledger:
@@ -64,8 +62,8 @@ class Ledger:
                 f"episode {self.episode_id} is closed; the workflow must not use its client after it has returned"
             )
 
-    def call(self) -> Place:
-        """Return a context that holds one call's place in the turn budget, taken now.
+    def call(self) -> Ledger:
+        """Check that the turn budget has a place for one more call, and return a context that holds one.
 
         Raises:
             WorkflowError: the episode is closed.
@@ -76,7 +74,13 @@ class Ledger:
         if self._max_turns is not None and taken >= self._max_turns:
             running = f", {self.in_flight} of them running (close a stream that is left early)" if self.in_flight else ""
             raise self.spent(StopReason.TURN_LIMIT, f"{taken} of {self._max_turns} turns are spent{running}")
-        return Place(self)
+        return self
+
+    def __enter__(self) -> None:
+        self.in_flight += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.in_flight -= 1
 
     def spent(self, reason: StopReason, what: str) -> EpisodeLimit:
         """Return the error for a spent budget, and remember which was the first."""

@@ -119,7 +119,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         remaining = None if self._deadline is None else max(0.0, self._deadline - anyio.current_time())
         with anyio.move_on_after(remaining):
             if self._chunks is None:
-                self._place = self._episode.call()
+                self._place = Place(self._episode.call())
                 self._chunks = await self._sampling.enter_async_context(self._episode.backend.stream(self._request))
                 self._ready.append(chunk(self._header, {"role": "assistant", "content": ""}))
             try:

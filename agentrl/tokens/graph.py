@@ -20,7 +20,7 @@ import numpy as np
 
 from agentrl.checks import check_reward, check_spans, sound_logprobs
 from agentrl.errors import ReplyError, TokenError, WorkflowError
-from agentrl.packed import maker
+from agentrl.packed import opened
 from agentrl.tokens.match import TurnIndex
 from agentrl.tokens.messages import tools_key
 from agentrl.tokens.placing import Placer, Tools, TurnTree
@@ -40,7 +40,8 @@ from agentrl.types import (
 
 __all__ = ["Prompt", "TokenGraph"]
 
-_turn = maker(Turn)
+_OpenTurn = opened(Turn)
+_FLOAT32, _UINT32 = np.dtype(np.float32), np.dtype(np.uint32)
 
 
 class TokenGraph:
@@ -68,10 +69,10 @@ class TokenGraph:
         self._renderer = renderer
         self._episode_id = episode_id
         self._task_id = task_id
-        self._tree = TurnTree([], TurnIndex(), [], [], [])
+        self._tree = TurnTree([], TurnIndex(), [], [], [], [])
         self._turns = self._tree.turns
         self._prompts = PromptBuilder(self._turns)
-        self._placer = Placer(renderer, self._tree, history=history, text_of=self._text_of)
+        self._placer = Placer(renderer, self._tree, self._prompts, history=history)
         self._forks: Counter[ForkReason] = Counter()
 
     @property
@@ -148,27 +149,20 @@ class TokenGraph:
         """
         placed, where = prompt.placed, f"episode {self._episode_id}, turn {len(self._turns)}"
         parent = placed.parent
-        ids, logprobs = np.asarray(output_ids, INT32), np.asarray(output_logprobs, np.float32)
-        numbers: list[int] = ids.view(np.uint32).tolist()  # a negative one is a huge one
+        ids, logprobs = np.asarray(output_ids, INT32), np.asarray(output_logprobs, _FLOAT32)
+        numbers: list[int] = ids.view(_UINT32).tolist()  # a negative one is a huge one
         self._check(numbers, logprobs, where)
         check_spans(spans, len(numbers), None if parent is None else self._turns[parent], where)
         parsed = self._renderer.parse(
             numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=placed.thinking_open, salt=where.encode()
         )
-        turn = _turn(
-            context_ids=prompt.context,
-            output_ids=ids.tobytes(),
-            output_logprobs=logprobs.tobytes(),
-            spans=spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version),
-            stop_reason=stop_reason,
-            reward=None,
-            parent=parent,
-            message=parsed.to_message(),
-            temperature=temperature,
-            fork=placed.fork,
-            kept_thinking=placed.kept_thinking,
-            prompt_digest=prompt.digest.digest(),
-        )
+        turn = _OpenTurn()
+        turn.context_ids, turn.output_ids, turn.output_logprobs = prompt.context, ids.tobytes(), logprobs.tobytes()
+        turn.spans = spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version)
+        turn.stop_reason, turn.temperature, turn.reward = stop_reason, temperature, None
+        turn.parent, turn.fork, turn.kept_thinking = parent, placed.fork, placed.kept_thinking
+        turn.message, turn.prompt_digest = parsed.to_message(), prompt.digest.digest()
+        turn.__class__ = Turn
         return self._add(turn, prompt, numbers, thought=parsed.reasoning is not None)
 
     def set_reward(self, turn: int, value: float) -> None:
@@ -217,14 +211,12 @@ class TokenGraph:
         tree.turns.append(turn)
         tree.tools.append(prompt.tools_key)
         tree.lengths.append(0 if match is None else match.size + 1)
+        tree.last_ids.append(output[-1] if output else None)
         tree.thought.append(thought or (parent is not None and tree.thought[parent]))
         if fork is not None:
             self._forks[fork] += 1
         self._prompts.recorded(len(tree.turns) - 1, prompt, output)
         return len(tree.turns) - 1
-
-    def _text_of(self, turn: int) -> str:
-        return self._renderer.decode(self._prompts.path_ids(turn), skip_special=False)
 
 
 @lru_cache(maxsize=1024)

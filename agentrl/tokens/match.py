@@ -75,8 +75,9 @@ class TurnIndex:
         if self._last is not None and tools_of[-1] == tools:
             trail, length, answer = self._last
             new = self._reader.continued(messages, trail, answer) if len(trail.seen) == length else None
+            length += 1
             if new is not None:
-                return Match(trail.keys, len(messages), trail, len(turns) - 1, length + 1, length + 1, False, new)
+                return tuple.__new__(Match, (trail.keys, len(messages), trail, len(turns) - 1, length, length, False, new))
         keys, reasoning, trail = self._reader.read(messages)
         if self._is_line and not reasoning and turns and tools_of[-1] == tools and keys.startswith(self._keys()):
             length = self._ends[-1] // KEY_BYTES

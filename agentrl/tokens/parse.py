@@ -84,9 +84,10 @@ def parse_text(text: str, *, calls: CallParser | None, thinking_open: bool, salt
         thinking_open: whether the prompt itself ended inside `<think>`.
         salt: makes the ids of the calls unique.
     """
-    reasoning, content, malformed = _split_reasoning(text, thinking_open)
+    thinks = thinking_open or THINK_OPEN in text
+    reasoning, content, malformed = _split_reasoning(text, thinking_open) if thinks else (None, text, False)
     if calls is None or malformed:
-        return ParsedMessage(content, reasoning, (), malformed)
+        return tuple.__new__(ParsedMessage, (content, reasoning, (), malformed))
     parsed = calls(content)
     return ParsedMessage(
         content=parsed.content,

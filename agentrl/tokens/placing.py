@@ -7,14 +7,13 @@ fork asks for it, from the whole conversation. Model outputs rendered again are 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.tokens.match import Match, TurnIndex
 from agentrl.tokens.messages import role_of
-from agentrl.tokens.prompt import OUTPUT_IDS, Placed
+from agentrl.tokens.prompt import Placed, PromptBuilder
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import ForkReason, Message, Turn
 
@@ -33,6 +32,8 @@ class TurnTree:
     """Key of the tools of the turn's request."""
     lengths: list[int]
     """Messages of the turn's conversation, its output included; 0 for a call made of ids."""
+    last_ids: list[int | None]
+    """The last sampled id of the turn; None where it sampled none."""
     thought: list[bool]
     """Whether the ids up to the turn's end hold reasoning."""
 
@@ -41,20 +42,20 @@ class Placer:
     """Places the requests of one episode."""
 
     def __init__(
-        self, renderer: Renderer, tree: TurnTree, *, history: Literal["keep", "as_template"], text_of: Callable[[int], str]
+        self, renderer: Renderer, tree: TurnTree, prompts: PromptBuilder, *, history: Literal["keep", "as_template"]
     ) -> None:
         """Place over `tree`.
 
         Args:
             renderer: the model's renderer.
             tree: the recorded turns; grows as turns are recorded.
+            prompts: knows the ids from the root to the end of a turn.
             history: see `TokenGraph`.
-            text_of: returns the decoded ids from the root to the end of a turn.
         """
         self._renderer = renderer
         self._tree = tree
         self._history = history
-        self._text_of = text_of
+        self._prompts = prompts
 
     def place(self, match: Match, messages: Sequence[Message], tools: Tools) -> Placed:
         """Return the context of a request and the turn it follows.
@@ -75,15 +76,14 @@ class Placer:
         turn = match.turn
         if turn is None:
             return self._root(match, messages, tools, fork)
-        renderer, last_id = self._renderer, self._last_id(turn)
-        new = match.new
+        renderer, tree, new = self._renderer, self._tree, match.new
         if new is None:
             new = renderer.plain(messages[match.length :], self._reasoning(match, messages, start=match.length))
-        kept = self._tree.turns[turn].kept_thinking
-        if self._history == "keep" and not self._tree.thought[turn]:
+        kept, last_id = tree.turns[turn].kept_thinking, tree.last_ids[turn]
+        if self._history == "keep" and not tree.thought[turn]:
             filled = renderer.fill(new, bool(tools), last_output_id=last_id)
             if filled is not None:
-                return Placed(turn, *filled, fork, kept)
+                return tuple.__new__(Placed, (turn, *filled, fork, kept))
         shape = renderer.shape(new, bool(tools))
         if not shape.complete:
             return self._root(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)
@@ -92,7 +92,7 @@ class Placer:
             if stripped is not None:
                 return self._as_template(match, turn, messages, tools, fork or stripped)
         elif shape.rewrites_thinking:
-            kept = kept or self._tree.thought[turn]
+            kept = kept or tree.thought[turn]
         history = [] if shape.local else renderer.plain(messages[: match.length], self._reasoning(match, messages))
         context = renderer.extend(history, new, tools, last_output_id=last_id)
         return Placed(turn, context.ids, context.thinking_open, fork, kept)
@@ -130,10 +130,6 @@ class Placer:
             turn = self._tree.turns[turn].parent
         return found
 
-    def _last_id(self, turn: int) -> int | None:
-        output = OUTPUT_IDS.raw(self._tree.turns[turn])
-        return int.from_bytes(output[-4:], sys.byteorder, signed=True) if output else None
-
     def _rewritten(self, match: Match, turn: int, messages: Sequence[Message], tools: Tools) -> ForkReason | None:
         """Return why the template no longer writes what `turn` and its context hold; None if it does."""
         plain = self._renderer.plain(messages, self._reasoning(match, messages))
@@ -141,7 +137,8 @@ class Placer:
         length = self._tree.lengths[turn]
         asked = self._renderer.render_text(plain[: length - 1], tools, generation_prompt=True)
         answered = self._renderer.render_text(plain[:length], tools, generation_prompt=False)
-        if (whole.startswith(asked) and whole.startswith(answered)) or whole.startswith(self._text_of(turn)):
+        held = self._renderer.decode(self._prompts.path_ids(turn), skip_special=False)
+        if (whole.startswith(asked) and whole.startswith(answered)) or whole.startswith(held):
             return None
         bare = _THINKING.sub("", whole)
         if bare.startswith(_THINKING.sub("", asked)) and bare.startswith(_THINKING.sub("", answered)):
@@ -162,5 +159,5 @@ class Placer:
         if not self._renderer.shape(new, bool(tools)).complete:
             return self._root(match, messages, tools, fork)
         history = self._renderer.plain(messages[:length], self._reasoning(match, messages))
-        context = self._renderer.extend(history, new, tools, last_output_id=self._last_id(parent))
+        context = self._renderer.extend(history, new, tools, last_output_id=self._tree.last_ids[parent])
         return Placed(parent, context.ids, context.thinking_open, fork)

@@ -8,7 +8,7 @@ that does not extend the last recorded turn, also one pass over its ids.
 from __future__ import annotations
 
 import hashlib
-import struct
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -67,10 +67,12 @@ class PromptBuilder:
         """The last recorded turn."""
         self._ids: list[bytes] = []
         """Ids from the root to its end, int32, in pieces."""
-        self._json: tuple[bytes, ...] = ()
-        """The same, decimal and comma-joined, in pieces without empty ones."""
+        self._json = b""
+        """Those before its output, decimal and comma-joined."""
         self._digest = hashlib.blake2b(digest_size=16)
-        """Of the JSON pieces, joined by commas."""
+        """Of that."""
+        self._output: list[int] = []
+        """Its output."""
 
     def path_ids(self, turn: int | None) -> Int32Array:
         """Return the ids from the root to the end of `turn`, [N] int32."""
@@ -79,29 +81,23 @@ class PromptBuilder:
     def build(self, placed: Placed, *, tools: bool, match: Match | None, tools_key: bytes) -> Prompt:
         """Return the prompt of a call that stands at `placed`."""
         if placed.parent == self._turn:
-            ids, pieces, digest = self._ids, self._json, self._digest.copy()
+            ids, known, digest, fresh = self._ids, self._json, self._digest.copy(), self._output + placed.ids
         else:
-            ids = self._path(placed.parent)
-            known = orjson.dumps(np.frombuffer(b"".join(ids), np.int32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-            pieces, digest = (known,) if known else (), hashlib.blake2b(known, digest_size=16)
-        context, added = struct.pack(f"={len(placed.ids)}i", *placed.ids), orjson.dumps(placed.ids)[1:-1]
-        if added:
-            digest.update(b"," + added if pieces else added)
-            pieces = (*pieces, added)
-        input_ids = np.frombuffer(b"".join((*ids, context)), INT32)
-        return Prompt(placed, context, input_ids, b",".join(pieces), tools, match, tools_key, digest)
+            ids, known, digest = self._path(placed.parent), b"", hashlib.blake2b(digest_size=16)
+            fresh = np.frombuffer(b"".join(ids), np.int32).tolist() + placed.ids
+        written = (b"," if known and fresh else b"") + orjson.dumps(fresh)[1:-1]
+        digest.update(written)
+        context = array("i", placed.ids).tobytes()
+        input_ids = np.frombuffer(b"".join([*ids, context]), INT32)
+        return tuple.__new__(Prompt, (placed, context, input_ids, known + written, tools, match, tools_key, digest))
 
     def recorded(self, turn: int, prompt: Prompt, output_ids: list[int]) -> None:
         """Remember the end of a turn just recorded."""
         parent = prompt.placed.parent
         ids = self._ids if self._turn == parent else self._path(parent)
         ids += (prompt.context, OUTPUT_IDS.raw(self._turns[turn]))
-        pieces, digest = (prompt.input_json,) if prompt.input_json else (), prompt.digest.copy()
-        output = orjson.dumps(output_ids)[1:-1]
-        if output:
-            digest.update(b"," + output if pieces else output)
-            pieces = (*pieces, output)
-        self._turn, self._ids, self._json, self._digest = turn, ids, pieces, digest
+        self._turn, self._ids, self._output = turn, ids, output_ids
+        self._json, self._digest = prompt.input_json, prompt.digest
 
     def _path(self, turn: int | None) -> list[bytes]:
         pieces: list[bytes] = []

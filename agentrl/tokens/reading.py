@@ -79,17 +79,14 @@ class MessageReader:
         The trail has all of them afterwards, and their keys are found out when somebody asks for them.
         """
         known = len(trail.seen)
-        if len(messages) < known + 2 or not trail.covers(messages) or not _repeats(messages[known], answer):
+        if len(messages) < known + 2 or not trail.covers(messages):
             return None
-        plain: list[PlainMessage] = []
-        for message in messages[known + 1 :]:
-            if not _is_plain(message):
-                return None
-            plain.append({name: message[name] for name in _PLAIN if name in message})
-        if not trail.add(messages[known], like=answer):
+        plain = [_plain(message) for message in messages[known + 1 :]]
+        if None in plain or not trail.add_answer(messages[known], answer):
             return None
         trail.seen += plain
-        return plain
+        trail.types += [dict] * len(plain)
+        return cast("list[PlainMessage]", plain)
 
     def _trail(self, messages: Sequence[Message]) -> Trail:
         """Return a trail of messages that `messages` begins with; an empty one if none is known."""
@@ -101,7 +98,7 @@ class MessageReader:
 class Trail:
     """Messages as they were when they were read, in order."""
 
-    __slots__ = ("_copies", "_fields", "_inside", "_keys", "_models", "reasoning", "seen")
+    __slots__ = ("_copies", "_fields", "_inside", "_keys", "_models", "reasoning", "seen", "types")
 
     def __init__(self) -> None:
         self.reasoning: dict[int, str] = {}
@@ -109,9 +106,11 @@ class Trail:
         """Of the first messages."""
         self.seen: list[object] = []
         """Shallow copies of the messages that are dicts, and the others themselves: openai objects."""
+        self.types: list[type] = []
+        """Theirs."""
         self._models: list[BaseModel] = []
         """The latter."""
-        self._fields: list[dict[str, Any]] = []
+        self._fields: list[Message] = []
         """Shallow copies of their fields."""
         self._inside: list[Any] = []
         """What can change within a value: dicts and lists of text parts, tool calls and further fields."""
@@ -152,45 +151,57 @@ class Trail:
             key = read_message(message).key  # what is inside may be another then
         if key is not None:
             self._keys = self.keys() + key
-        copy: Any = like if like == fields else fields.copy()
-        self.seen.append(copy if kind is dict else part)
-        if kind is not dict:
-            self._models.append(part)
-            self._fields.append(copy)
-        self._inside += inside
-        self._copies += [item.copy() for item in inside]
+        self._keep(part, fields.copy() if like is None or like != fields else like, inside)
         return True
+
+    def add_answer(self, message: Message, answer: Message) -> bool:
+        """Remember a message that means what `answer`, a record, does, and carries no reasoning; see `add`."""
+        part, text = cast("Any", message), answer["content"]
+        flat = len(answer) == 2 and "</think>" not in text
+        if flat and type(part) is ChatCompletionMessage and not (extra := part.__pydantic_extra__):
+            fields = part.__dict__
+            get = fields.get  # a field may have been deleted
+            if get("content") == text and get("role") == "assistant" and get("tool_calls") is get("function_call") is None:
+                self._keep(part, fields.copy(), [] if extra is None else [extra])
+                return True
+        if not (flat and type(part) is dict and part == answer):
+            key, reasoning = read_message(message)
+            if reasoning is not None or key != read_message(answer).key:
+                return False
+        return self.add(message, like=answer)
+
+    def _keep(self, message: Any, copy: Message, inside: list[Any]) -> None:  # noqa: ANN401
+        kind = type(message)
+        self.types.append(kind)
+        if kind is dict:
+            self.seen.append(copy)
+        else:
+            self.seen.append(message)
+            self._models.append(message)
+            self._fields.append(copy)
+        if inside:
+            self._inside += inside
+            self._copies += [item.copy() for item in inside]
 
     def covers(self, messages: Sequence[Message]) -> bool:
         """Return whether `messages` begins with these, unchanged."""
         top = messages[: len(self.seen)]
-        same = [*map(type, top)] == [*map(type, self.seen)] and top == self.seen  # a class may call anything its equal
+        same = [*map(type, top)] == self.types and top == self.seen  # a class may call anything its equal
         return same and self._inside == self._copies and [model.__dict__ for model in self._models] == self._fields
 
 
-def _repeats(message: Any, answer: Message) -> bool:  # noqa: ANN401
-    """Return whether a message means what `answer` does, and carries no reasoning."""
-    text = answer["content"]
-    if len(answer) == 2 and "</think>" not in text:
-        if type(message) is ChatCompletionMessage and not message.__pydantic_extra__:
-            get = message.__dict__.get  # a field may have been deleted
-            nothing_else = get("tool_calls") is None and get("function_call") is None
-            if get("content") == text and get("role") == "assistant" and nothing_else:
-                return True
-        elif message == answer:
-            return True
-    key, reasoning = read_message(message)
-    return reasoning is None and key == read_message(answer).key
-
-
-def _is_plain(message: Message) -> bool:
-    """Return whether a message is what a template takes as it is, and not the model's."""
-    return (
-        type(message) is dict
-        and type(message.get("content")) is type(role := message.get("role")) is str
-        and role in _ASKING
-        and (len(message) == 2 or (message.keys() <= _PLAIN and {*map(type, message.values())} == {str}))
-    )
+def _plain(message: Message) -> PlainMessage | None:
+    """Return a copy of a message that is what a template takes as it is, and not the model's; else None."""
+    if type(message) is not dict:
+        return None
+    role, content = message.get("role"), message.get("content")
+    if not (type(content) is type(role) is str and role in _ASKING):
+        return None
+    if len(message) == 2:
+        return {"role": role, "content": content}
+    if message.keys() <= _PLAIN and {*map(type, message.values())} == {str}:
+        return {name: message[name] for name in _PLAIN if name in message}
+    return None
 
 
 def _watch_parts(parts: object, inside: list[Any]) -> bool:

@@ -9,7 +9,8 @@ Invariant: the ids `Scaffolds.fill` returns are those of rendering and encoding 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from operator import itemgetter
+from typing import Any, NamedTuple, cast
 
 from agentrl.errors import ConfigError, TokenError
 from agentrl.tokens.encode import TokenCodec
@@ -22,6 +23,8 @@ _MAX_TRIES = 4
 """For each shape: a template may write one thing or another, depending on what a text begins with."""
 
 Shape = tuple[object, ...]
+_Piece = tuple[list[int], str, Callable[[Sequence[str]], object]]
+"""Ids, the text that follows them with `%s` for texts of the messages, and what picks those."""
 
 
 class Context(NamedTuple):
@@ -34,8 +37,9 @@ class Context(NamedTuple):
 
 class _Scaffold(NamedTuple):
     steps: Sequence[Step]
-    pieces: Sequence[tuple[int, ...] | list[str | int]]
-    """Ids, and texts between control tokens with the numbers of the messages' texts in them."""
+    pieces: Sequence[_Piece]
+    end: list[int]
+    """Ids after the last of them."""
     thinking_open: bool
 
 
@@ -55,9 +59,8 @@ class Scaffolds:
 
     def fill(self, new: Sequence[PlainMessage], tools: bool) -> tuple[list[int], bool] | None:
         """Return the context that new messages make (see `Context`); None if no scaffold fits them."""
-        known = self._known.get(_shape(new, tools))
-        texts = _texts(new) if known else []
-        for scaffold in known or ():
+        shape, texts = _read(new, tools)
+        for scaffold in self._known.get(shape, ()):
             context = None if scaffold is None else self._filled(scaffold, texts)
             if context is not None:
                 return context
@@ -65,9 +68,8 @@ class Scaffolds:
 
     def learn(self, new: Sequence[PlainMessage], tools: bool, expected: Context) -> None:
         """Learn the scaffold of messages whose context is `expected`, if there is one."""
-        shape = _shape(new, tools)
+        shape, texts = _read(new, tools)
         known = self._known.get(shape, [])
-        texts = _texts(new)
         if len(known) >= _MAX_TRIES or len(self._known) >= _MAX_SHAPES or not all(type(text) is str for text in texts):
             return
         try:
@@ -78,23 +80,21 @@ class Scaffolds:
             scaffold = None
         self._known[shape] = [*known, scaffold]
 
-    def _filled(self, scaffold: _Scaffold, given: Sequence[str]) -> tuple[list[int], bool] | None:
-        texts = [*given]
-        for text, function, arguments, answer in scaffold.steps:
+    def _filled(self, scaffold: _Scaffold, given: list[str]) -> tuple[list[int], bool] | None:
+        steps, pieces, end, thinking_open = scaffold
+        texts = given.copy() if steps else given
+        for text, function, arguments, answer in steps:
             result = function(texts[text], *arguments)
             if answer is None:
                 texts.append(cast("str", result))
             elif bool(result) is not answer:
                 return None
         ids: list[int] = []
-        for piece in scaffold.pieces:
-            if isinstance(piece, tuple):
-                ids += piece
-            else:
-                ids += self._codec.encode_content(
-                    "".join([texts[part] if isinstance(part, int) else part for part in piece])
-                )
-        return ids, scaffold.thinking_open
+        for before, text, pick in pieces:
+            ids += before
+            ids += self._codec.encode_content(text % pick(texts))
+        ids += end
+        return ids, thinking_open
 
     def _traced(self, new: Sequence[PlainMessage], tools: bool) -> _Scaffold:
         trace = Trace()
@@ -106,35 +106,37 @@ class Scaffolds:
         end = cast("str", written[-1]).rstrip()
         if len(end) < len(THINK_OPEN):
             raise Untraceable
-        pieces: list[tuple[int, ...] | list[str | int]] = [[]]
-        for item in written:
-            parts = [item] if isinstance(item, int) else self._codec.split(item)
-            for at, part in enumerate(parts):
-                if at & 1:
-                    pieces += [(self._codec.control[cast("str", part)],), []]
-                elif part != "":
-                    cast("list[str | int]", pieces[-1]).append(part)
-        return _Scaffold(trace.steps, _merged(pieces, self._codec), end.endswith(THINK_OPEN))
+        pieces: list[_Piece] = []
+        ids, text, numbers = list[int](), "", list[int]()
+        for item in (*written, None):
+            if isinstance(item, int):
+                numbers.append(item)
+                text += "%s"
+                continue
+            for at, part in enumerate(("", "") if item is None else self._codec.split(item)):
+                if at & 1 == 0:
+                    text += part.replace("%", "%%")
+                    continue
+                if numbers:
+                    pieces.append((ids, text, itemgetter(*numbers)))
+                    ids, numbers = [], []
+                else:
+                    ids += self._codec.encode_content(text % ())
+                text = ""
+                if part:
+                    ids.append(self._codec.control[part])
+        return _Scaffold(trace.steps, pieces, ids, end.endswith(THINK_OPEN))
 
 
-def _merged(
-    pieces: Sequence[tuple[int, ...] | list[str | int]], codec: TokenCodec
-) -> list[tuple[int, ...] | list[str | int]]:
-    """Return pieces with everything known encoded."""
-    merged: list[tuple[int, ...] | list[str | int]] = []
-    for piece in pieces:
-        if type(piece) is list and not any(isinstance(part, int) for part in piece):
-            piece = tuple(codec.encode_content("".join(cast("list[str]", piece))))
-        if type(piece) is tuple and merged and type(merged[-1]) is tuple:
-            merged[-1] += piece
-        else:
-            merged.append(piece)
-    return merged
-
-
-def _shape(new: Sequence[PlainMessage], tools: bool) -> Shape:
-    return tools, *[(message["role"], *message) for message in new]
-
-
-def _texts(new: Sequence[PlainMessage]) -> list[str]:
-    return [message[name] for message in new for name in message if name != "role"]
+def _read(new: Sequence[PlainMessage], tools: bool) -> tuple[Shape, list[str]]:
+    """Return the shape of messages, whose first key is `role`, and their texts: `str` in any shape that was learned."""
+    shape: list[object] = [tools]
+    texts: list[Any] = []
+    for message in new:
+        for name, value in message.items():
+            if name == "role":
+                shape.append(value)
+            else:
+                shape.append(name)
+                texts.append(value)
+    return tuple(shape), texts

@@ -195,7 +195,8 @@ def test_what_calls_everything_its_equal_passes_for_no_message():
         __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     reader = MessageReader()
-    reader.read([user("a"), ChatCompletionMessage.model_validate(assistant("b"))])
+    known: Any = [user("a"), ChatCompletionMessage.model_validate(assistant("b"))]
+    reader.read(known)
     for at in range(2):
         edited: Any = [user("a"), assistant("b")]
         edited[at] = Anything(role="user", content="c")

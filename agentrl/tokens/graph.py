@@ -10,6 +10,7 @@ outputs in another form is a *fork*, with a reason code: its history is rendered
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -69,7 +70,7 @@ class TokenGraph:
         self._renderer = renderer
         self._episode_id = episode_id
         self._task_id = task_id
-        self._tree = TurnTree([], TurnIndex(), [], [], [], [])
+        self._tree = TurnTree([], TurnIndex(), [], [], array("i"), [])
         self._turns = self._tree.turns
         self._prompts = PromptBuilder(self._turns)
         self._placer = Placer(renderer, self._tree, self._prompts, history=history)
@@ -211,11 +212,11 @@ class TokenGraph:
         tree.turns.append(turn)
         tree.tools.append(prompt.tools_key)
         tree.lengths.append(0 if match is None else match.size + 1)
-        tree.last_ids.append(output[-1] if output else None)
+        tree.last_ids.append(output[-1] if output else -1)
         tree.thought.append(thought or (parent is not None and tree.thought[parent]))
         if fork is not None:
             self._forks[fork] += 1
-        self._prompts.recorded(len(tree.turns) - 1, prompt, output)
+        self._prompts.recorded(len(tree.turns) - 1, prompt)
         return len(tree.turns) - 1
 
 

@@ -7,6 +7,7 @@ fork asks for it, from the whole conversation. Model outputs rendered again are 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,8 +33,8 @@ class TurnTree:
     """Key of the tools of the turn's request."""
     lengths: list[int]
     """Messages of the turn's conversation, its output included; 0 for a call made of ids."""
-    last_ids: list[int | None]
-    """The last sampled id of the turn; None where it sampled none."""
+    last_ids: array[int]
+    """The last sampled id of the turn; -1 where it sampled none."""
     thought: list[bool]
     """Whether the ids up to the turn's end hold reasoning."""
 

@@ -66,13 +66,11 @@ class PromptBuilder:
         self._turn: int | None = None
         """The last recorded turn."""
         self._ids: list[bytes] = []
-        """Ids from the root to its end, int32, in pieces."""
+        """Ids from the root to its end, int32, in pieces; the last one is its output."""
         self._json = b""
         """Those before its output, decimal and comma-joined."""
         self._digest = hashlib.blake2b(digest_size=16)
         """Of that."""
-        self._output: list[int] = []
-        """Its output."""
 
     def path_ids(self, turn: int | None) -> Int32Array:
         """Return the ids from the root to the end of `turn`, [N] int32."""
@@ -80,24 +78,25 @@ class PromptBuilder:
 
     def build(self, placed: Placed, *, tools: bool, match: Match | None, tools_key: bytes) -> Prompt:
         """Return the prompt of a call that stands at `placed`."""
+        context = array("i", placed.ids).tobytes()
         if placed.parent == self._turn:
-            ids, known, digest, fresh = self._ids, self._json, self._digest.copy(), self._output + placed.ids
+            ids, known, digest = self._ids, self._json, self._digest.copy()
+            fresh = ids[-1] + context if ids else context
         else:
             ids, known, digest = self._path(placed.parent), b"", hashlib.blake2b(digest_size=16)
-            fresh = np.frombuffer(b"".join(ids), np.int32).tolist() + placed.ids
-        written = (b"," if known and fresh else b"") + orjson.dumps(fresh)[1:-1]
+            fresh = b"".join([*ids, context])
+        written = orjson.dumps(np.frombuffer(fresh, INT32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        written = b"," + written if known and written else written
         digest.update(written)
-        context = array("i", placed.ids).tobytes()
         input_ids = np.frombuffer(b"".join([*ids, context]), INT32)
         return tuple.__new__(Prompt, (placed, context, input_ids, known + written, tools, match, tools_key, digest))
 
-    def recorded(self, turn: int, prompt: Prompt, output_ids: list[int]) -> None:
+    def recorded(self, turn: int, prompt: Prompt) -> None:
         """Remember the end of a turn just recorded."""
         parent = prompt.placed.parent
         ids = self._ids if self._turn == parent else self._path(parent)
         ids += (prompt.context, OUTPUT_IDS.raw(self._turns[turn]))
-        self._turn, self._ids, self._output = turn, ids, output_ids
-        self._json, self._digest = prompt.input_json, prompt.digest
+        self._turn, self._ids, self._json, self._digest = turn, ids, prompt.input_json, prompt.digest
 
     def _path(self, turn: int | None) -> list[bytes]:
         pieces: list[bytes] = []

@@ -173,10 +173,8 @@ class Trail:
     def _keep(self, message: Any, copy: Message, inside: list[Any]) -> None:  # noqa: ANN401
         kind = type(message)
         self.types.append(kind)
-        if kind is dict:
-            self.seen.append(copy)
-        else:
-            self.seen.append(message)
+        self.seen.append(copy if kind is dict else message)
+        if kind is not dict:
             self._models.append(message)
             self._fields.append(copy)
         if inside:

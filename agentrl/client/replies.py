@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
+from openai import BaseModel
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
-from pydantic import BaseModel
 
 from agentrl.inference.base import Generation
 from agentrl.tokens.renderer import Renderer
@@ -24,9 +24,13 @@ _DEFAULTS: dict[type[BaseModel], dict[str, object]] = {
     kind: {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
     for kind in (ChatCompletion, Choice, ChatCompletionMessage, CompletionUsage)
 }
-_new, _slots = object.__new__, vars(BaseModel)
-_put_fields, _put_extra = _slots["__dict__"].__set__, _slots["__pydantic_extra__"].__set__
-_put_names, _put_private = _slots["__pydantic_fields_set__"].__set__, _slots["__pydantic_private__"].__set__
+
+
+class _Open(BaseModel):
+    """An openai model before it is made: what its attributes are set to is not looked at."""
+
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
 
 
 def chunk_header(identity: str, model: str) -> dict[str, object]:
@@ -71,12 +75,13 @@ def completion(
 
 def _made(kind: type[_Model], fields: Mapping[str, object], extra: dict[str, object]) -> _Model:
     """Return what validating these fields would return; for text, numbers and models, which are valid as they are."""
-    made = _new(kind)
-    _put_fields(made, {**_DEFAULTS[kind], **fields})
-    _put_names(made, {*fields, *extra})
-    _put_extra(made, extra)
-    _put_private(made, None)
-    return made
+    made: Any = object.__new__(_Open)
+    made.__dict__ = {**_DEFAULTS[kind], **fields}
+    made.__pydantic_fields_set__ = {*fields, *extra}
+    made.__pydantic_extra__ = extra
+    made.__pydantic_private__ = None
+    made.__class__ = kind
+    return cast("_Model", made)
 
 
 def chunk(

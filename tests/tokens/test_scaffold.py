@@ -211,3 +211,20 @@ def test_what_differs_by_tools_or_history_has_no_scaffold(tmp_path: Path):
     first, second = (renderer.extend(messages, new, None, last_output_id=None) for messages in history)
     assert "user 3" in renderer.decode(first.ids, skip_special=False)
     assert "user 5" in renderer.decode(second.ids, skip_special=False)
+
+
+def test_a_percent_sign_is_one_in_a_template_and_in_a_text(tmp_path: Path):
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }} 100% %s\n{{ m.content }} %d {{ m.content }}<|im_end|> %%s\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    build_tokenizer(tmp_path, chat_template=source)
+    renderer = Renderer.load(tmp_path)
+    for text in ("a", "%s", "50% of %(it)s", "%"):
+        new = renderer.plain([user(text)])
+        filled = renderer.fill(new, False, last_output_id=-1)
+        assert (filled is None) == (text == "a")
+        context = renderer.extend([], new, None, last_output_id=-1)
+        written = f"user 100% %s\n{text} %d {text}<|im_end|> %%s\n<|im_start|>assistant"
+        assert written in renderer.decode(context.ids, skip_special=False)
+        assert context == ordinary(renderer, new, False)

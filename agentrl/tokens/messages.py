@@ -2,7 +2,8 @@
 
 Invariant: two messages with the same `Read.key` mean the same thing to a model. Not part of the meaning: key order, `None`
 and unknown fields, ids of tool calls, how tool arguments are spelled as JSON, white space around assistant text, `developer`
-for `system`, and reasoning (which clients drop; `Read.reasoning` keeps it for a second look).
+for `system`, and reasoning (which clients drop; `Read.reasoning` keeps it for a second look). Text of a class of its own (a
+member of `class Move(str, Enum)`) means its characters, whatever its `__str__` says: `str.__str__` returns those.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def role_of(message: object) -> str:
     role = reader(message)("role")
     if not isinstance(role, str) or role not in ROLES:
         raise TokenError(f"message role: expected one of {sorted(ROLES)}, got {role!r}")
-    return role
+    return str.__str__(role)
 
 
 def text_of(content: object, where: str) -> str:
@@ -74,7 +75,7 @@ def text_of(content: object, where: str) -> str:
         TokenError: for anything but text.
     """
     if isinstance(content, str):
-        return content
+        return str.__str__(content)
     if content is None:
         return ""
     if isinstance(content, Sequence):
@@ -114,7 +115,8 @@ def calls_of(message: object) -> list[Call]:
         if not isinstance(name, str):
             raise TokenError(f"tool call: expected a function with a name, got {raw!r}")
         arguments = inner("arguments")
-        calls.append(Call(call_id if isinstance(call_id, str) else None, name, {} if arguments is None else arguments))
+        call_id = str.__str__(call_id) if isinstance(call_id, str) else None
+        calls.append(Call(call_id, str.__str__(name), {} if arguments is None else arguments))
     return calls
 
 
@@ -138,7 +140,7 @@ def _split_reasoning(get: Callable[[str], Any], text: str) -> tuple[str | None, 
     for name in ("reasoning_content", "reasoning", "thinking"):
         value = get(name)
         if isinstance(value, str) and value:
-            return value, text
+            return str.__str__(value), text
     return inline, text
 
 
@@ -164,8 +166,7 @@ def read_message(message: object) -> Read:
     if type(content) is not str:
         content = text_of(content, f"{role} message")
     if role != "assistant":
-        name = get("name")
-        name = name if isinstance(name, str) else ""
+        name = str.__str__(name) if isinstance(name := get("name"), str) else ""
         role = "system" if role == "developer" else role
         return Read(_digest(f"{len(role)},{len(content)},{len(name)};{role}{content}{name}"), None)
     reasoning, content = _split_reasoning(get, content)
@@ -268,14 +269,14 @@ def plain_message(
     for name in ("tool_call_id", "name"):
         value = get(name)
         if isinstance(value, str):
-            plain[name] = value
+            plain[name] = str.__str__(value)
     return plain
 
 
 def _plain_call(call: Call, text_arguments: bool) -> dict[str, object]:
     arguments = call.arguments
     if text_arguments:
-        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        arguments = str.__str__(arguments) if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     else:
         value = parse_arguments(arguments)
         arguments = arguments if value is None else value

@@ -109,7 +109,7 @@ class Trail:
         self.types: list[type] = []
         """Theirs."""
         self._models: list[BaseModel] = []
-        """The latter."""
+        """Those of them that are openai objects."""
         self._fields: list[Message] = []
         """Shallow copies of their fields."""
         self._inside: list[Any] = []
@@ -155,13 +155,18 @@ class Trail:
         return True
 
     def add_answer(self, message: Message, answer: Message) -> bool:
-        """Remember a message that means what `answer`, a record, does, and carries no reasoning; see `add`."""
+        """Remember a message if it means what `answer`, a record, does, and carries no reasoning.
+
+        Returns:
+            False, with nothing done, if it does not, or if a change in it could not be seen.
+        """
         part, text = cast("Any", message), answer["content"]
         flat = len(answer) == 2 and "</think>" not in text
         if flat and type(part) is ChatCompletionMessage and not (extra := part.__pydantic_extra__):
             fields = part.__dict__
-            get = fields.get  # a field may have been deleted
-            if get("content") == text and get("role") == "assistant" and get("tool_calls") is get("function_call") is None:
+            role, content = fields.get("role"), fields.get("content")  # a field may have been deleted
+            same = type(role) is type(content) is str and role == "assistant" and content == text
+            if same and fields.get("tool_calls") is fields.get("function_call") is None:
                 self._keep(part, fields.copy(), [] if extra is None else [extra])
                 return True
         if not (flat and type(part) is dict and part == answer):
@@ -171,8 +176,7 @@ class Trail:
         return self.add(message, like=answer)
 
     def _keep(self, message: Any, copy: Message, inside: list[Any]) -> None:  # noqa: ANN401
-        kind = type(message)
-        self.types.append(kind)
+        self.types.append(kind := type(message))
         self.seen.append(copy if kind is dict else message)
         if kind is not dict:
             self._models.append(message)

@@ -24,7 +24,7 @@ _MAX_TRIES = 4
 
 Shape = tuple[object, ...]
 _Piece = tuple[list[int], str, Callable[[Sequence[str]], object]]
-"""Ids, the text that follows them with `%s` for texts of the messages, and what picks those."""
+"""Ids, the text that follows them with `%s` for texts of the messages and `%%` for a percent sign, and what picks those."""
 
 
 class Context(NamedTuple):

@@ -66,6 +66,7 @@ async def test_the_server_gets_the_rendered_template_as_ids(client: Client, says
     assert request.input_json == ",".join(map(str, request.input_ids.tolist())).encode()
     assert len(request.request_id) == 32
     assert request.episode_id == "e1"
+    assert type(request) is GenerateRequest
 
 
 async def test_a_tool_episode_is_one_branch_without_forks(client: Client, says: Says):

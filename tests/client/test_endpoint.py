@@ -185,6 +185,18 @@ async def test_a_stream_that_is_just_left_gives_its_turn_back():
         assert len(client.close(StopReason.COMPLETED).turns) == 1
 
 
+async def test_a_stream_that_has_ended_counts_once_while_somebody_holds_it():
+    async with serving(Endpoint().answer) as connection:
+        client = make(connection, max_turns=2)
+        held = await client.chat.completions.create(messages=HI, stream=True)
+        assert [chunk async for chunk in held]
+        await client.chat.completions.create(messages=HI)
+        with pytest.raises(EpisodeLimit, match="2 of 2 turns are spent$"):
+            await client.chat.completions.create(messages=HI)
+        await held.close()
+        assert len(client.close(StopReason.COMPLETED).turns) == 2
+
+
 async def test_a_cancelled_call_is_no_turn():
     endpoint = Endpoint()
     endpoint.hold = anyio.Event()

@@ -348,6 +348,52 @@ def test_an_openai_object_changed_in_place_is_noticed(player: Player):
     assert player.graph.prepare(messages, TOOLS).placed.fork == ForkReason.HISTORY_EDITED
 
 
+class Yes(str):
+    """Text that calls everything its equal."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+CHANGES = {
+    "content": "b",
+    "reasoning_content": "an afterthought",
+    "tool_calls": [{"type": "function", "function": {"name": "calc", "arguments": "{}"}}],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_text_answer_changed_before_or_after_it_was_taken_is_noticed(player: Player, change: str, taken: bool):
+    messages: list[Any] = [user("x?")]
+    messages.append(as_openai(player.ask(messages, "a")))
+    messages.append(user("y?"))
+    if taken:
+        messages.append(as_openai(player.ask(messages, "c")))
+        messages.append(user("z?"))
+        assert player.graph.prepare(messages).placed.parent == 1
+    setattr(messages[1], change, CHANGES[change])
+    assert player.graph.prepare(messages).placed.fork is ForkReason.HISTORY_EDITED
+
+
+def test_an_answer_whose_text_only_calls_itself_the_same_is_edited(player: Player):
+    messages: list[Any] = [user("x?")]
+    messages.append(as_openai(player.ask(messages, "a")))
+    messages[1].content = Yes("b")
+    assert player.graph.prepare([*messages, user("y?")]).placed.fork is ForkReason.HISTORY_EDITED
+
+
+def test_an_answer_that_comes_back_as_its_text_alone_without_its_calls_is_edited(player: Player):
+    messages: list[Any] = [user("x?")]
+    answer = player.ask(messages, f"Let me see.{CALL}", TOOLS)
+    assert answer["tool_calls"]
+    messages += [ChatCompletionMessage(role="assistant", content=answer["content"]), user("y?")]
+    assert player.graph.prepare(messages, TOOLS).placed.fork is ForkReason.HISTORY_EDITED
+
+
 def test_a_failed_request_leaves_no_trace(player: Player):
     message = player.ask([user("x?")], "a")
     player.graph.prepare([user("x?"), message, user("lost")])
@@ -378,6 +424,13 @@ def test_token_level_calls_extend_and_verify(player: Player):
             player.graph.prepare_ids(bad)
     with pytest.raises(TokenError, match="no turn 9"):
         player.graph.prepare_ids([1], parent=9)
+
+
+def test_nothing_after_an_empty_output_is_sent_as_nothing(player: Player):
+    player.answer(player.graph.prepare_ids([1, 2, 3]), "", end=False)
+    prompt = player.graph.prepare_ids([], parent=0)
+    assert (prompt.input_json, prompt.input_ids.tolist()) == (b"1,2,3", [1, 2, 3])
+    assert player.graph.prepare_ids([4], parent=0).input_json == b"1,2,3,4"
 
 
 def test_contradictory_replies_are_refused(player: Player):

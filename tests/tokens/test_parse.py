@@ -84,6 +84,11 @@ def test_reasoning_is_split_off_and_calls_in_it_do_not_count():
     assert hermes("a <think> b") == ParsedMessage(content="a <think> b")
 
 
+def test_reasoning_after_white_space_is_reasoning():
+    parsed = parse_text(" \n<think>x</think>y", calls=None, thinking_open=False, salt=b"")
+    assert (parsed.reasoning, parsed.content) == ("x", "y")
+
+
 def test_unfinished_reasoning_is_flagged():
     assert hermes("<think>never end") == ParsedMessage(content="", reasoning="never end", malformed=True)
     assert hermes("never end", thinking_open=True) == ParsedMessage(content="", reasoning="never end", malformed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import TokenError
+from agentrl.tokens.messages import read_message
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.scaffold import Context, Scaffolds
 from agentrl.tokens.template import ChatTemplate, PlainMessage
@@ -211,6 +213,42 @@ def test_what_differs_by_tools_or_history_has_no_scaffold(tmp_path: Path):
     first, second = (renderer.extend(messages, new, None, last_output_id=None) for messages in history)
     assert "user 3" in renderer.decode(first.ids, skip_special=False)
     assert "user 5" in renderer.decode(second.ids, skip_special=False)
+
+
+CHANGING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.strip() }}"
+    "{% if m.content.startswith('a') %}A{% else %}{{ m.content.rstrip('z') }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_scaffold_that_does_not_fit_leaves_nothing_to_the_next(tmp_path: Path):
+    build_tokenizer(tmp_path, chat_template=CHANGING)
+    renderer = Renderer.load(tmp_path)
+    for text in ("abc", "zbz", " zcz ", "zdz"):
+        new = renderer.plain([user(text)])
+        assert renderer.extend([], new, None, last_output_id=None) == ordinary(renderer, new, False)
+
+
+class Move(str, Enum):  # noqa: UP042 - with a `__str__` that is not its text
+    LEFT = "go left"
+    USER = "user"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_of_a_class_of_its_own_is_its_characters(name: str, renderer_of: Callable[..., Renderer]):
+    renderer = renderer_of(name)
+    plain = [{"role": "user", "content": "go left"}, {"role": "assistant", "content": "go left"}]
+    named = [{"role": Move.USER, "content": Move.LEFT}, {"role": "assistant", "content": Move.LEFT}]
+    assert renderer.start(renderer.plain(named), None) == renderer.start(renderer.plain(plain), None)
+    for _ in range(2):
+        extended = [
+            renderer.extend(renderer.plain(plain), renderer.plain(said[:1]), None, last_output_id=None)
+            for said in (named, plain)
+        ]
+        assert extended[0] == extended[1]
+    assert [read_message(message) for message in named] == [read_message(message) for message in plain]
+    assert read_message({**result(0, "3"), "name": Move.LEFT}) == read_message({**result(0, "3"), "name": "go left"})
 
 
 def test_a_percent_sign_is_one_in_a_template_and_in_a_text(tmp_path: Path):

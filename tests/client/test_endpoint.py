@@ -191,7 +191,7 @@ async def test_a_stream_that_has_ended_counts_once_while_somebody_holds_it():
         held = await client.chat.completions.create(messages=HI, stream=True)
         assert [chunk async for chunk in held]
         await client.chat.completions.create(messages=HI)
-        with pytest.raises(EpisodeLimit, match="2 of 2 turns are spent$"):
+        with pytest.raises(EpisodeLimit, match=r"2 of 2 turns are spent$"):
             await client.chat.completions.create(messages=HI)
         await held.close()
         assert len(client.close(StopReason.COMPLETED).turns) == 2

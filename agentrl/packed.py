@@ -1,7 +1,7 @@
-"""Array fields of frozen records, kept as bytes.
+"""Frozen records at a lower price: array fields kept as bytes, and records written field by field.
 
 A numpy array object takes 112 bytes beside its data, which is more than the data of a short turn. A packed field takes an
-array, keeps its bytes, and gives a read-only array over them.
+array, keeps its bytes, and gives a read-only array over them. Where many records are made, they are written `opened`.
 
 Invariant: a packed field gives back exactly the values, in the declared type, that it was given; what was written `opened`
 and closed is the record its class would make.

@@ -38,7 +38,10 @@ class Place:
 
 
 class Ledger:
-    """What a client keeps about its episode besides the turns themselves. Single-threaded: no method awaits."""
+    """What a client keeps about its episode besides the turns themselves. Single-threaded: no method awaits.
+
+    As a context, returned by `call`, it holds one running call's place; calls that run together each enter it.
+    """
 
     def __init__(self, episode_id: str, max_turns: int | None) -> None:
         self.episode_id = episode_id

@@ -1,8 +1,8 @@
 """Prompts: the ids and bytes one model call sends, built from what the turns above already hold.
 
 Invariant: `input_ids` is the context and output ids from the root to the call's own context, joined; `input_json` is the
-same, decimal; `digest` is the digest of `input_json`. Building costs what is new, but for two memory copies; for a call
-that does not extend the last recorded turn, also one pass over its ids.
+same, decimal; `digest` is the digest of `input_json`. Building costs what is new and the output before it, but for two
+memory copies; for a call that does not extend the last recorded turn, also one pass over its ids.
 """
 
 from __future__ import annotations

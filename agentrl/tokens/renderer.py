@@ -184,21 +184,23 @@ class Renderer:
         Raises:
             TokenError: if the template refuses the messages.
         """
-        filled = self.fill(new, bool(tools), last_output_id=last_output_id)
+        filled = self._scaffolds.fill(new, bool(tools))
         if filled is None:
             rendered = self._delta.render(history, new, tools or None)
             ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
             filled = Context(ids, rendered.opens_thinking)
             self._scaffolds.learn(new, bool(tools), filled)
-            if last_output_id in self._closers and ids and ids[0] in self._closers:
-                del ids[0]
-        return Context(*filled)
+        return Context(*self._joined(filled, last_output_id))
 
     def fill(self, new: Sequence[PlainMessage], tools: bool, *, last_output_id: int | None) -> tuple[list[int], bool] | None:
         """Return what `extend` does, where earlier calls have shown how; None elsewhere, and where a shape is not local."""
         filled = self._scaffolds.fill(new, tools)
-        if filled is not None and last_output_id in self._closers and filled[0] and filled[0][0] in self._closers:
-            del filled[0][0]
+        return None if filled is None else self._joined(filled, last_output_id)
+
+    def _joined(self, filled: tuple[list[int], bool], last_output_id: int | None) -> tuple[list[int], bool]:
+        ids = filled[0]
+        if last_output_id in self._closers and ids and ids[0] in self._closers:
+            del ids[0]
         return filled
 
     def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:

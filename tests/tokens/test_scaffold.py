@@ -199,13 +199,18 @@ def test_only_watched_operations_are_traced(look: str):
             raise Untraceable if environment.passing in render() else AssertionError
 
 
-def test_what_differs_by_tools_or_history_has_no_scaffold(tmp_path: Path):
-    source = (
-        "{% for m in messages %}<|im_start|>{{ m.role }} {{ loop.index }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+def renderer_writing(folder: Path, message: str) -> Renderer:
+    """Return the renderer of a template that writes each message so, up to the end of its line."""
+    build_tokenizer(
+        folder,
+        chat_template=f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}{message}\n{{% endfor %}}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     )
-    build_tokenizer(tmp_path, chat_template=source)
-    renderer = Renderer.load(tmp_path)
+    return Renderer.load(folder)
+
+
+def test_what_differs_by_tools_or_history_has_no_scaffold(tmp_path: Path):
+    renderer = renderer_writing(tmp_path, " {{ loop.index }}\n{{ m.content }}<|im_end|>")
     assert not renderer.local
     new = renderer.plain([user("x")])
     history = [renderer.plain([user("a"), {"role": "assistant", "content": "b"}])]
@@ -215,16 +220,9 @@ def test_what_differs_by_tools_or_history_has_no_scaffold(tmp_path: Path):
     assert "user 5" in renderer.decode(second.ids, skip_special=False)
 
 
-CHANGING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.strip() }}"
-    "{% if m.content.startswith('a') %}A{% else %}{{ m.content.rstrip('z') }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
 def test_a_scaffold_that_does_not_fit_leaves_nothing_to_the_next(tmp_path: Path):
-    build_tokenizer(tmp_path, chat_template=CHANGING)
-    renderer = Renderer.load(tmp_path)
+    stripped = "\n{{ m.content.strip() }}{% if m.content.startswith('a') %}A{% else %}{{ m.content.rstrip('z') }}{% endif %}"
+    renderer = renderer_writing(tmp_path, f"{stripped}<|im_end|>")
     for text in ("abc", "zbz", " zcz ", "zdz"):
         new = renderer.plain([user(text)])
         assert renderer.extend([], new, None, last_output_id=None) == ordinary(renderer, new, False)
@@ -252,12 +250,7 @@ def test_text_of_a_class_of_its_own_is_its_characters(name: str, renderer_of: Ca
 
 
 def test_a_percent_sign_is_one_in_a_template_and_in_a_text(tmp_path: Path):
-    source = (
-        "{% for m in messages %}<|im_start|>{{ m.role }} 100% %s\n{{ m.content }} %d {{ m.content }}<|im_end|> %%s\n"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    build_tokenizer(tmp_path, chat_template=source)
-    renderer = Renderer.load(tmp_path)
+    renderer = renderer_writing(tmp_path, " 100% %s\n{{ m.content }} %d {{ m.content }}<|im_end|> %%s")
     for text in ("a", "%s", "50% of %(it)s", "%"):
         new = renderer.plain([user(text)])
         filled = renderer.fill(new, False, last_output_id=-1)

@@ -198,9 +198,8 @@ class Renderer:
         return None if filled is None else self._joined(filled, last_output_id)
 
     def _joined(self, filled: tuple[list[int], bool], last_output_id: int | None) -> tuple[list[int], bool]:
-        ids = filled[0]
-        if last_output_id in self._closers and ids and ids[0] in self._closers:
-            del ids[0]
+        if last_output_id in self._closers and filled[0] and filled[0][0] in self._closers:
+            del filled[0][0]
         return filled
 
     def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:

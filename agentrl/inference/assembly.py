@@ -18,6 +18,7 @@ from agentrl.types import Float32Array, Int32Array, StopReason, VersionSpan
 
 _MAX_SERVER_ABORTS = 8
 """Aborts nobody here asked for, in one call, before it counts as failed."""
+_NO_IDS, _NO_LOGPROBS = np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 class Assembly:
@@ -32,8 +33,9 @@ class Assembly:
         """
         self.request = request
         self._url = url
-        self._ids: list[Int32Array] = []
-        self._logprobs: list[Float32Array] = []
+        self.output_ids: Int32Array = _NO_IDS
+        """The ids kept so far, [T] int32."""
+        self._logprobs: Float32Array = _NO_LOGPROBS
         self._spans: list[VersionSpan] = []
         self._count = 0
         self._cached = 0
@@ -61,7 +63,7 @@ class Assembly:
             rid = uuid4().hex  # SGLang aborts the id of a streamed reply once more, 2 s after its end
         self._sent = True
         if self._count:
-            sampled = ",".join(str(token) for piece in self._ids for token in piece.tolist())
+            sampled = ",".join(map(str, self.output_ids.tolist()))
             input_json = input_json + b"," + sampled.encode()
             # The same seed would draw the noise of the first piece again. Servers take 63 bits and a sign.
             seed = sampling.seed
@@ -121,17 +123,12 @@ class Assembly:
         """End the call with what there is."""
         self._stop_reason = StopReason.ABORT
 
-    def output_ids(self) -> Int32Array:
-        """Return the ids kept so far, [T] int32."""
-        return self._ids[0] if len(self._ids) == 1 else np.concatenate([np.empty(0, np.int32), *self._ids])
-
     def generation(self) -> Generation:
         """Return the whole call; `done` must hold."""
         assert self._stop_reason is not None
-        single = len(self._ids) == 1
         return Generation(
-            output_ids=self.output_ids(),
-            output_logprobs=self._logprobs[0] if single else np.concatenate([np.empty(0, np.float32), *self._logprobs]),
+            output_ids=self.output_ids,
+            output_logprobs=self._logprobs,
             spans=tuple(self._spans),
             stop_reason=self._stop_reason,
             matched_stop=self._matched,
@@ -156,15 +153,15 @@ class Assembly:
         last = self._spans[-1].version if self._spans else -1
         if spans[0].version < last:
             raise self._broken(f"version {spans[0].version} after version {last} in one call; was the server restarted?")
-        if not self._ids:
-            self._cached = reply.cached_tokens
         for span in spans:
             start, end = span.start + self._count, span.end + self._count
             if self._spans and self._spans[-1].version == span.version:
                 start = self._spans.pop().start
             self._spans.append(VersionSpan(start=start, end=end, version=span.version))
-        self._ids.append(reply.output_ids)
-        self._logprobs.append(reply.output_logprobs)
+        first = not self._count
+        self.output_ids = reply.output_ids if first else np.concatenate([self.output_ids, reply.output_ids])
+        self._logprobs = reply.output_logprobs if first else np.concatenate([self._logprobs, reply.output_logprobs])
+        self._cached = reply.cached_tokens if first else self._cached
         self._count += count
         self._retractions += reply.num_retractions
 
@@ -177,7 +174,7 @@ class Assembly:
         raise kind(message, status=status, url=self._url)
 
     def _forget(self) -> None:
-        self._ids, self._logprobs, self._spans, self._count = [], [], [], 0
+        self.output_ids, self._logprobs, self._spans, self._count = _NO_IDS, _NO_LOGPROBS, [], 0
 
     def _broken(self, got: str) -> ReplyError:
         return ReplyError(f"{self._url}: request {self.request.request_id} got {got}", url=self._url)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 import orjson
@@ -19,7 +19,7 @@ import orjson
 from agentrl.errors import RequestRejected, ServerError
 from agentrl.inference.assembly import Assembly
 from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
-from agentrl.inference.scope import deadline
+from agentrl.inference.scope import Deadline
 from agentrl.inference.streaming import Chunks
 from agentrl.inference.transport import Transport
 from agentrl.inference.wire import check_request, parse_reply
@@ -33,7 +33,8 @@ class Call:
     """One model call and its piece in flight."""
 
     assembly: Assembly
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    wait: Deadline | None = None
+    """Of the piece in flight."""
     rid: str = ""
     """Of the piece in flight; empty while nothing is at the server."""
     pinned: int | None = None
@@ -62,7 +63,8 @@ class Calls:
         self._timeout_s = timeout_s
         self._calls: dict[str, Call] = {}
         self._flying: set[Call] = set()
-        self._landed = anyio.Event()
+        self._landed: anyio.Event | None = None
+        """Set when a piece has landed, if somebody waits for that."""
         self._gate: anyio.Event | None = None
         self._abort_later: list[str] = []
         self.pin: int | None = None
@@ -76,20 +78,23 @@ class Calls:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the completion; see `Backend.generate`."""
-        with self._tracked(request) as call, deadline(self._timeout_s, lambda: self.waited(call), self.url):
+        call, started = self._begin(request), anyio.current_time()
+        try:
             while not call.assembly.done:
-                await self._piece(call)
+                await self._piece(call, started)
+        finally:
+            del self._calls[request.request_id]
         return call.assembly.generation()
 
     @asynccontextmanager
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
         """Yield the completion as it is sampled; see `Backend.stream`."""
-        with self._tracked(request) as call:
-            chunks = Chunks(self, call, timeout_s=self._timeout_s)
-            try:
-                yield chunks
-            finally:
-                await chunks.aclose()
+        chunks = Chunks(self, self._begin(request))
+        try:
+            yield chunks
+        finally:
+            del self._calls[request.request_id]
+            await chunks.aclose()
 
     async def abort(self, request_id: str) -> None:
         """End a call; it returns what it has, with `StopReason.ABORT`. An unknown id is ignored.
@@ -150,17 +155,22 @@ class Calls:
             for rid in rids:
                 tasks.start_soon(self._try_abort, rid)
 
-    def _tracked(self, request: GenerateRequest) -> _Tracked:
+    def _begin(self, request: GenerateRequest) -> Call:
         check_request(request, self.vocab_size)
-        return _Tracked(self._calls, Call(Assembly(request, self.url)))
+        rid = request.request_id
+        if rid in self._calls:
+            raise RequestRejected(f"request id {rid} is in use; each call needs its own uuid4 hex")
+        return self._calls.setdefault(rid, Call(Assembly(request, self.url)))
 
     async def _all_landed(self) -> None:
         while self._flying:
+            self._landed = self._landed or anyio.Event()
             await self._landed.wait()
 
     def _drop(self, call: Call) -> None:
         call.dropped = True
-        call.scope.cancel()
+        if call.wait is not None:
+            call.wait.call_off()
 
     async def launch(self, call: Call, *, stream: bool) -> bytes:
         """Wait for the gate, then return the body of the next piece; `land` must follow."""
@@ -175,12 +185,18 @@ class Calls:
         """Take the piece off the list of those in flight."""
         self._flying.discard(call)
         call.rid = ""
-        self._landed.set()
-        self._landed = anyio.Event()
+        if self._landed is not None:
+            self._landed.set()
+            self._landed = None
 
-    async def _piece(self, call: Call) -> None:
-        call.scope, call.dropped = anyio.CancelScope(), False
-        with call.scope:  # left without a reply when the call is dropped; it is sent again
+    def bound(self, call: Call, started: float) -> Deadline:
+        """Return the deadline of a call, for its next wait; dropping the call calls the wait off."""
+        call.wait = Deadline(self._timeout_s, lambda: self.waited(call), self.url, since=started)
+        return call.wait
+
+    async def _piece(self, call: Call, started: float) -> None:
+        call.dropped = False
+        with self.bound(call, started):  # left without a reply when the call is dropped; it is sent again
             if call.caller_aborted:
                 call.assembly.abort()
                 return
@@ -235,20 +251,3 @@ class Calls:
     def payloads(self, body: bytes) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Open the event stream of a piece."""
         return self._transport.events("/generate", body)
-
-
-class _Tracked:
-    """Lists a call as long as it runs."""
-
-    def __init__(self, calls: dict[str, Call], call: Call) -> None:
-        self._calls, self._call = calls, call
-
-    def __enter__(self) -> Call:
-        rid = self._call.assembly.request.request_id
-        if rid in self._calls:
-            raise RequestRejected(f"request id {rid} is in use; each call needs its own uuid4 hex")
-        self._calls[rid] = self._call
-        return self._call
-
-    def __exit__(self, *_: object) -> None:
-        del self._calls[self._call.assembly.request.request_id]

@@ -10,7 +10,7 @@ import orjson
 
 from agentrl.errors import RequestRejected, WeightSyncError
 from agentrl.inference.messages import Outcome, decode
-from agentrl.inference.scope import deadline
+from agentrl.inference.scope import Deadline
 from agentrl.inference.transport import Transport
 
 
@@ -33,7 +33,7 @@ class Control:
 
         Cancellation: the connection is closed; the server may do what was asked.
         """
-        with deadline(self.timeout_s, lambda: f"{self.url}{path}: waited for {what}", self.url):
+        with Deadline(self.timeout_s, lambda: f"{self.url}{path}: waited for {what}", self.url):
             return await self._transport.call(method, path, body)
 
     async def get(self, name: str, what: str) -> bytes:

@@ -6,8 +6,8 @@ reply with a version the pool cannot have asked for is thrown away, and its serv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from uuid import uuid4
 
@@ -17,7 +17,7 @@ from agentrl.errors import ServerUnavailable
 from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.roster import Member, Roster, State
-from agentrl.inference.scope import deadline
+from agentrl.inference.scope import Deadline
 
 
 class Failover:
@@ -39,40 +39,21 @@ class Failover:
             suspect: finds out whether a server that failed a call is alive, and takes it out if not.
             lose: takes a server out.
         """
-        self.lose = lose
-        self.roster = roster
+        self.roster, self.suspect, self.lose = roster, suspect, lose
         self.timeout_s = config.request_timeout_s
-        self._retries = config.request_retries
-        self._suspect = suspect
+        self.retries = config.request_retries
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the completion of `request`; see `ServerPool.generate`."""
         attempt = Attempt(self, request)
-        with deadline(self.timeout_s, attempt.waited):
-            while True:
-                member = await attempt.next_server()
-                try:
-                    with attempt.at(member):
-                        generation = await member.server.generate(attempt.request)
-                    attempt.check_versions(generation)
-                except ServerUnavailable as error:
-                    await attempt.failed(error)
-                else:
-                    return generation
-
-    async def give_up_or_go_on(self, attempt: Attempt, error: ServerUnavailable) -> None:
-        """Return when the call is to be sent again.
-
-        Raises:
-            ServerUnavailable: when it has been tried often enough.
-        """
-        if len(attempt.failures) > self._retries:
-            if len(attempt.failures) == 1:
-                raise error
-            tried = "; ".join(attempt.failures)
-            raise ServerUnavailable(f"model call failed {len(attempt.failures)} times: {tried}", url=error.url) from error
-        if attempt.member is not None:
-            await self._suspect(attempt.member)
+        while True:
+            try:
+                with attempt.deadline() as wait:
+                    member = await attempt.next_server(wait)
+                    return attempt.checked(await member.server.generate(attempt.request))
+                raise attempt.evicted()
+            except ServerUnavailable as error:
+                await attempt.failed(error)
 
 
 class Attempt:
@@ -86,35 +67,30 @@ class Attempt:
         self._failover, self._roster = failover, failover.roster
         self._avoid: set[Member] = set()
         self._lowest = 0
+        self._started = anyio.current_time()
 
-    async def next_server(self) -> Member:
-        """Return where to send the call; see `Roster.route`."""
-        self.member = None
+    async def next_server(self, wait: Deadline) -> Member:
+        """Return where to send the call, which `wait` then is for; see `Roster.route`."""
         self.member = await self._roster.route(self.request.episode_id, self._avoid)
         self._lowest = self._roster.version
+        wait.join(self.member.waits)
         return self.member
 
-    @contextmanager
-    def at(self, member: Member) -> Generator[None, None, None]:
-        """Wait for a server, until it is evicted.
+    def deadline(self) -> Deadline:
+        """Return the call's deadline for its next wait, which is called off when the server it waits for is evicted."""
+        wait = Deadline(self._failover.timeout_s, self.waited, since=self._started)
+        if self.member is not None:
+            wait.join(self.member.waits)
+        return wait
 
-        Raises:
-            ServerUnavailable: it was evicted meanwhile.
-        """
-        scope = anyio.CancelScope()
-        member.scopes.add(scope)
-        member.in_flight += 1
-        try:
-            with scope:
-                yield
-        finally:
-            member.in_flight -= 1
-            member.scopes.discard(scope)
-        if scope.cancelled_caught:
-            raise ServerUnavailable(f"{member.url}: taken out while the call waited for it: {member.reason}", url=member.url)
+    def evicted(self) -> ServerUnavailable:
+        """Return the error for a wait that was called off."""
+        member = self.member
+        assert member is not None
+        return ServerUnavailable(f"{member.url}: taken out while the call waited for it: {member.reason}", url=member.url)
 
-    def check_versions(self, generation: Generation) -> None:
-        """Check that the server can have had the versions it names.
+    def checked(self, generation: Generation) -> Generation:
+        """Return what the server sampled, if it can have had the versions it names.
 
         Raises:
             ServerUnavailable: the server was taken out because it cannot.
@@ -130,18 +106,24 @@ class Attempt:
                 if member.state is State.SERVING:
                     self._failover.lose(member, State.BEHIND, reason)
                 raise ServerUnavailable(reason, url=member.url)
+        return generation
 
     async def failed(self, error: ServerUnavailable) -> None:
         """Take note of a failure; returns when the call is to be sent again.
 
         Raises:
-            ServerUnavailable: when it is not.
+            ServerUnavailable: when it is not: no server is left, or it has been tried often enough.
         """
         self.failures.append(str(error))
-        if self.member is None:
+        if self.member is None or not self._failover.retries:
             raise error
-        await self._failover.give_up_or_go_on(self, error)
+        if len(self.failures) > self._failover.retries:
+            tried = "; ".join(self.failures)
+            raise ServerUnavailable(f"model call failed {len(self.failures)} times: {tried}", url=error.url) from error
+        with Deadline(self._failover.timeout_s, self.waited, since=self._started):
+            await self._failover.suspect(self.member)
         self._avoid.add(self.member)
+        self.member = None
         self.request = replace(self.request, request_id=uuid4().hex)
 
     def waited(self) -> str:
@@ -162,7 +144,6 @@ class PoolStream(AsyncIterator[GenerationChunk]):
         """Begin; nothing is sent before the first chunk is asked for."""
         self._failover = failover
         self._attempt = Attempt(failover, request)
-        self._ends_at = anyio.current_time() + failover.timeout_s
         self._open = AsyncExitStack()
         self._chunks: AsyncIterator[GenerationChunk] | None = None
         self._started = self._ended = False
@@ -170,29 +151,28 @@ class PoolStream(AsyncIterator[GenerationChunk]):
     async def __anext__(self) -> GenerationChunk:
         if self._ended:
             raise StopAsyncIteration
-        with deadline(max(0.0, self._ends_at - anyio.current_time()), self._attempt.waited):
-            while True:
-                if self._chunks is None:
-                    member = await self._attempt.next_server()
-                    self._chunks = await self._open.enter_async_context(member.server.stream(self._attempt.request))
-                try:
-                    return await self._next(self._chunks)
-                except ServerUnavailable as error:
-                    await self.aclose()
-                    if self._started:
-                        raise
-                    await self._attempt.failed(error)
+        while True:
+            try:
+                return await self._next()
+            except ServerUnavailable as error:
+                await self.aclose()
+                if self._started:
+                    raise
+                await self._attempt.failed(error)
 
-    async def _next(self, chunks: AsyncIterator[GenerationChunk]) -> GenerationChunk:
-        member = self._attempt.member
-        assert member is not None
-        with self._attempt.at(member):
-            chunk = await anext(chunks)
-        if chunk.generation is not None:
-            self._attempt.check_versions(chunk.generation)
-            self._ended = True
-        self._started = True
-        return chunk
+    async def _next(self) -> GenerationChunk:
+        attempt = self._attempt
+        with attempt.deadline() as wait:
+            if self._chunks is None:
+                member = await attempt.next_server(wait)
+                self._chunks = await self._open.enter_async_context(member.server.stream(attempt.request))
+            chunk = await anext(self._chunks)
+            if chunk.generation is not None:
+                attempt.checked(chunk.generation)
+                self._ended = True
+            self._started = True
+            return chunk
+        raise attempt.evicted()
 
     async def aclose(self) -> None:
         """End the call; what has not ended is aborted at the server.

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError, WeightSyncError
 from agentrl.inference.control import Control
 from agentrl.inference.dialect import Dialect
 from agentrl.inference.messages import ServerInfo
-from agentrl.inference.scope import deadline
+from agentrl.inference.scope import Deadline
 from agentrl.transfer import Bucket, GroupAddress, GroupRequest, Manifest
 
 
@@ -125,7 +125,7 @@ class GroupCalls:
         Cancellation: as above.
         """
         flush, control = self._flush(), self._control
-        with deadline(control.timeout_s, lambda: f"{control.url}: waited for it to take all weights", control.url):
+        with Deadline(control.timeout_s, lambda: f"{control.url}: waited for it to take all weights", control.url):
             await self._take(manifest, group, flush=flush)
         await self._has(manifest.version, group, flush=flush)
 

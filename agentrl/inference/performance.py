@@ -70,8 +70,9 @@ class Performance:
     def body(self, request_id: str) -> dict[str, Any]:
         """Return the reply as SGLang would write it, with the script's fault in it."""
         count = len(self.ids)
-        ends = [start for _, start in self.spans[1:]] + [count]
-        spans = [{"version": str(v), "start": s, "end": e} for (v, s), e in zip(self.spans, ends, strict=True)]
+        played = self.spans or [(self.stage.version, 0)]
+        ends = [start for _, start in played[1:]] + [count]
+        spans = [{"version": str(v), "start": s, "end": e} for (v, s), e in zip(played, ends, strict=True)]
         finish: dict[str, object] = {"type": "stop", "matched": self.matched}
         if self.aborted is not None:
             finish = {"type": "abort", "message": self.aborted}

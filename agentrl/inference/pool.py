@@ -21,7 +21,7 @@ from agentrl.inference.config import InferenceConfig
 from agentrl.inference.delivery import leave_all
 from agentrl.inference.failover import Failover, PoolStream
 from agentrl.inference.roster import PAUSES, Member, Roster, Server, State
-from agentrl.inference.scope import deadline, only_error, task_group
+from agentrl.inference.scope import Deadline, only_error, task_group
 from agentrl.inference.status import PoolStatus, describe
 from agentrl.inference.update import CLEANUP_S
 from agentrl.inference.updater import Updater
@@ -233,7 +233,7 @@ class ServerPool:
         """Ask a server for a sign of life, and take it out when there is none."""
         while member.state is State.SERVING:
             try:
-                with deadline(self._config.health_interval_s, lambda: f"{member.url}: no sign of life", member.url):
+                with Deadline(self._config.health_interval_s, lambda: f"{member.url}: no sign of life", member.url):
                     version = await member.server.check()
             except ServerTimeout as error:
                 patience -= 1
@@ -249,7 +249,7 @@ class ServerPool:
 
     async def _bring_back(self, member: Member) -> None:
         try:
-            with deadline(self._config.health_interval_s, lambda: f"{member.url}: no sign of life", member.url):
+            with Deadline(self._config.health_interval_s, lambda: f"{member.url}: no sign of life", member.url):
                 await member.server.connect()
             limit = member.server.max_context_tokens
             if limit is not None and limit < (self._context or 0):

@@ -18,6 +18,7 @@ import anyio
 from agentrl.errors import ServerUnavailable
 from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk, WeightSource
 from agentrl.inference.group_calls import Receiver
+from agentrl.inference.scope import Deadline
 from agentrl.transfer import WeightChannel
 from agentrl.types import Float32Array, Int32Array, Publication
 
@@ -126,12 +127,10 @@ class Member:
     state: State = State.DEAD
     reason: str = "not connected yet"
     """Why it does not serve."""
-    in_flight: int = 0
-    """Model calls."""
     sessions: int = 0
     """Episodes at home here."""
-    scopes: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
-    """Of the waits for this server; cancelled when it is evicted, so that the calls go elsewhere."""
+    waits: set[Deadline] = field(default_factory=set[Deadline])
+    """Of model calls, for this server; called off when it is evicted, so that the calls go elsewhere."""
     wake: anyio.Event = field(default_factory=anyio.Event)
     """Set to have it probed now."""
     control: anyio.Lock = field(default_factory=anyio.Lock)
@@ -151,6 +150,11 @@ class Member:
     def url(self) -> str:
         """Of the server."""
         return self.server.url
+
+    @property
+    def in_flight(self) -> int:
+        """Model calls."""
+        return len(self.waits)
 
 
 class Roster:
@@ -256,8 +260,8 @@ class Roster:
             return
         changed = member.state is not state
         member.state, member.reason, member.channel = state, reason, None
-        for scope in member.scopes:
-            scope.cancel()
+        for wait in member.waits:
+            wait.call_off()
         if changed:
             self._notify()
 

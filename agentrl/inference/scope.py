@@ -5,8 +5,10 @@ Invariant: whoever waits has a deadline, and its message says for what; a task g
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -14,17 +16,49 @@ from anyio.abc import TaskGroup
 from agentrl.errors import ServerTimeout
 
 
-@contextmanager
-def deadline(seconds: float, message: Callable[[], str], url: str | None = None) -> Generator[None, None, None]:
-    """Bound the block; `message` is asked only when the deadline passes.
+class Deadline:
+    """Bounds the block it is entered for. Others may call it off: the block ends at its next await, without an error.
 
-    Raises:
-        ServerTimeout: after `seconds`, with `message()`.
+    Example:
+        with Deadline(60, lambda: f"{url}: no sign of life", url):
+            await server.check()
     """
-    with anyio.move_on_after(seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise ServerTimeout(f"{message()} (deadline {seconds:g} s)", url=url)
+
+    __slots__ = ("_message", "_scope", "_seconds", "_url", "_waits", "call_off")
+
+    def __init__(
+        self, seconds: float, message: Callable[[], str], url: str | None = None, *, since: float | None = None
+    ) -> None:
+        """Begin to count.
+
+        Args:
+            seconds: until leaving the block raises `ServerTimeout`.
+            message: who waited for what; asked only then.
+            url: of the server that was waited for.
+            since: where the seconds began, by `anyio.current_time()`; None: now.
+        """
+        self._seconds, self._message, self._url = seconds, message, url
+        self._scope = anyio.CancelScope(deadline=(anyio.current_time() if since is None else since) + seconds)
+        self.call_off: Callable[[], None] = self._scope.cancel
+        self._waits: set[Deadline] = set()
+
+    def join(self, waits: set[Deadline]) -> None:
+        """Be one of `waits` until the block is left."""
+        waits.add(self)
+        self._waits = waits
+
+    def __enter__(self) -> Self:
+        self._scope.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._waits.discard(self)
+        done = self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught and anyio.current_time() >= self._scope.deadline:
+            raise ServerTimeout(f"{self._message()} (deadline {self._seconds:g} s)", url=self._url)
+        return done
 
 
 def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -39,7 +39,7 @@ from agentrl.errors import RequestRejected, ServerUnavailable
 from agentrl.inference.assembly import Assembly
 from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.performance import Stage
-from agentrl.inference.scope import deadline
+from agentrl.inference.scope import Deadline
 from agentrl.inference.script import Fault, Hold, Script, ScriptedCall, ScriptedReply, scripted_logprobs
 from agentrl.inference.scripted_control import ScriptedControl
 from agentrl.inference.scripted_stops import Decode, Encode
@@ -122,7 +122,7 @@ class ScriptedServer(ScriptedControl):
         """
         check_request(request, self.stage.vocab_size)
         assembly = Assembly(request, self.url)
-        with deadline(self._timeout_s, lambda: f"{self.url}: request {request.request_id} got no answer", self.url):
+        with Deadline(self._timeout_s, lambda: f"{self.url}: request {request.request_id} got no answer", self.url):
             while not assembly.done:
                 async with aclosing(self._play(assembly)) as positions:
                     async for _ in positions:
@@ -155,7 +155,7 @@ class ScriptedServer(ScriptedControl):
 
     async def _play(self, assembly: Assembly, *, streamed: bool = False) -> AsyncGenerator[int, None]:
         """Play one piece, yield its tokens, and add it to the assembly."""
-        request, sampled = assembly.request, assembly.output_ids()
+        request, sampled = assembly.request, assembly.output_ids
         sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - len(sampled))
         rid, _ = assembly.body()
         await self.misbehave(None)

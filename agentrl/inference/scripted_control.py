@@ -15,7 +15,7 @@ import numpy as np
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable, WeightSyncError
 from agentrl.inference.base import Probe, UpdateReport, WeightSource
 from agentrl.inference.performance import Stage
-from agentrl.inference.scope import deadline
+from agentrl.inference.scope import Deadline
 from agentrl.inference.script import Fault, Hold, scripted_logprobs
 from agentrl.transfer import GroupAddress, GroupRequest, Manifest, scripted_checksums
 from agentrl.types import Float32Array, Int32Array, Publication
@@ -187,11 +187,11 @@ class ScriptedControl:
         """
         if (hold := self.control_holds.get(name)) is not None:
             hold.reached.set()
-            with deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
+            with Deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
                 await hold.release.wait()
         fault = self.control_faults.get(name)
         if fault is Fault.HANG:
-            with deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
+            with Deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
                 await self._died.wait()
         if self._dead is not None or fault in (Fault.REFUSE, Fault.DIE):
             raise ServerUnavailable(f"{self._url}: refused {name}: {self._dead or fault}", url=self._url)
@@ -212,7 +212,7 @@ class ScriptedControl:
         """
         await anyio.lowlevel.checkpoint()
         if fault in (Fault.HANG, Fault.SLOW_DRIP):
-            with deadline(self._timeout_s, lambda: f"{self._url}: a model call got no answer", self._url):
+            with Deadline(self._timeout_s, lambda: f"{self._url}: a model call got no answer", self._url):
                 await self._died.wait()
         if self._dead is not None or fault is Fault.REFUSE:
             raise ServerUnavailable(f"{self._url}: refused: {self._dead or 'scripted'}", url=self._url)

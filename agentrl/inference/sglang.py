@@ -26,7 +26,7 @@ from agentrl.inference.control import Control
 from agentrl.inference.dialect import Dialect, dialect_of
 from agentrl.inference.group_calls import GroupCalls, Receiver
 from agentrl.inference.messages import Checksums, Load, Loads, ModelInfo, ServerInfo, decode, parse_version
-from agentrl.inference.scope import deadline
+from agentrl.inference.scope import Deadline
 from agentrl.inference.transport import Transport
 from agentrl.inference.wire import parse_scores, score_body
 from agentrl.types import Float32Array, Int32Array, Publication
@@ -170,7 +170,7 @@ class SGLangServer:
 
         Cancellation: the server has been told or not.
         """
-        with deadline(self._control.timeout_s, lambda: f"{self.url}: waited for /abort_request of {request_id}", self.url):
+        with Deadline(self._control.timeout_s, lambda: f"{self.url}: waited for /abort_request of {request_id}", self.url):
             await self._calls.abort(request_id)
 
     async def check(self) -> int:

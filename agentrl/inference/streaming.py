@@ -17,7 +17,6 @@ import numpy as np
 
 from agentrl.errors import ReplyError, ServerUnavailable
 from agentrl.inference.base import GenerationChunk
-from agentrl.inference.scope import deadline
 from agentrl.inference.wire import parse_event
 from agentrl.types import Int32Array
 
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 class Chunks(AsyncIterator[GenerationChunk]):
     """The chunks of one call. One task iterates it; `aclose` aborts at the server what has not ended."""
 
-    def __init__(self, calls: Calls, call: Call, *, timeout_s: float) -> None:
+    def __init__(self, calls: Calls, call: Call) -> None:
         """Begin; nothing is sent before the first chunk is asked for."""
         self._calls, self._call = calls, call
-        self._ends_at = anyio.current_time() + timeout_s
+        self._started = anyio.current_time()
         self._emitted: list[int] = []
         self._kept = 0
         """Ids of finished pieces."""
@@ -43,15 +42,13 @@ class Chunks(AsyncIterator[GenerationChunk]):
         if call.assembly.done:
             raise StopAsyncIteration
         while True:
-            call.scope = anyio.CancelScope()
-            seconds = max(0.0, self._ends_at - anyio.current_time())
-            with deadline(seconds, lambda: self._calls.waited(call), self._calls.url), call.scope:
+            with self._calls.bound(call, self._started) as wait:
                 if call.dropped:
-                    call.scope.cancel()
+                    wait.call_off()
                 chunk = await self._next()
                 if chunk is not None:
                     return chunk
-            if call.scope.cancelled_caught:
+            if call.dropped:
                 await self._dropped()
 
     async def _next(self) -> GenerationChunk | None:
@@ -73,7 +70,7 @@ class Chunks(AsyncIterator[GenerationChunk]):
     async def _finish(self, payload: bytes) -> GenerationChunk | None:
         assembly = self._call.assembly
         self._calls.take(self._call, payload, streamed=True)
-        ids = assembly.output_ids()
+        ids = assembly.output_ids
         if ids[: len(self._emitted)].tolist() != self._emitted:
             raise ReplyError(f"{self._calls.url}: the last event contradicts the ids streamed before", url=self._calls.url)
         new: Int32Array = ids[len(self._emitted) :]

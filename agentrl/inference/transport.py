@@ -83,12 +83,13 @@ class Transport:
         """
         try:
             response = await self._open().request("POST", self._url(path), data=body, allow_redirects=False)
+            refusal = None if response.status == 200 else await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(path, error) from error
         payloads = self._payloads(path, response)
         try:
-            if response.status != 200:
-                raise self._failure(path, response.status, await self._read(path, response))
+            if refusal is not None:
+                raise self._failure(path, response.status, refusal)
             yield payloads
         finally:
             response.close()
@@ -110,12 +111,6 @@ class Transport:
         raise ServerUnavailable(
             f"{self.url}{path}: the stream ended before its end mark; the server died mid-request", url=self.url
         )
-
-    async def _read(self, path: str, response: aiohttp.ClientResponse) -> bytes:
-        try:
-            return await response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(path, error) from error
 
     async def aclose(self) -> None:
         """Close all connections.

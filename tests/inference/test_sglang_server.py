@@ -247,6 +247,23 @@ async def test_an_aborted_call_returns_what_it_has() -> None:
         await r.client.abort(uuid4().hex)  # unknown: nothing happens
 
 
+async def test_a_call_aborted_before_its_first_token_returns_none() -> None:
+    hold = Hold()
+    async with rig(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,))) as r:
+        sent = request()
+        results: list[Generation] = []
+
+        async def call() -> None:
+            results.append(await r.client.generate(sent))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                await hold.reached.wait()
+                await r.client.abort(sent.request_id)
+        assert (results[0].stop_reason, results[0].output_ids.tolist(), results[0].spans) == (StopReason.ABORT, [], ())
+
+
 async def test_a_call_aborted_while_held_back_returns_nothing_and_is_never_sent() -> None:
     async with rig() as r:
         sent = request()
@@ -274,6 +291,25 @@ async def test_a_server_side_abort_is_sent_again_with_what_was_sampled() -> None
     assert second["input_ids"] == [1, 2, 3, 10, 11, 12, 13, 14]
     assert second["sampling_params"]["max_new_tokens"] == 25
     assert first["rid"] != second["rid"]
+
+
+async def test_the_pieces_of_a_call_share_its_deadline() -> None:
+    hold = Hold()
+
+    async def interrupt(client: SGLangServer) -> None:
+        await anyio.sleep(0.5)
+        await client.pause("retract")
+        await anyio.sleep(0.5)
+        await client.resume()
+
+    # A server without spans: the pause ends the piece in flight, and the next one is held back until its end.
+    async with (
+        rig(lambda _: ScriptedReply(output=[4, 19], holds=(hold,)), version="0.5.19", request_timeout_s=0.8) as r,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(interrupt, r.client)
+        with pytest.raises(ServerTimeout, match=r"the server is paused \(deadline 0\.8 s\)"):
+            await r.client.generate(request())
 
 
 async def test_a_stream_goes_on_after_a_server_side_abort() -> None:
@@ -362,6 +398,29 @@ async def test_no_abort_is_sent_while_paused_but_after_it() -> None:
         with anyio.CancelScope(shield=True):
             await r.client.resume()
         assert r.http.bodies("/abort_request") == [{"rid": sent.request_id}]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_stream_aborted_while_paused_ends_although_the_server_does_not_hear_of_it(waits: bool) -> None:
+    hold = Hold(at=2)
+    async with rig(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,))) as r:
+        sent = request()
+        with anyio.fail_after(20):
+            async with r.client.stream(sent) as stream:
+                await anext(stream)
+                await hold.reached.wait()
+                await anext(stream)
+                await r.client.pause("retract")
+                async with anyio.create_task_group() as tasks:
+                    if waits:
+                        tasks.start_soon(r.client.abort, sent.request_id)
+                    else:
+                        await r.client.abort(sent.request_id)
+                    with pytest.raises(ServerUnavailable, match="was aborted before the server reported"):
+                        await anext(stream)
+        assert r.http.bodies("/abort_request") == []
+        assert r.client.in_flight == 0
+        await r.client.resume()
 
 
 async def test_nothing_is_sent_while_paused() -> None:

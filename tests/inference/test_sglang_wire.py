@@ -202,7 +202,7 @@ def test_agentrls_own_servers_say_so() -> None:
 def piece(ids: list[int], version: int | None, finish: str = "abort") -> Reply:
     spans = [] if version is None else [(str(version), 0, len(ids))]
     reply = parse({**wire_reply(ids, spans or None, type=finish)})
-    return dataclasses.replace(reply, spans=None) if version is None else reply
+    return reply._replace(spans=None) if version is None else reply
 
 
 def take(
@@ -279,7 +279,7 @@ def test_an_empty_or_overlong_completion_is_refused() -> None:
 
 def test_an_abort_that_carries_an_http_status_is_that_error() -> None:
     for status, error in ((400, RequestRejected), (503, ServerUnavailable)):
-        reply = dataclasses.replace(piece([], 0), status_code=status, message="too long")
+        reply = piece([], 0)._replace(status_code=status, message="too long")
         with pytest.raises(error, match=f"HTTP {status} in the reply: too long"):
             take(Assembly(request(1, 2), URL), reply)
 

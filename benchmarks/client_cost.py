@@ -6,7 +6,7 @@ server answers at once, so what is measured is everything else: rendering, token
 objects. CPU is `time.process_time` of the client's process; the HTTP server is another process.
 
   client          Client on a backend in the same process
-  client + HTTP   Client on SGLangServer (aiohttp) and a server that answers with prepared bytes
+  client + HTTP   Client on the pool a run uses (ServerPool, SGLangServer, aiohttp); the server answers with prepared bytes
   floor           what cannot be saved: new text encoded once (by agentrl's encoder), decimal ids appended to the kept
                   request, the output decoded
   floor + HTTP    the same, sent with aiohttp; the reply read with orjson
@@ -44,6 +44,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from agentrl.client import Client, SamplingConfig
 from agentrl.inference.base import Backend, GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.pool import ServerPool
 from agentrl.inference.sglang import SGLangServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, VersionSpan
@@ -133,7 +135,7 @@ def main() -> None:
 
 async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int) -> dict[str, object]:
     async with (
-        SGLangServer(url, vocab_size=VOCABULARY) as server,
+        ServerPool([SGLangServer(url, vocab_size=VOCABULARY)], InferenceConfig()) as pool,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
 
@@ -148,7 +150,7 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
             await _client_episode(renderer("client", case), case, texts, instant)
 
         async def client_http(case: Case, texts: list[str]) -> None:
-            await _client_episode(renderer("client + HTTP", case), case, texts, server)
+            await _client_episode(renderer("client + HTTP", case), case, texts, pool)
 
         async def floor(case: Case, texts: list[str]) -> None:
             await _floor_episode(fixture, case, texts, renderer("floor", case).encode_content, None, url)

@@ -37,18 +37,12 @@ class Assembly:
         """The ids kept so far, [T] int32."""
         self._logprobs: Float32Array = _NO_LOGPROBS
         self._spans: list[VersionSpan] = []
-        self._count = 0
         self._cached = 0
         self._retractions = 0
         self._aborts = 0
         self._sent = False
         self._stop_reason: StopReason | None = None
         self._matched: int | str | None = None
-
-    @property
-    def count(self) -> int:
-        """Tokens kept so far."""
-        return self._count
 
     @property
     def done(self) -> bool:
@@ -62,13 +56,14 @@ class Assembly:
         if self._sent:
             rid = uuid4().hex  # SGLang aborts the id of a streamed reply once more, 2 s after its end
         self._sent = True
-        if self._count:
+        kept = len(self.output_ids)
+        if kept:
             sampled = ",".join(map(str, self.output_ids.tolist()))
             input_json = input_json + b"," + sampled.encode()
             # The same seed would draw the noise of the first piece again. Servers take 63 bits and a sign.
             seed = sampling.seed
-            sampling = sampling if seed is None else replace(sampling, seed=(seed + self._count + 2**63) % 2**64 - 2**63)
-        remaining = sampling.max_new_tokens - self._count
+            sampling = sampling if seed is None else replace(sampling, seed=(seed + kept + 2**63) % 2**64 - 2**63)
+        remaining = sampling.max_new_tokens - kept
         body = generate_body(
             sampling, rid=rid, input_json=input_json, max_new_tokens=remaining, stream=stream, cache_salt=cache_salt
         )
@@ -91,7 +86,7 @@ class Assembly:
             RequestRejected, ServerUnavailable: when the abort says so, or after too many aborts.
         """
         count = len(reply.output_ids)
-        if count > self.request.sampling.max_new_tokens - self._count:
+        if count > self.request.sampling.max_new_tokens - len(self.output_ids):
             raise self._broken(f"more tokens ({count}) than asked for")
         if reply.finish != "abort":
             if not count:
@@ -107,7 +102,7 @@ class Assembly:
             self._add(reply, pinned)
         if caller_aborted:
             self._stop_reason = StopReason.ABORT
-        elif self._count == self.request.sampling.max_new_tokens:
+        elif len(self.output_ids) == self.request.sampling.max_new_tokens:
             self._stop_reason = StopReason.LENGTH
         elif not streamed and not self._continuable():
             self._forget()
@@ -142,7 +137,7 @@ class Assembly:
         return not sampling.stop and sampling.frequency_penalty == 0 and sampling.presence_penalty == 0
 
     def _add(self, reply: Reply, pinned: int | None) -> None:
-        count = len(reply.output_ids)
+        count, kept = len(reply.output_ids), len(self.output_ids)
         if not count:
             return
         spans = reply.spans
@@ -154,15 +149,15 @@ class Assembly:
         if spans[0].version < last:
             raise self._broken(f"version {spans[0].version} after version {last} in one call; was the server restarted?")
         for span in spans:
-            start, end = span.start + self._count, span.end + self._count
+            start, end = span.start + kept, span.end + kept
             if self._spans and self._spans[-1].version == span.version:
                 start = self._spans.pop().start
             self._spans.append(VersionSpan(start=start, end=end, version=span.version))
-        first = not self._count
-        self.output_ids = reply.output_ids if first else np.concatenate([self.output_ids, reply.output_ids])
-        self._logprobs = reply.output_logprobs if first else np.concatenate([self._logprobs, reply.output_logprobs])
-        self._cached = reply.cached_tokens if first else self._cached
-        self._count += count
+        if kept:
+            self.output_ids = np.concatenate([self.output_ids, reply.output_ids])
+            self._logprobs = np.concatenate([self._logprobs, reply.output_logprobs])
+        else:
+            self.output_ids, self._logprobs, self._cached = reply.output_ids, reply.output_logprobs, reply.cached_tokens
         self._retractions += reply.num_retractions
 
     def _check_abort(self, reply: Reply) -> None:
@@ -174,7 +169,7 @@ class Assembly:
         raise kind(message, status=status, url=self._url)
 
     def _forget(self) -> None:
-        self.output_ids, self._logprobs, self._spans, self._count = _NO_IDS, _NO_LOGPROBS, [], 0
+        self.output_ids, self._logprobs, self._spans = _NO_IDS, _NO_LOGPROBS, []
 
     def _broken(self, got: str) -> ReplyError:
         return ReplyError(f"{self._url}: request {self.request.request_id} got {got}", url=self._url)

@@ -10,8 +10,8 @@ the abort it has sent ends, or else the closing of their connections.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 
 import anyio
 import orjson
@@ -33,8 +33,10 @@ class Call:
     """One model call and its piece in flight."""
 
     assembly: Assembly
+    started: float = field(default_factory=anyio.current_time)
+    """When its deadline began to count."""
     wait: Deadline | None = None
-    """Of the piece in flight."""
+    """Its wait now, or the last."""
     rid: str = ""
     """Of the piece in flight; empty while nothing is at the server."""
     pinned: int | None = None
@@ -78,23 +80,23 @@ class Calls:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the completion; see `Backend.generate`."""
-        call, started = self._begin(request), anyio.current_time()
+        call = self._begin(request)
         try:
             while not call.assembly.done:
-                await self._piece(call, started)
+                await self._piece(call)
         finally:
-            del self._calls[request.request_id]
+            self._end(call)
         return call.assembly.generation()
 
     @asynccontextmanager
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
         """Yield the completion as it is sampled; see `Backend.stream`."""
-        chunks = Chunks(self, self._begin(request))
+        call = self._begin(request)
         try:
-            yield chunks
+            async with aclosing(Chunks(self, call)) as chunks:
+                yield chunks
         finally:
-            del self._calls[request.request_id]
-            await chunks.aclose()
+            self._end(call)
 
     async def abort(self, request_id: str) -> None:
         """End a call; it returns what it has, with `StopReason.ABORT`. An unknown id is ignored.
@@ -160,7 +162,12 @@ class Calls:
         rid = request.request_id
         if rid in self._calls:
             raise RequestRejected(f"request id {rid} is in use; each call needs its own uuid4 hex")
-        return self._calls.setdefault(rid, Call(Assembly(request, self.url)))
+        call = self._calls[rid] = Call(Assembly(request, self.url))
+        return call
+
+    def _end(self, call: Call) -> None:
+        del self._calls[call.assembly.request.request_id]
+        call.wait = None  # it knows the call, for its message: a cycle would keep the arrays until the next collection
 
     async def _all_landed(self) -> None:
         while self._flying:
@@ -189,14 +196,14 @@ class Calls:
             self._landed.set()
             self._landed = None
 
-    def bound(self, call: Call, started: float) -> Deadline:
+    def deadline(self, call: Call) -> Deadline:
         """Return the deadline of a call, for its next wait; dropping the call calls the wait off."""
-        call.wait = Deadline(self._timeout_s, lambda: self.waited(call), self.url, since=started)
+        call.wait = Deadline(self._timeout_s, lambda: self.waited(call), self.url, since=call.started)
         return call.wait
 
-    async def _piece(self, call: Call, started: float) -> None:
+    async def _piece(self, call: Call) -> None:
         call.dropped = False
-        with self.bound(call, started):  # left without a reply when the call is dropped; it is sent again
+        with self.deadline(call):  # left without a reply when the call is dropped; if nobody aborted it, it is sent again
             if call.caller_aborted:
                 call.assembly.abort()
                 return
@@ -229,11 +236,9 @@ class Calls:
                 await self._try_abort(rid)
 
     async def _try_abort(self, rid: str) -> None:
-        with anyio.move_on_after(ABORT_TIMEOUT_S):
-            try:
-                await self._send_abort(rid)
-            except ServerError:
-                return  # the connection is closed or its call fails by itself: the abort only saves the server work
+        # Where it fails, the connection is closed or its call fails by itself: the abort only saves the server work.
+        with anyio.move_on_after(ABORT_TIMEOUT_S), suppress(ServerError):
+            await self._send_abort(rid)
 
     async def _send_abort(self, rid: str) -> None:
         await self._transport.call("POST", "/abort_request", orjson.dumps({"rid": rid}))

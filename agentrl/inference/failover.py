@@ -70,7 +70,8 @@ class Attempt:
         self._started = anyio.current_time()
 
     async def next_server(self, wait: Deadline) -> Member:
-        """Return where to send the call, which `wait` then is for; see `Roster.route`."""
+        """Return where to send the call; `wait` is called off when that server is evicted. See `Roster.route`."""
+        self.member = None
         self.member = await self._roster.route(self.request.episode_id, self._avoid)
         self._lowest = self._roster.version
         wait.join(self.member.waits)

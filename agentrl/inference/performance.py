@@ -93,7 +93,7 @@ class Performance:
                 "weight_versions": spans,
             },
         }
-        return corrupt(body, self.reply.fault, self.stage.vocab_size)
+        return corrupt(body, self.reply.fault, self.stage.vocab_size) if count else body
 
     async def _until(self, event: anyio.Event) -> None:
         with anyio.CancelScope() as self._wait:

@@ -17,11 +17,16 @@ from agentrl.errors import ServerTimeout
 
 
 class Deadline:
-    """Bounds the block it is entered for. Others may call it off: the block ends at its next await, without an error.
+    """Bounds one block. Others may call it off: the block ends at its next await, without an error if there is still time.
 
     Example:
         with Deadline(60, lambda: f"{url}: no sign of life", url):
             await server.check()
+
+    Raises:
+        ServerTimeout: on leaving a block that the deadline has ended, with the message and the seconds.
+
+    Cancellation: passes through.
     """
 
     __slots__ = ("_message", "_scope", "_seconds", "_url", "_waits", "call_off")
@@ -32,8 +37,8 @@ class Deadline:
         """Begin to count.
 
         Args:
-            seconds: until leaving the block raises `ServerTimeout`.
-            message: who waited for what; asked only then.
+            seconds: until the block is ended.
+            message: who waited for what; asked only when the deadline has passed.
             url: of the server that was waited for.
             since: where the seconds began, by `anyio.current_time()`; None: now.
         """
@@ -43,9 +48,10 @@ class Deadline:
         self._waits: set[Deadline] = set()
 
     def join(self, waits: set[Deadline]) -> None:
-        """Be one of `waits` until the block is left."""
-        waits.add(self)
+        """Be one of `waits`, and of no others, until the block is left."""
+        self._waits.discard(self)
         self._waits = waits
+        waits.add(self)
 
     def __enter__(self) -> Self:
         self._scope.__enter__()

@@ -30,7 +30,6 @@ class Chunks(AsyncIterator[GenerationChunk]):
     def __init__(self, calls: Calls, call: Call) -> None:
         """Begin; nothing is sent before the first chunk is asked for."""
         self._calls, self._call = calls, call
-        self._started = anyio.current_time()
         self._emitted: list[int] = []
         self._kept = 0
         """Ids of finished pieces."""
@@ -42,7 +41,7 @@ class Chunks(AsyncIterator[GenerationChunk]):
         if call.assembly.done:
             raise StopAsyncIteration
         while True:
-            with self._calls.bound(call, self._started) as wait:
+            with self._calls.deadline(call) as wait:
                 if call.dropped:
                     wait.call_off()
                 chunk = await self._next()

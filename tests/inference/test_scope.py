@@ -186,3 +186,33 @@ def test_without_retries_the_first_failure_is_the_error() -> None:
 
     in_virtual_time(main)
     assert len(only.calls) == 1
+
+
+async def test_a_wait_that_joins_others_leaves_those_before() -> None:
+    before: set[Deadline] = set()
+    after: set[Deadline] = set()
+    with Deadline(60, unasked) as wait:
+        wait.join(before)
+        wait.join(after)
+        assert (before, after) == (set(), {wait})
+    assert after == set()
+
+
+def test_a_stream_that_is_asked_again_after_its_caller_gave_up_counts_at_its_new_server_only() -> None:
+    first = ScriptedServer(lambda _: ScriptedReply(fault=Fault.SERVER_ERROR), vocab_size=VOCAB, url="a", timeout_s=99)
+    second = ScriptedServer(lambda _: ScriptedReply(output=[7]), vocab_size=VOCAB, url="b", timeout_s=99)
+
+    async def main() -> None:
+        async with pool_of(first, second, health_interval_s=60.0) as pool:
+            first.control_holds["check"] = Hold()
+            async with pool.stream(request()) as stream:
+                with anyio.move_on_after(1):
+                    await anext(stream)  # while the pool asks whether the first one lives
+                pool.report_dead("a", "exit code 1")
+                del first.control_holds["check"]
+                *_, last = [chunk async for chunk in stream]
+            assert last.generation is not None
+            assert last.generation.output_ids.tolist() == [7]
+            assert [server.in_flight for server in pool.describe().servers] == [0, 0]
+
+    in_virtual_time(main)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -579,6 +581,39 @@ async def test_aborts_that_match_by_prefix_hit_one_call_only() -> None:
                 holds[1].release.set()
     assert results[first.request_id].stop_reason is StopReason.ABORT
     assert results[second.request_id].stop_reason is StopReason.STOP
+
+
+async def test_a_call_that_has_ended_keeps_nothing_until_a_garbage_collection() -> None:
+    async with rig() as r:
+        gc.collect()
+        gc.disable()
+        try:
+            sent, streamed = request(), request()
+            kept = [weakref.ref(sent.input_ids), weakref.ref(streamed.input_ids)]
+            await r.client.generate(sent)
+            await drain(r.client, streamed)
+            del sent, streamed
+            assert [ids() for ids in kept] == [None, None]
+        finally:
+            gc.enable()
+
+
+async def test_a_request_id_is_in_use_until_the_server_has_heard_that_nobody_waits() -> None:
+    hold = Hold(at=1)
+    async with rig(lambda _: ScriptedReply(output=[4, 19], holds=(hold,))) as r, anyio.create_task_group() as tasks:
+        r.script.control_faults["score"] = Fault.HANG  # and whatever has no name of its own: aborts
+        sent = request()
+
+        async def leave_early() -> None:
+            async with r.client.stream(sent) as stream:
+                await anext(stream)
+
+        tasks.start_soon(leave_early)
+        with anyio.fail_after(20):
+            while not r.http.bodies("/abort_request"):  # noqa: ASYNC110 - what arrived at the server is observed
+                await anyio.sleep(0.002)
+        with pytest.raises(RequestRejected, match="is in use"):
+            await r.client.generate(sent)
 
 
 async def test_a_request_id_is_used_once_at_a_time() -> None:

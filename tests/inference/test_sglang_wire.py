@@ -237,7 +237,7 @@ def test_a_call_with_stop_strings_starts_over_when_interrupted() -> None:
 def test_tokens_of_unknown_version_are_thrown_away() -> None:
     assembly = Assembly(request(1, 2), URL)
     take(assembly, piece([10, 11], None))
-    assert assembly.count == 0
+    assert len(assembly.output_ids) == 0
 
 
 def test_all_tokens_sampled_before_an_abort_are_a_whole_completion() -> None:

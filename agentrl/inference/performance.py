@@ -137,7 +137,8 @@ class Stage:
         self._answered: defaultdict[str, int] = defaultdict(int)
         self._contexts: dict[bytes, int] = {}
         self._lengths: set[int] = set()
-        self._unfinished: OrderedDict[bytes, tuple[Performance, list[int]]] = OrderedDict()
+        self._unfinished: OrderedDict[tuple[str, bytes], tuple[Performance, list[int]]] = OrderedDict()
+        """By episode and context."""
 
     def begin(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Performance:
         """Ask the script for a reply, or take up one that was aborted. `finish` must follow.
@@ -148,7 +149,7 @@ class Stage:
         """
         if request_id in self.playing:
             raise RequestRejected(f"request id {request_id} is in use", status=400)
-        taken_up = self._unfinished.pop(input_ids.tobytes(), None)
+        taken_up = self._unfinished.pop((episode_id, input_ids.tobytes()), None)
         if taken_up is not None:
             original, rest = taken_up
             performance = replace(original, planned=rest, reply=ScriptedReply(), ids=[], logprobs=[], spans=[], aborted=None)
@@ -164,7 +165,7 @@ class Stage:
         context = np.concatenate([performance.call.input_ids, np.array(performance.ids, np.int32)])
         rest = performance.planned[len(performance.ids) :]
         if performance.aborted is not None and rest:
-            self._unfinished[context.tobytes()] = (performance, rest)
+            self._unfinished[performance.call.episode_id, context.tobytes()] = (performance, rest)
             if len(self._unfinished) > _MAX_UNFINISHED:
                 self._unfinished.popitem(last=False)
         elif not rest:

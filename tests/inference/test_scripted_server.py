@@ -96,6 +96,23 @@ async def test_a_server_side_abort_loses_and_repeats_no_token() -> None:
     )
 
 
+async def test_a_reply_that_was_aborted_is_taken_up_by_its_own_episode() -> None:
+    def script(call: ScriptedCall) -> ScriptedReply:
+        return ScriptedReply(output=[10 + int(call.episode_id)], fault=Fault.ABORT)  # before its only token
+
+    server = ScriptedServer(script, vocab_size=VOCAB)
+    sampled: dict[int, list[int]] = {}
+
+    async def call(episode: int) -> None:
+        sampled[episode] = (await server.generate(request(episode=str(episode)))).output_ids.tolist()
+
+    async with anyio.create_task_group() as tasks:
+        for episode in range(4):
+            tasks.start_soon(call, episode)
+    assert sampled == {episode: [10 + episode] for episode in range(4)}
+    assert len(server.calls) == 4
+
+
 async def test_a_swap_in_the_middle_gives_two_spans_and_the_same_ids() -> None:
     hold = Hold(at=3)
     server = ScriptedServer(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,)), vocab_size=VOCAB)

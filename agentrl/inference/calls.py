@@ -38,7 +38,7 @@ class Call:
     wait: Deadline | None = None
     """Its wait now, or the last."""
     rid: str = ""
-    """Of the piece in flight; empty while nothing is at the server."""
+    """Of the piece sent last; empty while the next one is held back."""
     pinned: int | None = None
     """Version of the piece in flight, where the server will not say."""
     interrupted: bool = False
@@ -191,7 +191,6 @@ class Calls:
     def land(self, call: Call) -> None:
         """Take the piece off the list of those in flight."""
         self._flying.discard(call)
-        call.rid = ""
         if self._landed is not None:
             self._landed.set()
             self._landed = None
@@ -202,7 +201,7 @@ class Calls:
         return call.wait
 
     async def _piece(self, call: Call) -> None:
-        call.dropped = False
+        call.dropped, call.rid = False, ""
         with self.deadline(call):  # left without a reply when the call is dropped; if nobody aborted it, it is sent again
             if call.caller_aborted:
                 call.assembly.abort()

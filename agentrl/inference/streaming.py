@@ -95,6 +95,7 @@ class Chunks(AsyncIterator[GenerationChunk]):
 
     async def _close_piece(self) -> None:
         self._calls.land(self._call)
+        self._call.rid = ""
         piece, self._piece, self._events = self._piece, None, None
         if piece is not None:
             with anyio.CancelScope(shield=True):  # closes the connection; waits for nothing

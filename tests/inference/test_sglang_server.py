@@ -437,6 +437,21 @@ async def test_nothing_is_sent_while_paused() -> None:
         assert len(r.http.bodies("/generate")) == 5
 
 
+async def test_a_call_that_a_pause_stops_too_long_says_that_it_was_at_the_server() -> None:
+    hold = Hold(at=1)
+    async with rig(lambda _: ScriptedReply(output=[4, 19], holds=(hold,)), request_timeout_s=0.3) as r:
+
+        async def pause() -> None:
+            await hold.reached.wait()
+            await r.client.pause("retract")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pause)
+            with pytest.raises(ServerTimeout, match="it was at the server"):
+                await r.client.generate(request())
+        await r.client.resume()
+
+
 async def test_a_call_held_back_too_long_says_that_the_server_is_paused() -> None:
     async with rig(request_timeout_s=0.05) as r:
         await r.client.pause("retract")

@@ -38,7 +38,7 @@ class Call:
     wait: Deadline | None = None
     """Its wait now, or the last."""
     rid: str = ""
-    """Of the piece sent last; empty while the next one is held back."""
+    """Of the piece sent last; empty before the first, and while the next one is held back."""
     pinned: int | None = None
     """Version of the piece in flight, where the server will not say."""
     interrupted: bool = False

@@ -45,6 +45,7 @@ class Deadline:
         self._seconds, self._message, self._url = seconds, message, url
         self._scope = anyio.CancelScope(deadline=(anyio.current_time() if since is None else since) + seconds)
         self.call_off: Callable[[], None] = self._scope.cancel
+        """Ends the block at its next await; does nothing once it is left."""
         self._waits: set[Deadline] = set()
 
     def join(self, waits: set[Deadline]) -> None:

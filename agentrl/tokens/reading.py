@@ -29,8 +29,6 @@ _ASKING = ROLES - {"assistant", "developer"}
 """Roles that templates take as they are, and that are not the model's."""
 _PLAIN = dict.fromkeys(("role", "content", "tool_call_id", "name")).keys()
 """The keys that templates see of such messages, in the order of `plain_message`."""
-_EMPTY: Mapping[type, object] = {dict: {}, list: []}
-"""Copies of what is empty, as most dicts of further fields are; nobody changes them."""
 
 
 class Reading(NamedTuple):
@@ -183,8 +181,9 @@ class Trail:
         if kind is not dict:
             self._models.append(message)
             self._fields.append(copy)
-        self._inside += inside
-        self._copies += [item.copy() if item else _EMPTY[type(item)] for item in inside]
+        if inside:
+            self._inside += inside
+            self._copies += [item.copy() for item in inside]
 
     def covers(self, messages: Sequence[Message]) -> bool:
         """Return whether `messages` begins with these, unchanged."""

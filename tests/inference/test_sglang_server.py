@@ -230,8 +230,9 @@ async def test_cancelling_a_stream_aborts_it_at_the_server() -> None:
         assert r.http.bodies("/abort_request") == [{"rid": sent.request_id}]
 
 
-async def test_an_aborted_call_returns_what_it_has() -> None:
-    hold = Hold(at=4)
+@pytest.mark.parametrize("played", [4, 0])
+async def test_an_aborted_call_returns_what_it_has(played: int) -> None:
+    hold = Hold(at=played)
     async with rig(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,))) as r:
         sent = request()
         results: list[Generation] = []
@@ -245,25 +246,9 @@ async def test_an_aborted_call_returns_what_it_has() -> None:
                 await hold.reached.wait()
                 await r.client.abort(sent.request_id)
         assert results[0].stop_reason is StopReason.ABORT
-        assert results[0].output_ids.tolist() == [10, 11, 12, 13]
+        assert results[0].output_ids.tolist() == [10, 11, 12, 13][:played]
+        assert [(span.start, span.end) for span in results[0].spans] == ([(0, played)] if played else [])
         await r.client.abort(uuid4().hex)  # unknown: nothing happens
-
-
-async def test_a_call_aborted_before_its_first_token_returns_none() -> None:
-    hold = Hold()
-    async with rig(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,))) as r:
-        sent = request()
-        results: list[Generation] = []
-
-        async def call() -> None:
-            results.append(await r.client.generate(sent))
-
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(call)
-                await hold.reached.wait()
-                await r.client.abort(sent.request_id)
-        assert (results[0].stop_reason, results[0].output_ids.tolist(), results[0].spans) == (StopReason.ABORT, [], ())
 
 
 async def test_a_call_aborted_while_held_back_returns_nothing_and_is_never_sent() -> None:
@@ -310,7 +295,7 @@ async def test_the_pieces_of_a_call_share_its_deadline() -> None:
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(interrupt, r.client)
-        with pytest.raises(ServerTimeout, match=r"the server is paused \(deadline 0\.8 s\)"):
+        with pytest.raises(ServerTimeout, match=r"\(deadline 0\.8 s\)"):  # where it was depends on how busy the machine is
             await r.client.generate(request())
 
 

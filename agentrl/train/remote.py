@@ -21,33 +21,15 @@ from agentrl import errors
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, TrainError
 from agentrl.sync.config import SyncConfig
+from agentrl.train import protocol
 from agentrl.train.base import StepReport, TrainBatch
 from agentrl.train.batches import pack_batch, pack_sequences, split_logprobs
 from agentrl.train.channel import TrainerChannel
 from agentrl.train.config import TrainerConfig
 from agentrl.train.log import log_tail, open_log
-from agentrl.train.protocol import (
-    HEADER_BYTES,
-    Failed,
-    LogprobsReply,
-    Publish,
-    Published,
-    Ready,
-    Reply,
-    Request,
-    Restore,
-    Restored,
-    Save,
-    Saved,
-    Setup,
-    Stepped,
-    body_length,
-    decode_reply,
-    encode_frame,
-)
 from agentrl.types import Float32Array, Int32Array, Publication
 
-AnyReply = TypeVar("AnyReply", bound=Reply)
+AnyReply = TypeVar("AnyReply", bound=protocol.Reply)
 
 _QUIT_S = 2.0
 """Seconds an idle worker gets to end by itself after its input is closed."""
@@ -106,7 +88,7 @@ class RemoteTrainer:
         Cancellation: the worker goes on with the step; this trainer is not to be used again.
         """
         async with self.channel.stepping():
-            reply = await self._call(pack_batch(batch), Stepped, f"training on {len(batch.samples)} samples")
+            reply = await self._call(pack_batch(batch), protocol.Stepped, f"training on {len(batch.samples)} samples")
         return StepReport(metrics=reply.metrics, skipped=reply.skipped)
 
     async def publish(self, version: int, directory: str) -> Publication:
@@ -119,7 +101,7 @@ class RemoteTrainer:
 
         Cancellation: the directory is complete or absent; this trainer is not to be used again.
         """
-        reply = await self._call(Publish(version, directory), Published, f"publishing version {version}")
+        reply = await self._call(protocol.Publish(version, directory), protocol.Published, f"publishing version {version}")
         return Publication(
             version=reply.version, path=reply.path, checksum=reply.checksum, tensor_checksums=reply.tensor_checksums
         )
@@ -134,7 +116,7 @@ class RemoteTrainer:
         Cancellation: this trainer is not to be used again.
         """
         what = f"computing the log-probs of {len(sequences)} sequences"
-        reply = await self._call(pack_sequences(sequences), LogprobsReply, what)
+        reply = await self._call(pack_sequences(sequences), protocol.LogprobsReply, what)
         return split_logprobs(reply, sequences)
 
     async def save(self, directory: str, note: str = "") -> None:
@@ -145,7 +127,7 @@ class RemoteTrainer:
 
         Cancellation: the directory is complete or absent; this trainer is not to be used again.
         """
-        await self._call(Save(directory, note), Saved, f"saving {directory}")
+        await self._call(protocol.Save(directory, note), protocol.Saved, f"saving {directory}")
 
     async def restore(self, directory: str) -> RestoreReport:
         """Load the checkpoint at `directory` and go on exactly where it was written.
@@ -157,17 +139,17 @@ class RemoteTrainer:
         Cancellation: this trainer is not to be used again.
         """
         async with self.channel.stepping():
-            reply = await self._call(Restore(directory), Restored, f"restoring {directory}")
+            reply = await self._call(protocol.Restore(directory), protocol.Restored, f"restoring {directory}")
         return RestoreReport(policy_version=reply.policy_version, steps=reply.steps, note=reply.note)
 
-    async def set_up(self, setup: Setup) -> None:
+    async def set_up(self, setup: protocol.Setup) -> None:
         """Load the model; called once, by `launch_trainer`."""
-        reply = await self._call(setup, Ready, f"loading {setup.model_path}")
+        reply = await self._call(setup, protocol.Ready, f"loading {setup.model_path}")
         self.device = reply.device
         self.num_parameters = reply.num_parameters
 
-    async def _call(self, request: Request, expected: type[AnyReply], what: str) -> AnyReply:
-        frame = encode_frame(request)
+    async def _call(self, request: protocol.Request, expected: type[AnyReply], what: str) -> AnyReply:
+        frame = protocol.encode_frame(request)
         async with self._exchange_lock:
             if self._broken is not None:
                 raise TrainError(f"{what}: the trainer worker cannot be used any more: {self._broken}")
@@ -182,16 +164,16 @@ class RemoteTrainer:
                 self._broken = f"it died while {what}; {await self._obituary()}"
                 raise TrainError(f"trainer worker: {self._broken}") from None
             self._broken = None
-        if isinstance(reply, Failed):
+        if isinstance(reply, protocol.Failed):
             _raise(reply)
         if not isinstance(reply, expected):
             raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
         return reply
 
-    async def _exchange(self, frame: bytes) -> Reply:
+    async def _exchange(self, frame: bytes) -> protocol.Reply:
         assert self._process.stdin is not None
         await self._process.stdin.send(frame)
-        return decode_reply(await self._receive(body_length(await self._receive(HEADER_BYTES))))
+        return protocol.decode_reply(await self._receive(protocol.body_length(await self._receive(protocol.HEADER_BYTES))))
 
     async def _receive(self, count: int) -> bytearray:
         assert self._process.stdout is not None
@@ -236,7 +218,7 @@ async def launch_trainer(
 
     Cancellation: the worker is ended, killed if it is busy; at most 5 seconds.
     """
-    setup = Setup(
+    setup = protocol.Setup(
         model_path=str(model_path),
         trainer=config.model_dump_json(),
         algorithm=algorithm.model_dump_json(),
@@ -281,7 +263,7 @@ async def _end(process: Process, *, idle: bool) -> None:
         await process.aclose()
 
 
-def _raise(reply: Failed) -> NoReturn:
+def _raise(reply: protocol.Failed) -> NoReturn:
     kind = getattr(errors, reply.kind, None)
     if isinstance(kind, type) and issubclass(kind, AgentRLError):
         raise kind(reply.message)

@@ -20,39 +20,10 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, InvariantError, TrainError, WeightSyncError
 from agentrl.sync.config import SyncConfig
 from agentrl.sync.disk import publish
+from agentrl.train import protocol
 from agentrl.train.batches import unpack_batch, unpack_sequences
 from agentrl.train.checkpoint import read_checkpoint, write_checkpoint
 from agentrl.train.config import TrainerConfig
-from agentrl.train.protocol import (
-    HEADER_BYTES,
-    BeginSending,
-    Failed,
-    FinishSending,
-    GroupsOpened,
-    Logprobs,
-    LogprobsReply,
-    OpenGroups,
-    Publish,
-    Published,
-    Ready,
-    Reply,
-    Request,
-    Restore,
-    Restored,
-    Save,
-    Saved,
-    SendingBegun,
-    SendingFinished,
-    SendingStarted,
-    Setup,
-    StartSending,
-    Step,
-    Stepped,
-    body_length,
-    decode_request,
-    encode_frame,
-    pack_float32,
-)
 
 if TYPE_CHECKING:
     from agentrl.sync.sender import WeightSender
@@ -67,46 +38,46 @@ class _Worker:
     given_out: int | None = None
     """Version under which servers were given the weights as they are; None while nobody was."""
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: protocol.Request) -> protocol.Reply:
         match request:
-            case OpenGroups():
-                return GroupsOpened(tuple(self.sender.open(request.requests, request.keep)))
-            case BeginSending():
+            case protocol.OpenGroups():
+                return protocol.GroupsOpened(tuple(self.sender.open(request.requests, request.keep)))
+            case protocol.BeginSending():
                 return self._begin_sending(request)
-            case StartSending():
+            case protocol.StartSending():
                 self.sender.start(request.groups)
-                return SendingStarted()
-            case FinishSending():
-                return SendingFinished(self.sender.finish(request.abandoned))
-            case Step() | Restore() if self.sender.sending:
+                return protocol.SendingStarted()
+            case protocol.FinishSending():
+                return protocol.SendingFinished(self.sender.finish(request.abandoned))
+            case protocol.Step() | protocol.Restore() if self.sender.sending:
                 raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
-            case Step():
+            case protocol.Step():
                 self.given_out = None
                 report = self.trainer.step(unpack_batch(request))
-                return Stepped(dict(report.metrics), report.skipped)
-            case Publish():
+                return protocol.Stepped(dict(report.metrics), report.skipped)
+            case protocol.Publish():
                 return self._publish(request)
-            case Logprobs():
+            case protocol.Logprobs():
                 values = self.trainer.logprobs(unpack_sequences(request))
-                return LogprobsReply(pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
-            case Save():
+                return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
+            case protocol.Save():
                 return self._save(request)
-            case Restore():
+            case protocol.Restore():
                 self.given_out = None
                 checkpoint = read_checkpoint(Path(request.directory))
                 self.trainer.restore(checkpoint)
-                return Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
-            case Setup():
+                return protocol.Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
+            case protocol.Setup():
                 raise InvariantError("the trainer worker was set up twice")
 
-    def _publish(self, request: Publish) -> Published:
+    def _publish(self, request: protocol.Publish) -> protocol.Published:
         # Absolute: a server that reads it may run in another working directory.
         directory = Path(request.directory).absolute()
         done = publish(self.trainer.model.export(), version=request.version, directory=directory, source=self.source)
         self._given_out(request.version)
-        return Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
+        return protocol.Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
 
-    def _begin_sending(self, request: BeginSending) -> SendingBegun:
+    def _begin_sending(self, request: protocol.BeginSending) -> protocol.SendingBegun:
         if request.again and request.version != self.given_out:
             raise WeightSyncError(
                 f"the trainer's weights are past version {request.version}; the server gets weights with the next update"
@@ -115,13 +86,13 @@ class _Worker:
             request.version, self.trainer.model.weights(), request.groups, dtype=request.dtype, digests=request.digests
         )
         self._given_out(request.version)
-        return SendingBegun(manifest)
+        return protocol.SendingBegun(manifest)
 
     def _given_out(self, version: int) -> None:
         self.trainer.published(version)
         self.given_out = version
 
-    def _save(self, request: Save) -> Saved:
+    def _save(self, request: protocol.Save) -> protocol.Saved:
         write_checkpoint(
             Path(request.directory),
             weights=self.trainer.model.export(),
@@ -130,7 +101,7 @@ class _Worker:
             source=self.source,
             note=request.note,
         )
-        return Saved()
+        return protocol.Saved()
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
@@ -148,8 +119,8 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
                 else:
                     worker, reply = _set_up(request)
             except AgentRLError as error:
-                reply = Failed(type(error).__name__, str(error))
-            replies.write(encode_frame(reply))
+                reply = protocol.Failed(type(error).__name__, str(error))
+            replies.write(protocol.encode_frame(reply))
             replies.flush()
     finally:
         if worker is not None:
@@ -173,8 +144,8 @@ def main() -> None:
         sys.exit("the driver is gone")
 
 
-def _set_up(request: Request) -> tuple[_Worker, Ready]:
-    if not isinstance(request, Setup):
+def _set_up(request: protocol.Request) -> tuple[_Worker, protocol.Ready]:
+    if not isinstance(request, protocol.Setup):
         raise InvariantError(f"the first request to a trainer worker must be Setup, got {type(request).__name__}")
     import torch
 
@@ -194,19 +165,19 @@ def _set_up(request: Request) -> tuple[_Worker, Ready]:
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps)
     count = sum(parameter.numel() for parameter in model.parameters.values())
-    ready = Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
+    ready = protocol.Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
     sender = WeightSender(SyncConfig.model_validate_json(request.sync), model.device)
     return _Worker(trainer=trainer, sender=sender, source=Path(request.model_path)), ready
 
 
-def _read(stream: BinaryIO) -> Request | None:
-    header = stream.read(HEADER_BYTES)
+def _read(stream: BinaryIO) -> protocol.Request | None:
+    header = stream.read(protocol.HEADER_BYTES)
     if not header:
         return None
-    body = _exactly(stream, body_length(header)) if len(header) == HEADER_BYTES else b""
+    body = _exactly(stream, protocol.body_length(header)) if len(header) == protocol.HEADER_BYTES else b""
     if not body:
         raise TrainError("the request stream ended in the middle of a frame; the driver is gone")
-    return decode_request(body)
+    return protocol.decode_request(body)
 
 
 def _exactly(stream: BinaryIO, count: int) -> bytes:

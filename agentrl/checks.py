@@ -51,11 +51,11 @@ def sound_logprobs(logprobs: Float32Array) -> bool:
     return logprobs.item(logprobs.argmax()) <= 1e-4 and logprobs.item(logprobs.argmin()) > -math.inf
 
 
-def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, where: str) -> None:
+def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, where: object) -> None:
     """Check the version spans of an output of `count` tokens: contiguous, versions non-decreasing along the branch.
 
     Raises:
-        InvariantError: naming `where` and the first thing that does not hold.
+        InvariantError: naming `where`, by its text, and the first thing that does not hold.
     """
     at = 0
     version = parent.spans[-1].version if parent is not None and parent.spans else -1

@@ -228,7 +228,7 @@ def request_of(episode: str, prompt: Int32Array) -> GenerateRequest:
         request_id=uuid4().hex,
         episode_id=episode,
         input_ids=prompt,
-        input_json=",".join(map(str, prompt.tolist())).encode(),
+        input_json=(",".join(map(str, prompt.tolist())).encode(),),
         sampling=SamplingParams(max_new_tokens=OUTPUT, ignore_eos=True),
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from operator import is_
 from types import NoneType
 from typing import TypedDict, cast
 
@@ -163,25 +162,28 @@ def streams(stream: object) -> bool:
 
 
 class ArgumentReader:
-    """Reads the arguments of an episode's calls; a call with the very objects of the last one costs a comparison."""
+    """Reads the arguments of an episode's calls; a call with those of the last one costs a comparison."""
 
     def __init__(self, defaults: SamplingConfig, *, vocab_size: int) -> None:
         """Read with the run's defaults; see `read_arguments`."""
         self._defaults = defaults
         self._vocab_size = vocab_size
-        self._given: list[object] = []
-        """Names and values of the last call, if those cannot change."""
-        self._call: CallArguments | None = None
+        self._last: tuple[CallArguments, Mapping[str, object], list[type], object] | None = None
+        """The last call with its arguments, their types and the default timeout, if none of them can change."""
 
     def read(self, arguments: Mapping[str, object], default_timeout: object) -> CallArguments:
         """Return the arguments of one call; see `read_arguments`."""
         tools = arguments.get("tools")
         if tools is not None:
             arguments = {name: value for name, value in arguments.items() if name != "tools"}
-        given, call = [*arguments, *arguments.values(), default_timeout], self._call
-        if call is None or len(given) != len(self._given) or not all(map(is_, given, self._given)):
+        kinds, last = [*map(type, arguments.values())], self._last
+        # types first: arguments of other ones may equal anything
+        if last is not None and kinds == last[2] and arguments == last[1] and default_timeout is last[3]:
+            call = last[0]
+        else:
             call = read_arguments(arguments, self._defaults, default_timeout=default_timeout, vocab_size=self._vocab_size)
-            self._given, self._call = given, call if _UNCHANGING.issuperset(map(type, given)) else None
+            fixed = _UNCHANGING.issuperset([*kinds, type(default_timeout)])
+            self._last = (call, dict(arguments), kinds, default_timeout) if fixed else None
         if tools is None or isinstance(tools, _NOTHING):
             return call
         choice = arguments.get("tool_choice")

@@ -23,6 +23,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, Int32Array, StopReason, Trajectory, Turn
 
 _OpenRequest = opened(GenerateRequest)
+_ABORT = StopReason.ABORT  # asking an enum for its member takes longer than comparing
 
 
 class Episode:
@@ -79,10 +80,11 @@ class Episode:
             raise WorkflowError(f"episode {self.id}: a model call needs at least one context token")
         room = sampling.max_new_tokens
         if self._max_context is not None:
-            room = min(room, self._max_context - length)
-            if room < 1:
+            left = self._max_context - length
+            if left < 1:
                 taken = f"a context of {length} tokens leaves no room for output: the limit is {self._max_context}"
                 raise self.ledger.spent(StopReason.TOKEN_LIMIT, taken)
+            room = left if left < room else room
         if self._max_tokens is not None:
             room = min(room, self._max_tokens - self._output_tokens)
         request = _OpenRequest()
@@ -94,7 +96,7 @@ class Episode:
 
     def check_whole(self, request: GenerateRequest, generation: Generation) -> None:
         """Raise `ServerUnavailable` for an aborted completion: the server cut it, so it is no answer of the policy."""
-        if generation.stop_reason is StopReason.ABORT:
+        if generation.stop_reason is _ABORT:
             raise ServerUnavailable(
                 f"episode {self.id}, request {request.request_id}: the server aborted the call after "
                 f"{len(generation.output_ids)} tokens; nothing was recorded, and calling again is safe"

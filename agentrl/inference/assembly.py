@@ -52,22 +52,19 @@ class Assembly:
     def body(self, *, stream: bool = False, cache_salt: str = "") -> tuple[str, bytes]:
         """Return the id and the body of the request for what is missing; the id is new for each piece."""
         request, sampling = self.request, self.request.sampling
-        rid, input_json = request.request_id, request.input_json
+        rid, ids_json = request.request_id, request.input_json
         if self._sent:
             rid = uuid4().hex  # SGLang aborts the id of a streamed reply once more, 2 s after its end
         self._sent = True
         kept = len(self.output_ids)
         if kept:
             sampled = ",".join(map(str, self.output_ids.tolist()))
-            input_json = input_json + b"," + sampled.encode()
+            ids_json = (*ids_json, b",", sampled.encode())
             # The same seed would draw the noise of the first piece again. Servers take 63 bits and a sign.
             seed = sampling.seed
             sampling = sampling if seed is None else replace(sampling, seed=(seed + kept + 2**63) % 2**64 - 2**63)
-        remaining = sampling.max_new_tokens - kept
-        body = generate_body(
-            sampling, rid=rid, input_json=input_json, max_new_tokens=remaining, stream=stream, cache_salt=cache_salt
-        )
-        return rid, body
+        limit = sampling.max_new_tokens - kept
+        return rid, generate_body(sampling, rid=rid, ids_json=ids_json, limit=limit, stream=stream, cache_salt=cache_salt)
 
     def take(
         self, reply: Reply, pinned: int | None, *, expected: bool, caller_aborted: bool, streamed: bool = False

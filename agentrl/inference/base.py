@@ -52,8 +52,8 @@ class GenerateRequest:
     """Requests of one episode prefer one server, whose prefix cache holds their history."""
     input_ids: Int32Array
     """[N] int32: the whole context."""
-    input_json: bytes
-    """The same ids, decimal and comma-joined, as they are sent; kept by the token graph so that a turn costs O(new)."""
+    input_json: tuple[bytes, ...]
+    """The same ids, decimal and comma-joined, as they are sent; in pieces, which the graph keeps: a turn costs O(new)."""
     sampling: SamplingParams
 
 

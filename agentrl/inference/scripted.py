@@ -10,7 +10,7 @@ Example:
     ...     return list(text.encode())
     >>> server = ScriptedServer.from_texts(encode, ["<tool_call>...", "The answer is 4"], vocab_size=300, eos_id=299)
     >>> ids = np.array([1, 2, 3], np.int32)
-    >>> request = GenerateRequest(request_id="0" * 32, episode_id="e", input_ids=ids, input_json=b"1,2,3",
+    >>> request = GenerateRequest(request_id="0" * 32, episode_id="e", input_ids=ids, input_json=(b"1,2,3",),
     ...                           sampling=SamplingParams(max_new_tokens=64))
     >>> generation = anyio.run(server.generate, request)
     >>> bytes(generation.output_ids[:-1].tolist()).decode(), generation.matched_stop

@@ -104,16 +104,16 @@ def _sampling_json(sampling: SamplingParams, max_new_tokens: int) -> bytes:
 
 
 def generate_body(
-    sampling: SamplingParams, *, rid: str, input_json: bytes, max_new_tokens: int, stream: bool = False, cache_salt: str = ""
+    sampling: SamplingParams, *, rid: str, ids_json: Sequence[bytes], limit: int, stream: bool = False, cache_salt: str = ""
 ) -> bytes:
-    """Return the body of a `/generate` call; `input_json` goes in as it is, so the cost is one copy.
+    """Return the body of a `/generate` call for `limit` tokens at most; `ids_json` goes in as it is, which costs one copy.
 
     Example:
-        >>> generate_body(SamplingParams(max_new_tokens=4), rid="a", input_json=b"5,6", max_new_tokens=4)
+        >>> generate_body(SamplingParams(max_new_tokens=4), rid="a", ids_json=[b"5", b",6"], limit=4)
         b'{"rid":"a","input_ids":[5,6],"sampling_params":{"max_new_tokens":4,"temperature":1.0},"return_logprob":true}'
     """
-    parts = [b'{"rid":"', rid.encode(), b'","input_ids":[', input_json, b'],"sampling_params":']
-    parts += [_sampling_json(sampling, max_new_tokens), b',"return_logprob":true']
+    parts = [b'{"rid":"', rid.encode(), b'","input_ids":[', *ids_json, b'],"sampling_params":']
+    parts += [_sampling_json(sampling, limit), b',"return_logprob":true']
     if stream:
         parts.append(b',"stream":true')
     if cache_salt:
@@ -166,11 +166,12 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
             "is the tokenizer that of the served model?"
         )
     # Counting the commas of a long context would cost more than all else here; its ends and size tell a mix-up as well.
-    text, ends = request.input_json, (b"%d" % ids.item(0), b"%d" % ids.item(-1))
-    if not (text.startswith(ends[0]) and text.endswith(ends[1]) and len(text) >= 2 * len(ids) - 1):
+    pieces, ends = request.input_json or (b"",), (b"%d" % ids.item(0), b"%d" % ids.item(-1))
+    size = sum(map(len, pieces))
+    if not (pieces[0].startswith(ends[0]) and pieces[-1].endswith(ends[1]) and size >= 2 * len(ids) - 1):
         raise RequestRejected(
-            f"request {request.request_id}: input_json ({text[:20]!r} ... {text[-20:]!r}) is not input_ids ({len(ids)} ids, "
-            f"{ids[0]} to {ids[-1]})"
+            f"request {request.request_id}: input_json ({pieces[0][:20]!r} ... {pieces[-1][-20:]!r}) is not input_ids "
+            f"({len(ids)} ids, {ids[0]} to {ids[-1]})"
         )
 
 

@@ -61,6 +61,8 @@ class TokenCodec:
         self._twin = _tokenizer(json.dumps(twin, ensure_ascii=False), where)
         self._check_twin(where)
         self._words = word_encoder(twin, self._twin) if self._bare else None
+        self.cuts_lines: bool = self._words is not None
+        """Whether text that begins with a visible ASCII character has the same ids after a line's end as alone."""
         self.control_pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))) or "(?!)")
         """Matches any control token text, the longest first."""
         self._splitter = re.compile(f"({self.control_pattern.pattern})")

@@ -76,6 +76,10 @@ class TokenGraph:
         self._placer = Placer(renderer, self._tree, self._prompts, history=history)
         self._forks: Counter[ForkReason] = Counter()
 
+    def __str__(self) -> str:
+        """Return where the next turn will stand, for messages about it."""
+        return f"episode {self._episode_id}, turn {len(self._turns)}"
+
     @property
     def turns(self) -> Sequence[Turn]:
         """The recorded turns, in order of completion; do not change it."""
@@ -148,21 +152,22 @@ class TokenGraph:
             InvariantError: if the version spans are wrong (see `agentrl.checks.check_spans`).
             ReplyError: if log-probs are missing, not finite or above 0, or an id is outside the vocabulary.
         """
-        placed, where = prompt.placed, f"episode {self._episode_id}, turn {len(self._turns)}"
-        parent = placed.parent
+        placed, parent = prompt.placed, prompt.placed.parent
         ids, logprobs = np.asarray(output_ids, INT32), np.asarray(output_logprobs, _FLOAT32)
-        numbers: list[int] = ids.view(_UINT32).tolist()  # a negative one is a huge one
-        self._check(numbers, logprobs, where)
-        check_spans(spans, len(numbers), None if parent is None else self._turns[parent], where)
+        self._check(ids, logprobs)
+        numbers: list[int] = ids.tolist()
+        check_spans(spans, len(numbers), None if parent is None else self._turns[parent], self)
         parsed = self._renderer.parse(
-            numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=placed.thinking_open, salt=where.encode()
+            numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=placed.thinking_open, salt=self
         )
         turn = _OpenTurn()
-        turn.context_ids, turn.output_ids, turn.output_logprobs = prompt.context, ids.tobytes(), logprobs.tobytes()
+        output = ids.tobytes()
+        turn.context_ids, turn.output_ids, turn.output_logprobs = prompt.context, output, logprobs.tobytes()
         turn.spans = spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version)
         turn.stop_reason, turn.temperature, turn.reward = stop_reason, temperature, None
         turn.parent, turn.fork, turn.kept_thinking = parent, placed.fork, placed.kept_thinking
-        turn.message, turn.prompt_digest = parsed.to_message(), prompt.digest.digest()
+        turn.message = parsed.to_message()
+        turn.prompt_digest = self._prompts.recorded(len(self._turns), prompt, output)
         turn.__class__ = Turn
         return self._add(turn, prompt, numbers, thought=parsed.reasoning is not None)
 
@@ -197,14 +202,15 @@ class TokenGraph:
             metrics=metrics or {},
         )
 
-    def _check(self, output_ids: list[int], logprobs: Float32Array, where: str) -> None:
+    def _check(self, output_ids: Int32Array, logprobs: Float32Array) -> None:
         if len(logprobs) != len(output_ids):
-            raise ReplyError(f"{where}: the server returned {len(output_ids)} ids but {len(logprobs)} log-probs")
-        if output_ids and max(output_ids) >= self._renderer.vocab_size:
-            raise ReplyError(f"{where}: the server returned an id outside the vocabulary of {self._renderer.vocab_size}")
-        if output_ids and not sound_logprobs(logprobs):
+            raise ReplyError(f"{self}: the server returned {len(output_ids)} ids but {len(logprobs)} log-probs")
+        unsigned = output_ids.view(_UINT32)  # a negative one is a huge one
+        if len(unsigned) and unsigned.item(unsigned.argmax()) >= self._renderer.vocab_size:
+            raise ReplyError(f"{self}: the server returned an id outside the vocabulary of {self._renderer.vocab_size}")
+        if len(unsigned) and not sound_logprobs(logprobs):
             head = logprobs.tolist()[:8]
-            raise ReplyError(f"{where}: the server returned log-probs that are not finite, or above 0: {head}...")
+            raise ReplyError(f"{self}: the server returned log-probs that are not finite, or above 0: {head}...")
 
     def _add(self, turn: Turn, prompt: Prompt, output: list[int], *, thought: bool) -> int:
         tree, match, fork, parent = self._tree, prompt.match, prompt.placed.fork, prompt.placed.parent
@@ -216,7 +222,6 @@ class TokenGraph:
         tree.thought.append(thought or (parent is not None and tree.thought[parent]))
         if fork is not None:
             self._forks[fork] += 1
-        self._prompts.recorded(len(tree.turns) - 1, prompt)
         return len(tree.turns) - 1
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from agentrl.tokens.messages import KEY_BYTES, calls_of, read_message, role_of
 from agentrl.tokens.reading import MessageReader, Trail
@@ -20,7 +21,7 @@ from agentrl.types import Message, Turn
 _NONE = -1
 
 
-class Match(NamedTuple):
+class Match(msgspec.Struct, frozen=True):
     """Where a request meets what is known."""
 
     keys: Callable[[], bytes]
@@ -77,7 +78,7 @@ class TurnIndex:
             new = self._reader.continued(messages, trail, answer) if len(trail.seen) == length else None
             length += 1
             if new is not None:
-                return tuple.__new__(Match, (trail.keys, len(messages), trail, len(turns) - 1, length, length, False, new))
+                return Match(trail.keys, len(messages), trail, len(turns) - 1, length, length, False, new)
         keys, reasoning, trail = self._reader.read(messages)
         if self._is_line and not reasoning and turns and tools_of[-1] == tools and keys.startswith(self._keys()):
             length = self._ends[-1] // KEY_BYTES

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import msgspec
+
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _ID_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -27,11 +29,11 @@ class ToolCall:
     """JSON text of an object."""
 
 
-class ParsedMessage(NamedTuple):
+class ParsedMessage(msgspec.Struct, frozen=True):
     r"""One model output as a message.
 
     Example:
-        >>> parsed = parse_text("<think>\nadd\n</think>\n\nFour.", calls=None, thinking_open=False, salt=b"")
+        >>> parsed = parse_text("<think>\nadd\n</think>\n\nFour.", calls=None, thinking_open=False, salt="")
         >>> parsed.reasoning, parsed.content
         ('add', 'Four.')
     """
@@ -75,19 +77,19 @@ CallParser = Callable[[str], ParsedCalls]
 """Takes the text after the reasoning; returns what is left of it and the calls."""
 
 
-def parse_text(text: str, *, calls: CallParser | None, thinking_open: bool, salt: bytes) -> ParsedMessage:
+def parse_text(text: str, *, calls: CallParser | None, thinking_open: bool, salt: object) -> ParsedMessage:
     """Return decoded model output as a message.
 
     Args:
         text: the output without its end-of-turn token and stop string.
         calls: the parser of tool calls; None where the request had no tools.
         thinking_open: whether the prompt itself ended inside `<think>`.
-        salt: makes the ids of the calls unique.
+        salt: its text makes the ids of the calls unique.
     """
     thinks = thinking_open or THINK_OPEN in text
     reasoning, content, malformed = _split_reasoning(text, thinking_open) if thinks else (None, text, False)
     if calls is None or malformed:
-        return tuple.__new__(ParsedMessage, (content, reasoning, (), malformed))
+        return ParsedMessage(content, reasoning, (), malformed)
     parsed = calls(content)
     return ParsedMessage(
         content=parsed.content,
@@ -111,8 +113,8 @@ def _split_reasoning(text: str, thinking_open: bool) -> tuple[str | None, str, b
     return reasoning, content.lstrip("\n"), False
 
 
-def _call_id(salt: bytes, at: int) -> str:
-    number = int.from_bytes(hashlib.blake2b(b"%s/%d" % (salt, at), digest_size=8).digest(), "big")
+def _call_id(salt: object, at: int) -> str:
+    number = int.from_bytes(hashlib.blake2b(f"{salt}/{at}".encode(), digest_size=8).digest(), "big")
     letters: list[str] = []
     for _ in range(9):
         number, digit = divmod(number, len(_ID_ALPHABET))

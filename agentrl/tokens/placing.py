@@ -84,7 +84,7 @@ class Placer:
         if self._history == "keep" and not tree.thought[turn]:
             filled = renderer.fill(new, bool(tools), last_output_id=last_id)
             if filled is not None:
-                return tuple.__new__(Placed, (turn, *filled, fork, kept))
+                return Placed(turn, *filled, fork, kept)
         shape = renderer.shape(new, bool(tools))
         if not shape.complete:
             return self._root(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)

@@ -1,8 +1,8 @@
 """Prompts: the ids and bytes one model call sends, built from what the turns above already hold.
 
 Invariant: `input_ids` is the context and output ids from the root to the call's own context, joined; `input_json` is the
-same, decimal; `digest` is the digest of `input_json`. Building costs what is new and the output before it, but for two
-memory copies; for a call that does not extend the last recorded turn, also one pass over its ids.
+same, decimal; `recorded` returns the digest of `input_json`. Building costs what is new and the output before it, but for
+one memory copy; for a call that does not extend the last recorded turn, also one pass over its ids.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -23,7 +24,7 @@ INT32 = np.dtype(np.int32)
 CONTEXT_IDS, OUTPUT_IDS = (cast("PackedArray", vars(Turn)[name]) for name in ("context_ids", "output_ids"))
 
 
-class Placed(NamedTuple):
+class Placed(msgspec.Struct, frozen=True):
     """The ids a model call adds, with their place."""
 
     parent: int | None
@@ -38,7 +39,7 @@ class Placed(NamedTuple):
     """Whether the template would drop earlier reasoning that this context keeps (`history="keep"`)."""
 
 
-class Prompt(NamedTuple):
+class Prompt(msgspec.Struct, frozen=True):
     """What one model call sends, and where its turn will stand in the graph."""
 
     placed: Placed
@@ -46,15 +47,13 @@ class Prompt(NamedTuple):
     """The ids it adds to its parent's, int32."""
     input_ids: Int32Array
     """[N] int32, read-only: the whole context."""
-    input_json: bytes
-    """The same ids, decimal and comma-joined."""
+    input_json: tuple[bytes, ...]
+    """The same ids, decimal and comma-joined, in pieces."""
     tools: bool
     """Whether the request has tools, so that the output may hold tool calls."""
     match: Match | None
     """Where the request's messages met the known conversations; None for a call made of ids."""
     tools_key: bytes
-    digest: hashlib.blake2b
-    """Running digest of `input_json`."""
 
 
 class PromptBuilder:
@@ -67,8 +66,8 @@ class PromptBuilder:
         """The last recorded turn."""
         self._ids: list[bytes] = []
         """Ids from the root to its end, int32, in pieces; the last one is its output."""
-        self._json = b""
-        """Those before its output, decimal and comma-joined."""
+        self._json: tuple[bytes, ...] = ()
+        """Those before its output, decimal and comma-joined, in pieces."""
         self._digest = hashlib.blake2b(digest_size=16)
         """Of that."""
 
@@ -80,23 +79,28 @@ class PromptBuilder:
         """Return the prompt of a call that stands at `placed`."""
         context = array("i", placed.ids).tobytes()
         if placed.parent == self._turn:
-            ids, known, digest = self._ids, self._json, self._digest.copy()
+            ids, known = self._ids, self._json
             fresh = ids[-1] + context if ids else context
         else:
-            ids, known, digest = self._path(placed.parent), b"", hashlib.blake2b(digest_size=16)
+            ids, known = self._path(placed.parent), ()
             fresh = b"".join([*ids, context])
         written = orjson.dumps(np.frombuffer(fresh, INT32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-        written = b"," + written if known and written else written
-        digest.update(written)
+        if written:
+            known = (*known, b"," + written if known else written)
         input_ids = np.frombuffer(b"".join([*ids, context]), INT32)
-        return tuple.__new__(Prompt, (placed, context, input_ids, known + written, tools, match, tools_key, digest))
+        return Prompt(placed, context, input_ids, known, tools, match, tools_key)
 
-    def recorded(self, turn: int, prompt: Prompt) -> None:
-        """Remember the end of a turn just recorded."""
-        parent = prompt.placed.parent
-        ids = self._ids if self._turn == parent else self._path(parent)
-        ids += (prompt.context, OUTPUT_IDS.raw(self._turns[turn]))
-        self._turn, self._ids, self._json, self._digest = turn, ids, prompt.input_json, prompt.digest
+    def recorded(self, turn: int, prompt: Prompt, output: bytes) -> bytes:
+        """Remember the end of a turn that is being recorded; return the digest of the prompt's `input_json`."""
+        parent, written = prompt.placed.parent, prompt.input_json
+        if self._turn == parent:  # and it was when the prompt was built, for turns come one after the other
+            ids, digest, new = self._ids, self._digest, written[len(self._json) :]
+        else:
+            ids, digest, new = self._path(parent), hashlib.blake2b(digest_size=16), written
+        digest.update(b"".join(new))
+        ids += (prompt.context, output)
+        self._turn, self._ids, self._json, self._digest = turn, ids, written, digest
+        return digest.digest()
 
     def _path(self, turn: int | None) -> list[bytes]:
         pieces: list[bytes] = []

@@ -81,12 +81,12 @@ class MessageReader:
         known = len(trail.seen)
         if len(messages) < known + 2 or not trail.covers(messages):
             return None
-        plain = [_plain(message) for message in messages[known + 1 :]]
-        if None in plain or not trail.add_answer(messages[known], answer):
+        plain: list[Any] = [*map(_plain, messages[known + 1 :])]
+        if not all(plain) or not trail.add_answer(messages[known], answer):
             return None
         trail.seen += plain
         trail.types += [dict] * len(plain)
-        return cast("list[PlainMessage]", plain)
+        return plain
 
     def _trail(self, messages: Sequence[Message]) -> Trail:
         """Return a trail of messages that `messages` begins with; an empty one if none is known."""
@@ -160,14 +160,15 @@ class Trail:
         Returns:
             False, with nothing done, if it does not, or if a change in it could not be seen.
         """
-        part, text = cast("Any", message), answer["content"]
+        part: Any = message
+        text = answer["content"]
         flat = len(answer) == 2 and "</think>" not in text
         if flat and type(part) is ChatCompletionMessage and not (extra := part.__pydantic_extra__):
             fields = part.__dict__
-            role, content = fields.get("role"), fields.get("content")  # a field may have been deleted
-            same = type(role) is type(content) is str and role == "assistant" and content == text
-            if same and fields.get("tool_calls") is fields.get("function_call") is None:
-                self._keep(part, fields.copy(), [] if extra is None else [extra])
+            get = fields.get  # a field may have been deleted
+            same = get("content") is text and type(role := get("role")) is str and role == "assistant"
+            if same and get("tool_calls") is get("function_call") is None:
+                self._keep(part, fields.copy(), () if extra is None else (extra,))
                 return True
         if not (flat and type(part) is dict and part == answer):
             key, reasoning = read_message(message)
@@ -175,7 +176,7 @@ class Trail:
                 return False
         return self.add(message, like=answer)
 
-    def _keep(self, message: Any, copy: Message, inside: list[Any]) -> None:  # noqa: ANN401
+    def _keep(self, message: Any, copy: Message, inside: Sequence[Any]) -> None:  # noqa: ANN401
         self.types.append(kind := type(message))
         self.seen.append(copy if kind is dict else message)
         if kind is not dict:

@@ -255,7 +255,7 @@ class Renderer:
         tools: bool,
         stopped_on: int | str | None = None,
         thinking_open: bool | None = None,
-        salt: bytes = b"",
+        salt: object = None,
     ) -> ParsedMessage:
         """Return a sampled output as a message; never raises for what a model wrote.
 
@@ -264,13 +264,13 @@ class Renderer:
             tools: whether the request had tools; without them nothing is read as a tool call.
             stopped_on: the token id or stop string that ended the output.
             thinking_open: whether the prompt ended inside `<think>`; None: as this template's generation prompt does.
-            salt: makes tool-call ids unique; the same salt and output give the same ids.
+            salt: its text makes tool-call ids unique; the same salt and output give the same ids. None: the ids.
         """
         return parse_text(
             self.output_text(ids, stopped_on),
             calls=self.call_parser if tools else None,
             thinking_open=self.thinking_open if thinking_open is None else thinking_open,
-            salt=salt or np.asarray(ids, np.int32).tobytes(),
+            salt=_as_list(ids) if salt is None else salt,
         )
 
     def encode_conversation(

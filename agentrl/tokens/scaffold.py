@@ -23,8 +23,9 @@ _MAX_TRIES = 4
 """For each shape: a template may write one thing or another, depending on what a text begins with."""
 
 Shape = tuple[object, ...]
-_Piece = tuple[list[int], str, Callable[[Sequence[str]], object]]
-"""Ids, the text that follows them with `%s` for texts of the messages and `%%` for a percent sign, and what picks those."""
+_Piece = tuple[list[int], str, Callable[[Sequence[str]], Any], tuple[list[int], str] | None]
+"""Ids, the text that follows them with `%s` for texts of the messages and `%%` for a percent sign, and what picks those;
+ids and text once more, cut before the first of those instead, where it begins a line."""
 
 
 class Context(NamedTuple):
@@ -90,9 +91,12 @@ class Scaffolds:
             elif bool(result) is not answer:
                 return None
         ids: list[int] = []
-        for before, text, pick in pieces:
+        for before, text, pick, cut in pieces:
+            picked = pick(texts)
+            if cut is not None and "!" <= (picked if type(picked) is str else picked[0])[:1] <= "~":
+                before, text = cut
             ids += before
-            ids += self._codec.encode_content(text % pick(texts))
+            ids += self._codec.encode_content(picked if text == "%s" else text % picked)
         ids += end
         return ids, thinking_open
 
@@ -107,9 +111,10 @@ class Scaffolds:
         if len(end) < len(THINK_OPEN):
             raise Untraceable
         pieces: list[_Piece] = []
-        ids, text, numbers = list[int](), "", list[int]()
+        ids, text, numbers, head = list[int](), "", list[int](), ""
         for item in (*written, None):
             if isinstance(item, int):
+                head = head if numbers else text
                 numbers.append(item)
                 text += "%s"
                 continue
@@ -118,7 +123,9 @@ class Scaffolds:
                     text += part.replace("%", "%%")
                     continue
                 if numbers:
-                    pieces.append((ids, text, itemgetter(*numbers)))
+                    line = self._codec.cuts_lines and head.endswith("\n")
+                    cut = (ids + self._codec.encode_content(head % ()), text[len(head) :]) if line else None
+                    pieces.append((ids, text, itemgetter(*numbers), cut))
                     ids, numbers = [], []
                 else:
                     ids += self._codec.encode_content(text % ())

@@ -40,7 +40,7 @@ def test_deltas_are_a_prefix_of_the_parsed_message_for_every_parser(
     reasoning, content = stream(text, cuts, splitter)
     ends = [text.find(stop) for stop in stops if stop in text]
     calls = None if parser is None else CALL_PARSERS[parser][1]
-    parsed = parse_text(text[: min(ends, default=None)], calls=calls, thinking_open=thinking_open, salt=b"")
+    parsed = parse_text(text[: min(ends, default=None)], calls=calls, thinking_open=thinking_open, salt="")
     rest = splitter.rest(parsed.reasoning or "", parsed.content)
     assert (reasoning + rest.reasoning, content + rest.content) == (parsed.reasoning or "", parsed.content)
 

@@ -26,7 +26,7 @@ def request(*ids: int, episode: str = "e", max_new_tokens: int = 64, stop: tuple
         request_id=uuid4().hex,
         episode_id=episode,
         input_ids=tokens,
-        input_json=",".join(map(str, tokens.tolist())).encode(),
+        input_json=(",".join(map(str, tokens.tolist())).encode(),),
         sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
     )
 

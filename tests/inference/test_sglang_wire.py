@@ -43,9 +43,7 @@ def parse(reply: dict[str, object]) -> Reply:
 
 def test_the_body_holds_the_ids_as_they_were_given() -> None:
     sampling = SamplingParams(max_new_tokens=9, temperature=0.5, stop=("a", "b"), stop_token_ids=(7,), seed=3, top_k=5)
-    body = orjson.loads(
-        generate_body(sampling, rid="r", input_json=b"5,6,7", max_new_tokens=4, stream=True, cache_salt="v2")
-    )
+    body = orjson.loads(generate_body(sampling, rid="r", ids_json=[b"5,6", b",7"], limit=4, stream=True, cache_salt="v2"))
     assert body == {
         "rid": "r",
         "input_ids": [5, 6, 7],
@@ -142,13 +140,13 @@ def test_no_json_value_gets_through_or_breaks_the_parser(value: object) -> None:
     ("changed", "message"),
     [
         (
-            {"input_ids": np.array([1, 100], np.int32), "input_json": b"1,100"},
+            {"input_ids": np.array([1, 100], np.int32), "input_json": (b"1,100",)},
             "input id 100 is outside the vocabulary of 100",
         ),
-        ({"input_ids": np.array([-1, 2], np.int32), "input_json": b"-1,2"}, "input id -1"),
-        ({"input_json": b"1,3"}, "is not input_ids"),
-        ({"input_json": b"1,2"}, "is not input_ids"),
-        ({"input_ids": np.array([], np.int32), "input_json": b""}, "0 input ids"),
+        ({"input_ids": np.array([-1, 2], np.int32), "input_json": (b"-1", b",2")}, "input id -1"),
+        ({"input_json": (b"1,3",)}, "is not input_ids"),
+        ({"input_json": (b"1", b",2")}, "is not input_ids"),
+        ({"input_ids": np.array([], np.int32), "input_json": ()}, "0 input ids"),
         ({"sampling": SamplingParams(max_new_tokens=0)}, "max_new_tokens 0"),
         ({"sampling": SamplingParams(max_new_tokens=1, seed=2**70)}, "seed 1180591620717411303424 does not fit"),
     ],

@@ -23,7 +23,7 @@ def ask(ids: list[int], max_new_tokens: int, *, sampling: SamplingParams | None 
         request_id=uuid4().hex,
         episode_id="episode",
         input_ids=np.array(ids, np.int32),
-        input_json=",".join(map(str, ids)).encode(),
+        input_json=(",".join(map(str, ids)).encode(),),
         sampling=sampling or SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True),
     )
 

@@ -37,7 +37,7 @@ class Player:
     ) -> dict[str, Any]:
         """Record a call and return the message a client would see."""
         ids = self.ids(text, end=end)
-        self.sent.append([int(number) for number in prompt.input_json.split(b",") if number])
+        self.sent.append([int(number) for number in b"".join(prompt.input_json).split(b",") if number])
         self.sampled.append(ids)
         turn = self.graph.append(
             prompt,

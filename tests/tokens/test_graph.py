@@ -429,8 +429,8 @@ def test_token_level_calls_extend_and_verify(player: Player):
 def test_nothing_after_an_empty_output_is_sent_as_nothing(player: Player):
     player.answer(player.graph.prepare_ids([1, 2, 3]), "", end=False)
     prompt = player.graph.prepare_ids([], parent=0)
-    assert (prompt.input_json, prompt.input_ids.tolist()) == (b"1,2,3", [1, 2, 3])
-    assert player.graph.prepare_ids([4], parent=0).input_json == b"1,2,3,4"
+    assert (prompt.input_json, prompt.input_ids.tolist()) == ((b"1,2,3",), [1, 2, 3])
+    assert b"".join(player.graph.prepare_ids([4], parent=0).input_json) == b"1,2,3,4"
 
 
 def test_contradictory_replies_are_refused(player: Player):

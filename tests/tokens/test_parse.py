@@ -25,7 +25,7 @@ GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def hermes(text: str, *, thinking_open: bool = False) -> ParsedMessage:
-    return parse_text(text, calls=parse_hermes, thinking_open=thinking_open, salt=b"s")
+    return parse_text(text, calls=parse_hermes, thinking_open=thinking_open, salt="s")
 
 
 def names_and_arguments(parsed: ParsedMessage) -> list[tuple[str, object]]:
@@ -85,7 +85,7 @@ def test_reasoning_is_split_off_and_calls_in_it_do_not_count():
 
 
 def test_reasoning_after_white_space_is_reasoning():
-    parsed = parse_text(" \n<think>x</think>y", calls=None, thinking_open=False, salt=b"")
+    parsed = parse_text(" \n<think>x</think>y", calls=None, thinking_open=False, salt="")
     assert (parsed.reasoning, parsed.content) == ("x", "y")
 
 
@@ -136,7 +136,7 @@ def test_call_ids_are_nine_letters_and_follow_from_salt_and_place():
     assert len(first.id) == 9
     assert first.id.isalnum()
     assert hermes(GOOD).tool_calls[0].id == first.id
-    assert parse_text(GOOD, calls=parse_hermes, thinking_open=False, salt=b"t").tool_calls[0].id != first.id
+    assert parse_text(GOOD, calls=parse_hermes, thinking_open=False, salt="t").tool_calls[0].id != first.id
 
 
 PIECES = st.sampled_from(
@@ -149,7 +149,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=8).map("".join), st.sampled_from([None, *CALL_PARSERS]), st.booleans())
 def test_parsing_never_raises_and_says_what_it_could_not_read(text: str, format_name: str | None, thinking_open: bool):
     calls = None if format_name is None else CALL_PARSERS[format_name][1]
-    parsed = parse_text(text, calls=calls, thinking_open=thinking_open, salt=b"")
+    parsed = parse_text(text, calls=calls, thinking_open=thinking_open, salt="")
     if not parsed.tool_calls and not thinking_open and not text.lstrip().startswith("<think>"):
         assert parsed.content == text
     for call in parsed.tool_calls:

@@ -43,6 +43,7 @@ import anyio
 import numpy as np
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.context import Context
 from agentrl.engine.clock import Signal
 from agentrl.inference.base import GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
@@ -227,8 +228,7 @@ def request_of(episode: str, prompt: Int32Array) -> GenerateRequest:
     return GenerateRequest(
         request_id=uuid4().hex,
         episode_id=episode,
-        input_ids=prompt,
-        input_json=(",".join(map(str, prompt.tolist())).encode(),),
+        context=Context.of(prompt),
         sampling=SamplingParams(max_new_tokens=OUTPUT, ignore_eos=True),
     )
 

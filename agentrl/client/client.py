@@ -131,9 +131,9 @@ class Client(EpisodeClient):
                 call.model,
                 episode.graph.turns[turn].message,
                 generation,
-                prompt_tokens=len(prompt.input_ids),
+                prompt_tokens=prompt.context.size,
                 logprobs=token_logprobs(episode.renderer, generation) if call.logprobs else None,
-                prompt_ids=prompt.input_ids if call.return_prompt_ids else None,
+                prompt_ids=prompt.context.ids() if call.return_prompt_ids else None,
             )
         return RawResponse(result, result.id) if call.raw else result
 

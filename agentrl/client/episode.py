@@ -75,7 +75,7 @@ class Episode:
             EpisodeLimit: the context leaves no room for one token.
             WorkflowError: there is no context.
         """
-        length = len(prompt.input_ids)
+        length = prompt.context.size
         if not length:
             raise WorkflowError(f"episode {self.id}: a model call needs at least one context token")
         room = sampling.max_new_tokens
@@ -89,7 +89,7 @@ class Episode:
             room = min(room, self._max_tokens - self._output_tokens)
         request = _OpenRequest()
         request.request_id, request.episode_id = urandom(16).hex(), self.id
-        request.input_ids, request.input_json = prompt.input_ids, prompt.input_json
+        request.context = prompt.context
         request.sampling = sampling if room == sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
         request.__class__ = GenerateRequest
         return request

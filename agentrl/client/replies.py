@@ -21,17 +21,16 @@ from agentrl.types import Int32Array, Message, StopReason
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _LENGTH = StopReason.LENGTH  # asking an enum for its member takes longer than comparing
-_COMPLETION, _CHOICE, _MESSAGE, _USAGE = (
-    {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
+_DEFAULTS: dict[type[BaseModel], dict[str, object]] = {
+    kind: {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
     for kind in (ChatCompletion, Choice, ChatCompletionMessage, CompletionUsage)
-)
-"""The fields of each with their defaults, in order."""
+}
 
 
 class _Open(BaseModel):
     """An openai model before it is made: what its attributes are set to is not looked at."""
 
-    __init__ = object.__init__  # pyright: ignore[reportAssignmentType] - takes no fields
+    __init__ = object.__init__  # pyright: ignore[reportAssignmentType] - of no fields
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
 
@@ -59,44 +58,28 @@ def completion(
     said = message if len(message) == 2 and message["content"] else message_fields(message)
     counts = usage(prompt_tokens, generation)
     choice: dict[str, object] = {
-        **_CHOICE,
         "finish_reason": finish_reason(message, generation),
         "index": 0,
-        "message": _made(ChatCompletionMessage, {**_MESSAGE, **said}, {"role", "content"}, {})
-        if len(said) == 2
-        else ChatCompletionMessage.model_validate(said),
+        "message": _made(ChatCompletionMessage, said, {}) if len(said) == 2 else ChatCompletionMessage.model_validate(said),
     }
-    named = {"finish_reason", "index", "message", "token_ids"}
     if logprobs is not None:
         choice["logprobs"] = ChoiceLogprobs.model_validate(logprobs)
-        named.add("logprobs")
     fields: dict[str, object] = {
-        **_COMPLETION,
         "id": identity,
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [_made(Choice, choice, named, {"token_ids": generation.output_ids.tolist()})],
-        "usage": _made(CompletionUsage, {**_USAGE, **counts}, {*counts}, {})
-        if len(counts) == 3
-        else CompletionUsage.model_validate(counts),
+        "choices": [_made(Choice, choice, {"token_ids": generation.output_ids.tolist()})],
+        "usage": _made(CompletionUsage, counts, {}) if len(counts) == 3 else CompletionUsage.model_validate(counts),
     }
-    extra = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids.tolist()}
-    return _made(ChatCompletion, fields, {"id", "object", "created", "model", "choices", "usage", *extra}, extra)
+    return _made(ChatCompletion, fields, {} if prompt_ids is None else {"prompt_token_ids": prompt_ids.tolist()})
 
 
-def _made(kind: type[_Model], fields: dict[str, object], named: set[str], extra: dict[str, object]) -> _Model:
-    """Return what validating these fields would return; for text, numbers and models, which are valid as they are.
-
-    Args:
-        kind: its class.
-        fields: all of them.
-        named: those that are not left at their defaults, and the extra ones.
-        extra: the extra ones.
-    """
+def _made(kind: type[_Model], fields: Mapping[str, object], extra: dict[str, object]) -> _Model:
+    """Return what validating these fields would return; for text, numbers and models, which are valid as they are."""
     made: Any = _Open()
-    made.__dict__ = fields
-    made.__pydantic_fields_set__ = named
+    made.__dict__ = {**_DEFAULTS[kind], **fields}
+    made.__pydantic_fields_set__ = {*fields, *extra}
     made.__pydantic_extra__ = extra
     made.__pydantic_private__ = None
     made.__class__ = kind

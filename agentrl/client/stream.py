@@ -157,4 +157,4 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
             extra["logprobs"] = token_logprobs(episode.renderer, generation)
         self._ready.append(chunk(self._header, {}, finish=finish_reason(message, generation), extra=extra))
         if self._call.include_usage:
-            self._ready.append(chunk(self._header, None, usage=usage(len(prompt.input_ids), generation)))
+            self._ready.append(chunk(self._header, None, usage=usage(prompt.context.size, generation)))

@@ -52,7 +52,7 @@ class Assembly:
     def body(self, *, stream: bool = False, cache_salt: str = "") -> tuple[str, bytes]:
         """Return the id and the body of the request for what is missing; the id is new for each piece."""
         request, sampling = self.request, self.request.sampling
-        rid, ids_json = request.request_id, request.input_json
+        rid, ids_json = request.request_id, request.context.json
         if self._sent:
             rid = uuid4().hex  # SGLang aborts the id of a streamed reply once more, 2 s after its end
         self._sent = True

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from agentrl.context import Context
 from agentrl.transfer import WeightFeed
 from agentrl.types import Float32Array, Int32Array, Publication, StopReason, VersionSpan
 
@@ -50,11 +51,14 @@ class GenerateRequest:
     """32 hex digits (uuid4): servers match abort requests by prefix, so ids must have one length."""
     episode_id: str
     """Requests of one episode prefer one server, whose prefix cache holds their history."""
-    input_ids: Int32Array
-    """[N] int32: the whole context."""
-    input_json: tuple[bytes, ...]
-    """The same ids, decimal and comma-joined, as they are sent; in pieces, which the graph keeps: a turn costs O(new)."""
+    context: Context
+    """All ids up to where the model writes."""
     sampling: SamplingParams
+
+    @property
+    def input_ids(self) -> Int32Array:
+        """The ids of the context, [N] int32, read-only; joined each time they are asked for."""
+        return self.context.ids()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

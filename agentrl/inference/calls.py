@@ -249,7 +249,7 @@ class Calls:
         limit = assembly.request.sampling.max_new_tokens
         return (
             f"{self.url}: request {assembly.request.request_id} of episode {assembly.request.episode_id!r} "
-            f"({len(assembly.request.input_ids)} tokens, at most {limit} more) got no answer; it was {where}"
+            f"({assembly.request.context.size} tokens, at most {limit} more) got no answer; it was {where}"
         )
 
     def payloads(self, body: bytes) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:

@@ -133,7 +133,7 @@ class Attempt:
         where = f"waiting for {self.member.url}" if self.member else f"waiting for a server: {self._roster.reasons()}"
         before = f" after {len(self.failures)} failures ({'; '.join(self.failures)})" if self.failures else ""
         return (
-            f"model call {request.request_id} of episode {request.episode_id!r} ({len(request.input_ids)} tokens, at most "
+            f"model call {request.request_id} of episode {request.episode_id!r} ({request.context.size} tokens, at most "
             f"{request.sampling.max_new_tokens} more) got no answer, {where}{before}"
         )
 

@@ -4,13 +4,13 @@ Invariant: it keeps every promise of `Backend` and `Inference` that a real serve
 `Fault` names; its replies pass through the same checks as those of a real server. Runs under asyncio and trio.
 
 Example:
-    >>> import anyio, numpy as np
+    >>> import anyio
+    >>> from agentrl.context import Context
     >>> from agentrl.inference.base import GenerateRequest, SamplingParams
     >>> def encode(text: str) -> list[int]:
     ...     return list(text.encode())
     >>> server = ScriptedServer.from_texts(encode, ["<tool_call>...", "The answer is 4"], vocab_size=300, eos_id=299)
-    >>> ids = np.array([1, 2, 3], np.int32)
-    >>> request = GenerateRequest(request_id="0" * 32, episode_id="e", input_ids=ids, input_json=(b"1,2,3",),
+    >>> request = GenerateRequest(request_id="0" * 32, episode_id="e", context=Context.of([1, 2, 3]),
     ...                           sampling=SamplingParams(max_new_tokens=64))
     >>> generation = anyio.run(server.generate, request)
     >>> bytes(generation.output_ids[:-1].tolist()).decode(), generation.matched_stop

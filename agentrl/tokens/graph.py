@@ -20,12 +20,13 @@ from typing import Literal
 import numpy as np
 
 from agentrl.checks import check_reward, check_spans, sound_logprobs
+from agentrl.context import INT32
 from agentrl.errors import ReplyError, TokenError, WorkflowError
 from agentrl.packed import opened
 from agentrl.tokens.match import TurnIndex
 from agentrl.tokens.messages import tools_key
 from agentrl.tokens.placing import Placer, Tools, TurnTree
-from agentrl.tokens.prompt import INT32, Placed, Prompt, PromptBuilder
+from agentrl.tokens.prompt import Placed, Prompt, PromptBuilder
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import (
     EpisodeFailure,
@@ -72,7 +73,7 @@ class TokenGraph:
         self._task_id = task_id
         self._tree = TurnTree([], TurnIndex(), [], [], array("i"), [])
         self._turns = self._tree.turns
-        self._prompts = PromptBuilder(self._turns)
+        self._prompts = PromptBuilder(self._turns, renderer.vocab_size)
         self._placer = Placer(renderer, self._tree, self._prompts, history=history)
         self._forks: Counter[ForkReason] = Counter()
 
@@ -162,7 +163,7 @@ class TokenGraph:
         )
         turn = _OpenTurn()
         output = ids.tobytes()
-        turn.context_ids, turn.output_ids, turn.output_logprobs = prompt.context, output, logprobs.tobytes()
+        turn.context_ids, turn.output_ids, turn.output_logprobs = prompt.added, output, logprobs.tobytes()
         turn.spans = spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version)
         turn.stop_reason, turn.temperature, turn.reward = stop_reason, temperature, None
         turn.parent, turn.fork, turn.kept_thinking = parent, placed.fork, placed.kept_thinking

@@ -1,8 +1,8 @@
-"""Prompts: the ids and bytes one model call sends, built from what the turns above already hold.
+"""Prompts: what one model call sends, built from what the turns above already hold.
 
-Invariant: `input_ids` is the context and output ids from the root to the call's own context, joined; `input_json` is the
-same, decimal; `recorded` returns the digest of `input_json`. Building costs what is new and the output before it, but for
-one memory copy; for a call that does not extend the last recorded turn, also one pass over its ids.
+Invariant: a prompt's context holds the context and output ids from the root to the call's own context; `recorded` returns
+the digest of its JSON. Building costs what is new and the output before it; for a call that does not extend the last
+recorded turn, one pass over all its ids.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import cast
 
 import msgspec
 import numpy as np
-import orjson
 
+from agentrl.context import INT32, Context, json_of
 from agentrl.packed import PackedArray
 from agentrl.tokens.match import Match
 from agentrl.types import ForkReason, Int32Array, Turn
 
-INT32 = np.dtype(np.int32)
 CONTEXT_IDS, OUTPUT_IDS = (cast("PackedArray", vars(Turn)[name]) for name in ("context_ids", "output_ids"))
 
 
@@ -43,12 +42,10 @@ class Prompt(msgspec.Struct, frozen=True):
     """What one model call sends, and where its turn will stand in the graph."""
 
     placed: Placed
-    context: bytes
+    added: bytes
     """The ids it adds to its parent's, int32."""
-    input_ids: Int32Array
-    """[N] int32, read-only: the whole context."""
-    input_json: tuple[bytes, ...]
-    """The same ids, decimal and comma-joined, in pieces."""
+    context: Context
+    """All ids."""
     tools: bool
     """Whether the request has tools, so that the output may hold tool calls."""
     match: Match | None
@@ -59,15 +56,18 @@ class Prompt(msgspec.Struct, frozen=True):
 class PromptBuilder:
     """Builds prompts over the turns of one episode; remembers the end of the last one, which most calls extend."""
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
-        """Build over `turns`, which grows as turns are recorded."""
+    def __init__(self, turns: Sequence[Turn], bound: int) -> None:
+        """Build over `turns`, which grows as turns are recorded and whose ids are below `bound`."""
         self._turns = turns
+        self._bound = bound
         self._turn: int | None = None
         """The last recorded turn."""
         self._ids: list[bytes] = []
         """Ids from the root to its end, int32, in pieces; the last one is its output."""
+        self._size = 0
+        """How many there are."""
         self._json: tuple[bytes, ...] = ()
-        """Those before its output, decimal and comma-joined, in pieces."""
+        """Those before its output, as in `Context`."""
         self._digest = hashlib.blake2b(digest_size=16)
         """Of that."""
 
@@ -77,29 +77,29 @@ class PromptBuilder:
 
     def build(self, placed: Placed, *, tools: bool, match: Match | None, tools_key: bytes) -> Prompt:
         """Return the prompt of a call that stands at `placed`."""
-        context = array("i", placed.ids).tobytes()
+        added = array("i", placed.ids).tobytes()
         if placed.parent == self._turn:
-            ids, known = self._ids, self._json
-            fresh = ids[-1] + context if ids else context
+            ids, json, size = self._ids, self._json, self._size + len(placed.ids)
+            packed, fresh = (*ids, added), ids[-1] + added if ids else added
         else:
-            ids, known = self._path(placed.parent), ()
-            fresh = b"".join([*ids, context])
-        written = orjson.dumps(np.frombuffer(fresh, INT32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+            fresh = b"".join([*self._path(placed.parent), added])
+            packed, json, size = (fresh,), (), len(fresh) // INT32.itemsize
+        written = json_of(fresh)
         if written:
-            known = (*known, b"," + written if known else written)
-        input_ids = np.frombuffer(b"".join([*ids, context]), INT32)
-        return Prompt(placed, context, input_ids, known, tools, match, tools_key)
+            json = (*json, b"," + written if json else written)
+        return Prompt(placed, added, Context(packed, json, size, self._bound), tools, match, tools_key)
 
     def recorded(self, turn: int, prompt: Prompt, output: bytes) -> bytes:
-        """Remember the end of a turn that is being recorded; return the digest of the prompt's `input_json`."""
-        parent, written = prompt.placed.parent, prompt.input_json
+        """Remember the end of a turn that is being recorded; return the digest of its context's JSON."""
+        parent, written = prompt.placed.parent, prompt.context.json
         if self._turn == parent:  # and it was when the prompt was built, for turns come one after the other
             ids, digest, new = self._ids, self._digest, written[len(self._json) :]
         else:
             ids, digest, new = self._path(parent), hashlib.blake2b(digest_size=16), written
         digest.update(b"".join(new))
-        ids += (prompt.context, output)
+        ids += (prompt.added, output)
         self._turn, self._ids, self._json, self._digest = turn, ids, written, digest
+        self._size = prompt.context.size + len(output) // INT32.itemsize
         return digest.digest()
 
     def _path(self, turn: int | None) -> list[bytes]:

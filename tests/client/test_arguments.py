@@ -202,6 +202,11 @@ def test_a_reader_that_remembers_reads_like_one_that_does_not(data: st.DataObjec
         )
 
 
+def test_a_default_timeout_that_changes_between_calls_with_the_same_arguments_is_noticed():
+    reader = ArgumentReader(SamplingConfig(), vocab_size=384)
+    assert [reader.read({"seed": 1}, timeout).timeout_s for timeout in (None, 2.0, 3.0, None)] == [None, 2.0, 3.0, None]
+
+
 def test_a_list_of_stops_changed_in_place_is_noticed():
     stops = ["a"]
     reader = ArgumentReader(SamplingConfig(), vocab_size=384)

@@ -63,7 +63,7 @@ async def test_the_server_gets_the_rendered_template_as_ids(client: Client, says
     assert says.text(request) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert b"".join(request.input_json) == ",".join(map(str, request.input_ids.tolist())).encode()
+    assert b"".join(request.context.json) == ",".join(map(str, request.input_ids.tolist())).encode()
     assert len(request.request_id) == 32
     assert request.episode_id == "e1"
     assert type(request) is GenerateRequest

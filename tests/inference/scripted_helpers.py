@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 
+from agentrl.context import Context
 from agentrl.inference.base import GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool import ServerPool
@@ -21,12 +21,10 @@ VOCAB = 300
 
 
 def request(*ids: int, episode: str = "e", max_new_tokens: int = 64, stop: tuple[str, ...] = ()) -> GenerateRequest:
-    tokens = np.array(ids or (1, 2, 3), np.int32)
     return GenerateRequest(
         request_id=uuid4().hex,
         episode_id=episode,
-        input_ids=tokens,
-        input_json=(",".join(map(str, tokens.tolist())).encode(),),
+        context=Context.of(ids or (1, 2, 3)),
         sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
     )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.context import Context
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable
 from agentrl.inference.assembly import Assembly
 from agentrl.inference.base import SamplingParams
@@ -139,14 +141,8 @@ def test_no_json_value_gets_through_or_breaks_the_parser(value: object) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"input_ids": np.array([1, 100], np.int32), "input_json": (b"1,100",)},
-            "input id 100 is outside the vocabulary of 100",
-        ),
-        ({"input_ids": np.array([-1, 2], np.int32), "input_json": (b"-1", b",2")}, "input id -1"),
-        ({"input_json": (b"1,3",)}, "is not input_ids"),
-        ({"input_json": (b"1", b",2")}, "is not input_ids"),
-        ({"input_ids": np.array([], np.int32), "input_json": ()}, "0 input ids"),
+        ({"context": Context.of([1, 100, 2])}, "input id 100 is outside the vocabulary of 100"),
+        ({"context": Context.of([])}, "0 input ids"),
         ({"sampling": SamplingParams(max_new_tokens=0)}, "max_new_tokens 0"),
         ({"sampling": SamplingParams(max_new_tokens=1, seed=2**70)}, "seed 1180591620717411303424 does not fit"),
     ],
@@ -154,6 +150,13 @@ def test_no_json_value_gets_through_or_breaks_the_parser(value: object) -> None:
 def test_a_request_that_would_kill_a_server_is_not_sent(changed: dict[str, object], message: str) -> None:
     with pytest.raises(RequestRejected, match=message):
         check_request(dataclasses.replace(request(1, 2, 3), **changed), 100)  # pyright: ignore[reportArgumentType] - test data
+
+
+def test_ids_of_a_larger_vocabulary_are_looked_at_one_by_one() -> None:
+    inside = msgspec.structs.replace(Context.of([1, 99]), bound=5000)
+    check_request(dataclasses.replace(request(), context=inside), 100)
+    with pytest.raises(RequestRejected, match="input id 99 is outside the vocabulary of 99"):
+        check_request(dataclasses.replace(request(), context=inside), 99)
 
 
 def test_a_version_is_a_whole_number_or_the_default() -> None:

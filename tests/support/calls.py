@@ -5,9 +5,9 @@ from __future__ import annotations
 from uuid import uuid4
 
 import anyio
-import numpy as np
 from anyio.abc import TaskGroup
 
+from agentrl.context import Context
 from agentrl.inference.base import Backend, GenerateRequest, Generation, SamplingParams
 from agentrl.inference.sglang import SGLangServer
 from agentrl.types import Publication
@@ -22,8 +22,7 @@ def ask(ids: list[int], max_new_tokens: int, *, sampling: SamplingParams | None 
     return GenerateRequest(
         request_id=uuid4().hex,
         episode_id="episode",
-        input_ids=np.array(ids, np.int32),
-        input_json=(",".join(map(str, ids)).encode(),),
+        context=Context.of(ids),
         sampling=sampling or SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True),
     )
 

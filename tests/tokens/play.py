@@ -37,7 +37,7 @@ class Player:
     ) -> dict[str, Any]:
         """Record a call and return the message a client would see."""
         ids = self.ids(text, end=end)
-        self.sent.append([int(number) for number in b"".join(prompt.input_json).split(b",") if number])
+        self.sent.append([int(number) for number in b"".join(prompt.context.json).split(b",") if number])
         self.sampled.append(ids)
         turn = self.graph.append(
             prompt,
@@ -48,8 +48,10 @@ class Player:
             matched_stop=self.renderer.end_of_turn_id if end else stop,
             temperature=1.0,
         )
-        assert self.sent[-1] == prompt.input_ids.tolist()
-        assert prompt.input_ids.dtype == np.int32
+        assert self.sent[-1] == prompt.context.ids().tolist()
+        assert prompt.context.ids().dtype == np.int32
+        assert prompt.context.size == len(self.sent[-1])
+        assert prompt.context.bound == self.renderer.vocab_size > max(self.sent[-1], default=-1)
         return dict(self.graph.turns[turn].message)
 
     def ask(

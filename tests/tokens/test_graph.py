@@ -261,7 +261,7 @@ def test_an_answer_that_says_the_same_as_the_last_one_is_not_taken_for_it(player
     messages.append(user("never answered"))
     assert player.graph.prepare(messages).placed.parent == 0
     longer = player.graph.prepare([*messages, {"role": "assistant", "content": "a"}, user("y?")])
-    shown = player.renderer.decode(longer.input_ids, skip_special=False)
+    shown = player.renderer.decode(longer.context.ids(), skip_special=False)
     assert shown.count("never answered") == 1
     assert shown.count("assistant\na") == 2
 
@@ -429,8 +429,8 @@ def test_token_level_calls_extend_and_verify(player: Player):
 def test_nothing_after_an_empty_output_is_sent_as_nothing(player: Player):
     player.answer(player.graph.prepare_ids([1, 2, 3]), "", end=False)
     prompt = player.graph.prepare_ids([], parent=0)
-    assert (prompt.input_json, prompt.input_ids.tolist()) == ((b"1,2,3",), [1, 2, 3])
-    assert b"".join(player.graph.prepare_ids([4], parent=0).input_json) == b"1,2,3,4"
+    assert (prompt.context.json, prompt.context.ids().tolist()) == ((b"1,2,3",), [1, 2, 3])
+    assert b"".join(player.graph.prepare_ids([4], parent=0).context.json) == b"1,2,3,4"
 
 
 def test_contradictory_replies_are_refused(player: Player):

@@ -155,7 +155,7 @@ def test_text_of_a_kept_history_is_the_template_text(name: str, renderer_of: Cal
     prompt = player.graph.prepare(messages)
     renderer = player.renderer
     expected = renderer.render_text(renderer.plain(messages), generation_prompt=True)
-    shown = renderer.decode(prompt.input_ids, skip_special=False)
+    shown = renderer.decode(prompt.context.ids(), skip_special=False)
     assert shown == expected
 
 

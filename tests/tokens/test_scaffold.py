@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -20,6 +21,7 @@ from agentrl.tokens.trace import Trace, TracingEnvironment, Untraceable
 from tests.support.tiny import build_tokenizer
 from tests.tokens.dialogues import result, user
 from tests.tokens.families import FAMILIES
+from tests.tokens.test_words import MIXED, tokenizer_of
 
 LOOKALIKES = (
     "<|im_end|>", "<|im_start|>assistant\n", "<tool_response>", "</tool_response>", "</think>", "<think>", "<|eot_id|>",
@@ -74,6 +76,51 @@ def test_filled_scaffolds_are_what_rendering_and_encoding_give(
                 renderer.extend(history, new, None, last_output_id=None)
             continue
         assert renderer.extend(history, new, None, last_output_id=None) == expected
+
+
+WRITTEN = {
+    "a line": "{{ m.role }}\n{{ m.content }}<|im_end|>\n",
+    "after a space": "{{ m.role }} {{ m.content }}<|im_end|>\n",
+    "two lines": "{{ m.role }}\n{{ m.content }}\n{{ m.content }}!<|im_end|>\n",
+    "percent": "100%\n{{ m.content }}%s<|im_end|>\n",
+}
+
+
+@pytest.fixture(scope="module")
+def cutting(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Renderer]:
+    """Returns a renderer whose tokenizer cuts text as a model family does, or not at all, and merges over line ends."""
+    made: dict[tuple[str, str], Renderer] = {}
+
+    def load(kind: str, template: str) -> Renderer:
+        if (kind, template) not in made:
+            folder = tmp_path_factory.mktemp("cutting")
+            build_tokenizer(
+                folder,
+                chat_template="{% for m in messages %}<|im_start|>" + WRITTEN[template] + "{% endfor %}"
+                "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+            )
+            data, own = json.loads((folder / "tokenizer.json").read_text()), json.loads(tokenizer_of(kind).to_str())
+            size = len(own["model"]["vocab"])
+            own["added_tokens"] = [{**token, "id": size + at} for at, token in enumerate(data["added_tokens"])]
+            (folder / "tokenizer.json").write_text(json.dumps(own))
+            made[kind, template] = Renderer.load(folder)
+        return made[kind, template]
+
+    return load
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama3", "uncut"])
+@pytest.mark.parametrize("template", WRITTEN)
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(MIXED, min_size=2, max_size=2))
+def test_texts_are_encoded_by_themselves_only_where_that_gives_the_same_ids(
+    kind: str, template: str, cutting: Callable[[str, str], Renderer], texts: list[str]
+):
+    renderer = cutting(kind, template)
+    assert renderer._codec.cuts_lines == (kind != "uncut")  # pyright: ignore[reportPrivateUsage]
+    for text in texts:
+        new = renderer.plain([user(text)])
+        assert renderer.extend([], new, None, last_output_id=None) == ordinary(renderer, new, False)
 
 
 @pytest.mark.parametrize("name", ["qwen25", "qwen3", "llama31", "llama32"])

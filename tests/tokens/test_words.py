@@ -30,14 +30,17 @@ MIXED = st.text(st.sampled_from("aLlsSvre'19 \t\n\r.!{}_" + ODD), max_size=60) |
 
 @cache
 def tokenizer_of(kind: str) -> Tokenizer:
-    """Return a byte-level BPE that cuts as a model family does, with merges over spaces, line ends, digits and marks."""
+    """Return a byte-level BPE that cuts as a model family does, with merges over spaces, line ends, digits and marks.
+
+    Of another kind, it cuts nothing, and merges over all of them.
+    """
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(SPLITS[kind]), "isolated")
+    split = pre_tokenizers.Split(Regex(SPLITS.get(kind, r"(?!)")), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     pairs = ["".join(pair) * 3 for pair in product("aLs'1 \t\n\r.!_" + ODD, repeat=2)]
     trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator([CORPUS, *pairs], trainer)
+    tokenizer.train_from_iterator([CORPUS, *pairs, *["\na", "\nL", "\ns"] * 20], trainer)
     return tokenizer
 
 

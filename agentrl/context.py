@@ -43,14 +43,16 @@ class Context(msgspec.Struct, frozen=True):
         """Return the context of these ids.
 
         Raises:
-            TokenError: if one is negative, or no int32.
+            TokenError: if they are no list of whole numbers, or one is negative or no int32.
         """
-        wide = np.asarray(ids, np.int64)
-        low, high = (int(wide.min()), int(wide.max())) if wide.size else (0, -1)
+        given = np.asarray(ids)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise TokenError(f"a context is a list of token ids, got an array of {given.dtype} with shape {given.shape}")
+        low, high = (int(given.min()), int(given.max())) if given.size else (0, -1)
         if low < 0 or high >= 2**31:
             raise TokenError(f"token ids must be in 0..{2**31 - 1}, got {low}..{high}")
-        packed = wide.astype(INT32).tobytes()
-        return cls((packed,), (json_of(packed),), wide.size, high + 1)
+        packed = given.astype(INT32).tobytes()
+        return cls((packed,), (json_of(packed),), given.size, high + 1)
 
     def ids(self) -> Int32Array:
         """Return all ids, [N] int32, read-only."""

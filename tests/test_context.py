@@ -37,7 +37,13 @@ def test_a_context_cannot_be_changed() -> None:
         context.ids()[0] = 1
 
 
-@pytest.mark.parametrize("ids", [[3, -1], [2**31]])
+@pytest.mark.parametrize("ids", [5, [[1, 2]], [1.0], ["1"], [True], [None], [2**70]])
+def test_what_is_no_list_of_whole_numbers_is_refused(ids: object) -> None:
+    with pytest.raises(TokenError, match="a context is a list of token ids, got an array of"):
+        Context.of(ids)  # pyright: ignore[reportArgumentType] - what must fail
+
+
+@pytest.mark.parametrize("ids", [[3, -1], [2**31], [2**63]])
 def test_ids_that_no_server_takes_are_refused_by_value(ids: list[int]) -> None:
     with pytest.raises(TokenError, match=rf"token ids must be in 0\.\.2147483647, got .*{ids[-1]}"):
         Context.of(ids)

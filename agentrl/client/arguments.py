@@ -168,21 +168,21 @@ class ArgumentReader:
         """Read with the run's defaults; see `read_arguments`."""
         self._defaults = defaults
         self._vocab_size = vocab_size
-        self._last: tuple[CallArguments, Mapping[str, object], list[type], object] | None = None
-        """The last call with its arguments, their types and the default timeout, if none of them can change."""
+        self._last: tuple[CallArguments, Mapping[str, object], list[object], object] | None = None
+        """The last call with its arguments, their names and types, and the default timeout, if none of them can change."""
 
     def read(self, arguments: Mapping[str, object], default_timeout: object) -> CallArguments:
         """Return the arguments of one call; see `read_arguments`."""
         tools = arguments.get("tools")
         if tools is not None:
             arguments = {name: value for name, value in arguments.items() if name != "tools"}
-        kinds, last = [*map(type, arguments.values())], self._last
-        # types first: arguments of other ones may equal anything
+        kinds, last = [*arguments, *map(type, arguments.values())], self._last
+        # names with types first: arguments of other types may equal anything, and 1 equals True
         if last is not None and kinds == last[2] and arguments == last[1] and default_timeout is last[3]:
             call = last[0]
         else:
             call = read_arguments(arguments, self._defaults, default_timeout=default_timeout, vocab_size=self._vocab_size)
-            fixed = _UNCHANGING.issuperset([*kinds, type(default_timeout)])
+            fixed = _UNCHANGING.issuperset(map(type, (*arguments.values(), default_timeout)))
             self._last = (call, dict(arguments), kinds, default_timeout) if fixed else None
         if tools is None or isinstance(tools, _NOTHING):
             return call

@@ -202,6 +202,25 @@ def test_a_reader_that_remembers_reads_like_one_that_does_not(data: st.DataObjec
         )
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"seed": 1}, {"seed": True}),
+        ({"n": 1, "logprobs": True}, {"logprobs": 1, "n": True}),
+        ({"n": 1, "parallel_tool_calls": True}, {"parallel_tool_calls": 1, "n": True}),
+        ({"temperature": 1.0, "seed": 1}, {"seed": 1.0, "temperature": 1}),
+        ({"temperature": 1.0, "max_tokens": 64}, {"max_tokens": 64.0, "temperature": 1}),
+    ],
+)
+def test_arguments_that_equal_those_of_the_last_call_but_are_wrong_are_refused(
+    first: dict[str, Any], second: dict[str, Any]
+):
+    reader = ArgumentReader(SamplingConfig(), vocab_size=384)
+    reader.read(first, None)
+    with pytest.raises(WorkflowError):
+        reader.read(second, None)
+
+
 def test_a_default_timeout_that_changes_between_calls_with_the_same_arguments_is_noticed():
     reader = ArgumentReader(SamplingConfig(), vocab_size=384)
     assert [reader.read({"seed": 1}, timeout).timeout_s for timeout in (None, 2.0, 3.0, None)] == [None, 2.0, 3.0, None]

@@ -168,7 +168,7 @@ class ArgumentReader:
         """Read with the run's defaults; see `read_arguments`."""
         self._defaults = defaults
         self._vocab_size = vocab_size
-        self._last: tuple[CallArguments, Mapping[str, object], list[object], object] | None = None
+        self._last: tuple[CallArguments, Mapping[str, object], Sequence[object], object] | None = None
         """The last call with its arguments, their names and types, and the default timeout, if none of them can change."""
 
     def read(self, arguments: Mapping[str, object], default_timeout: object) -> CallArguments:

@@ -1,7 +1,7 @@
 """The context of a model call: its token ids and their JSON, in pieces that the calls of a conversation share.
 
 At 32k tokens they are 128 and 170 KiB. A call that goes on where another ended takes over its pieces and adds its own, so a
-turn costs what is new; whoever sends or reads the whole joins it, once.
+turn costs what is new; whoever sends or reads the whole joins it.
 
 Invariant: the pieces of `json`, joined, are the ids, decimal and comma-joined; every id is at least 0 and below `bound`.
 """

@@ -1,8 +1,8 @@
 """Prompts: what one model call sends, built from what the turns above already hold.
 
 Invariant: a prompt's context holds the context and output ids from the root to the call's own context; `recorded` returns
-the digest of its JSON. Building costs what is new and the output before it; for a call that does not extend the last
-recorded turn, one pass over all its ids.
+the digest of its JSON. Building costs what is new, the output before it, and a list of pieces; for a call that does not
+extend the last recorded turn, one pass over all its ids.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +425,15 @@ def test_token_level_calls_extend_and_verify(player: Player):
             player.graph.prepare_ids(bad)
     with pytest.raises(TokenError, match="no turn 9"):
         player.graph.prepare_ids([1], parent=9)
+
+
+def test_a_call_that_goes_on_takes_over_the_pieces_of_the_one_before(player: Player):
+    first = player.graph.prepare_ids([1, 2])
+    player.answer(first, "a")
+    second = player.graph.prepare_ids([3], parent=0)
+    assert all(map(is_, second.context.packed, first.context.packed))
+    assert all(map(is_, second.context.json, first.context.json))
+    assert len(second.context.json) == 2
 
 
 def test_nothing_after_an_empty_output_is_sent_as_nothing(player: Player):

@@ -2,6 +2,10 @@
 
 Invariant: a `RunConfig` that exists is consistent; what it asks for, the chosen backend honours. Everything wrong with a
 file is reported at once, each line naming the field, what was expected, what was got and what to do.
+
+Fields of a run as typed on a command line, `--trainer.lr 1e-5`, and the YAML they and run files are written in.
+
+Invariant: a value is what the same text would be in a run file, and the mapping it is put into is not the caller's.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
@@ -18,13 +23,92 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
 from agentrl.configbase import Config, Seed
 from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
-from agentrl.engine.route import Route, idle_fields, route_of, route_problems
+from agentrl.engine.weight_route import Route, idle_fields, route_of, route_problems
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
-from agentrl.overrides import NOT_YAML, load_yaml, overridden
 from agentrl.rollout.config import RolloutConfig
-from agentrl.sync.config import SyncConfig
 from agentrl.train.config import SftConfig, TrainerConfig
+from agentrl.weights.config import SyncConfig
+
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""What reading YAML raises: the last two for a date or number that there is not, and for thousands of brackets."""
+
+
+def overridden(values: Mapping[str, Any], flags: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of `values` with the fields that flags name replaced.
+
+    Raises:
+        ConfigError: a flag is not one, or names a field inside a single value.
+    """
+    merged = _copy(values)
+    for key, value in parse_overrides(flags):
+        _set(merged, key, value)
+    return merged
+
+
+def parse_overrides(flags: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return `(dotted key, value)` pairs from flags as typed.
+
+    Example:
+        >>> parse_overrides(["--trainer.lr", "1.0e-5", "--rollout.max_turns=6"])
+        [('trainer.lr', 1e-05), ('rollout.max_turns', 6)]
+    """
+    pairs: list[tuple[str, Any]] = []
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--") or len(flag) < 3:
+            raise ConfigError(f"expected a flag such as --trainer.lr 1e-5, got {flag!r}")
+        key, equals, text = flag[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"--{key} needs a value, such as --{key}=1; one that starts with -- needs the =, too")
+            text = rest.pop(0)
+        pairs.append((key.replace("-", "_"), _scalar(text)))
+    return pairs
+
+
+def _scalar(text: str) -> Any:  # noqa: ANN401 - a YAML value
+    try:
+        return load_yaml(text)
+    except NOT_YAML:
+        return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, where the plain loader drops one, and what contains itself."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return node
+
+    def construct_document(self, node: yaml.Node) -> object:
+        return self.construct_object(node, deep=True)
+
+
+def load_yaml(text: str) -> Any:  # noqa: ANN401 - a YAML value
+    """Return what YAML text says; raise one of `NOT_YAML` where it is not YAML, or names a field twice."""
+    return yaml.load(text, _Loader)
+
+
+def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copy(cast("dict[str, Any]", v)) if isinstance(v, dict) else v for k, v in values.items()}
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 - a YAML value
+    *parents, last = key.split(".")
+    for parent in parents:
+        below = values.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"--{key}: {parent} is a single value, it has no field {last}")
+        values = cast("dict[str, Any]", below)
+    values[last] = value
+
 
 _SGLANG_ONLY = ("sglang_python", "sglang_args")
 _LAUNCH_ONLY = (*_SGLANG_ONLY, "servers", "host", "device", "max_running_requests", "threads", "start_timeout_s")

@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 
 import anyio
 
-from agentrl.checks import check_reward
 from agentrl.errors import EnvironmentFault, WorkflowError, boundary
+from agentrl.validation import check_reward
 
 ActionT_contra = TypeVar("ActionT_contra", contravariant=True)
 ObservationT_co = TypeVar("ObservationT_co", covariant=True)

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from agentrl.checks import check_reward
 from agentrl.client import Client
 from agentrl.errors import ConfigError, WorkflowError, boundary
 from agentrl.types import StopReason, Task, Trajectory
+from agentrl.validation import check_reward
 
 WorkflowFunction = Callable[..., Awaitable[float]]
 """`async def solve(task, client) -> float`."""

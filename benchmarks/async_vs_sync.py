@@ -26,8 +26,8 @@ import anyio
 import torch
 from rich.console import Console
 
+from agentrl.cli.train import train, write_json
 from agentrl.config import load_config
-from agentrl.launch.local import train, write_json
 from agentrl.observe.progress import NoProgress
 from agentrl_workflows.calculator.demo import warm_start
 from agentrl_workflows.calculator.recipe import FULL

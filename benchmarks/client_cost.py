@@ -43,10 +43,10 @@ from aiohttp import web
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from agentrl.client import Client, SamplingConfig
-from agentrl.inference.base import Backend, GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.pool import ServerPool
-from agentrl.inference.sglang import SGLangServer
+from agentrl.inference.pool.pool import ServerPool
+from agentrl.inference.sglang.server import SGLangServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, VersionSpan
 from tests.support.tiny import CHAT_TEMPLATE, MARKERS, SPECIALS

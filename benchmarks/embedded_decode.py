@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from agentrl.inference.embedded.engine import EmbeddedEngine, EngineOptions
-from agentrl.inference.engine import EngineRequest, EngineSampling, Progress
+from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
+from agentrl.servers.engine import EngineRequest, EngineSampling, Progress
 
 PROMPT, OUTPUT = 32, 128
 LAYERS, HIDDEN, HEADS, DIM, VOCAB, FFN = 2, 64, 4, 16, 373, 128
@@ -208,7 +208,7 @@ async def swap_cost(engine: EmbeddedEngine, path: Path, prompts: torch.Tensor) -
 
 async def http_cost(path: str, clients: int = 64, calls: int = 2000) -> dict[str, float]:
     """Requests per second and the server's CPU per request, 1 token out, 100 ids in, all but one of them cached."""
-    command = [sys.executable, "-m", "agentrl.inference.serve", "--model-path", path, "--exit-with-stdin"]
+    command = [sys.executable, "-m", "agentrl.servers.serve", "--model-path", path, "--exit-with-stdin"]
     async with await anyio.open_process(command, stderr=None) as server, aiohttp.ClientSession() as session:
         assert server.stdout is not None
         url = orjson.loads(await server.stdout.receive())["url"]

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.sglang_recipe import find_sglang_python
+from agentrl.inference.launch.sglang import find_sglang_python
 
 
 def describe_machine(*packages: str, sglang: bool = False) -> dict[str, str]:

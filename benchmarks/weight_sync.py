@@ -55,14 +55,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.collective import join, listen
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.weights import PublishReport, WeightPublisher
+from agentrl.engine.publisher import PublishReport, WeightPublisher
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.launch import launch_pool
+from agentrl.inference.launch.pool import launch_pool
 from agentrl.train.config import TrainerConfig
-from agentrl.train.remote import RemoteTrainer, launch_trainer
-from agentrl.transfer import GroupAddress
+from agentrl.train.worker.client import RemoteTrainer, launch_trainer
+from agentrl.weights.process_group import join, listen
+from agentrl.weights.types import GroupAddress
 from benchmarks.machine import describe_machine
 from benchmarks.trainer import Case, batch
 from tests.support.tiny import build_tokenizer

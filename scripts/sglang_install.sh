@@ -38,7 +38,7 @@ echo "Installing SGLang $(sed -n 's/^sglang==//p' "$requirements") for CPUs into
   echo "Installing $requirements into $venv failed; the lines above name the missing package. Mend it and run make sglang again." >&2
   exit 1
 }
-"$venv/bin/python" agentrl/inference/sglang_launcher.py --device cpu --help > /dev/null || {
+"$venv/bin/python" agentrl/inference/launch/sglang_main.py --device cpu --help > /dev/null || {
   echo "SGLang is installed in $venv, but does not start; the lines above say why. Mend it and run make sglang again." >&2
   exit 1
 }

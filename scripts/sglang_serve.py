@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".sglang-venv" / "bin" / "python"
-LAUNCHER = ROOT / "agentrl" / "inference" / "sglang_launcher.py"
+LAUNCHER = ROOT / "agentrl" / "inference" / "launch" / "sglang_main.py"
 TINY_MODEL = ROOT / ".sglang-model"
 KEY_VARIABLE = "SGLANG_API_KEY"
 LOCKED = "a model, to those who have its key"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.context import Context
 from agentrl.errors import TokenError
+from agentrl.types import Context
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 
 from agentrl.client.config import SamplingConfig
 from agentrl.config import load_config
-from agentrl.inference.scripted import ScriptedServer
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
+from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Task

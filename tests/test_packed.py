@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.packed import opened, packed
-from agentrl.types import Int32Array
+from agentrl.types import Int32Array, opened, packed
 
 
 @packed(ids=np.int32)

@@ -13,16 +13,13 @@ from typing import Any, NoReturn, Self, TypedDict, Unpack
 import anyio
 from openai.types.chat import ChatCompletion
 
-from agentrl.client.base import EpisodeClient
-from agentrl.client.chat import Chat
+from agentrl.client.arguments import MessageLike, checked_messages, read_sampling
+from agentrl.client.completion import completion, token_logprobs
 from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import Episode, completion_id
-from agentrl.client.messages import MessageLike, checked_messages
-from agentrl.client.replies import completion, token_logprobs
-from agentrl.client.sampling import read_sampling
+from agentrl.client.openai_base import CallTimeout, Chat, EpisodeClient, RawResponse, refuse, shared_attributes, timed_out
 from agentrl.client.stream import ChatStream
-from agentrl.client.surface import CallTimeout, RawResponse, refuse, shared_attributes, timed_out
-from agentrl.inference.base import Backend, GenerateRequest, Generation
+from agentrl.inference.backend import Backend, GenerateRequest, Generation
 from agentrl.tokens.graph import TokenGraph
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Int32Array, Turn

@@ -4,33 +4,182 @@ Invariant: the requests are the openai client's own; a trajectory made here has 
 of completion, with messages and rewards and without token ids, so nothing of it can be trained. A reply that is not whole
 (no finish_reason, nothing sampled, not a completion) is a `ReplyError` and no turn. A token budget counts what the endpoint
 says it sampled; one that does not say is a `ReplyError` too.
+
+The token budget of an episode against an endpoint, which samples out of sight.
+
+Invariant: what is spent is what the endpoint itself counted; with a budget, every call asks for at most what is left of it,
+and an answer that was not counted is an error.
+
+What an OpenAI-compatible endpoint answers, judged: a whole completion, or an error that says what is wrong with it.
+
+Invariant: text that was cut by anything but the model or a limit of the call never passes for an answer; whatever an
+endpoint does wrong is a `ServerError` that names episode and endpoint, and is never blamed on the workflow.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
+from json import JSONDecodeError
 from typing import Any, NoReturn, Self, cast
 
 import numpy as np
+import openai
 from openai import AsyncOpenAI, AsyncStream
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.chat_completion import Choice
 
-from agentrl.client.arguments import RAW_RESPONSE_HEADER
-from agentrl.client.base import EpisodeClient
-from agentrl.client.chat import Chat
+from agentrl.client.arguments import RAW_RESPONSE_HEADER, MessageLike
+from agentrl.client.budget import Ledger, Place
 from agentrl.client.config import SamplingConfig
-from agentrl.client.endpoint_budget import Budget
-from agentrl.client.endpoint_reply import Source, counted
-from agentrl.client.ledger import Ledger, Place
-from agentrl.client.messages import MessageLike
-from agentrl.client.surface import RawResponse
-from agentrl.errors import WorkflowError
+from agentrl.client.openai_base import CallTimeout, Chat, EpisodeClient, RawResponse
+from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
 from agentrl.types import EpisodeFailure, StopReason, Trajectory, Turn
+
+_CUT = frozenset({"abort", "content_filter", "error"})
+"""What endpoints call an answer that neither the model nor a limit of the call has ended."""
+_SAID = {"content", "refusal", "tool_calls", "function_call", "audio", "reasoning_content", "reasoning"}
+
+_UNREADABLE = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a reply raises that has another shape."""
+
+
+class Source:
+    """Whom an episode asked, for what is wrong with the answer."""
+
+    def __init__(self, episode_id: str, url: str) -> None:
+        self._url = url
+        self._where = f"episode {episode_id}, {url}"
+
+    @contextmanager
+    def errors(self) -> Generator[None, None, None]:
+        """Turn what the openai client raises into the errors a workflow sees in training."""
+        where, url = self._where, self._url
+        try:
+            yield
+        except openai.APITimeoutError as error:
+            raise CallTimeout(f"{where}: no answer within the call's timeout", url=url) from error
+        except openai.APIConnectionError as error:
+            raise ServerUnavailable(f"{where}: {error} ({error.__cause__!r})", url=url) from error
+        except openai.APIStatusError as error:
+            kind = RequestRejected if error.status_code < 500 and error.status_code != 429 else ServerUnavailable
+            told = f"{where} answered {error.status_code}: {error.message}"
+            raise kind(told, status=error.status_code, url=url) from error
+        except openai.OpenAIError as error:
+            raise ServerError(f"{where}: {error}", url=url) from error
+        except JSONDecodeError as error:
+            raise self.broken(f"what is not JSON: {error}") from error
+
+    @contextmanager
+    def reading(self, what: object) -> Generator[None, None, None]:
+        """Turn what goes wrong in reading `what` into a `ReplyError` that shows it."""
+        try:
+            yield
+        except _UNREADABLE as error:
+            raise self.broken(f"{what!r:.200}") from error
+
+    def broken(self, got: str) -> ReplyError:
+        """Return the error for a reply that cannot be a turn."""
+        return ReplyError(
+            f"{self._where}: expected a chat completion with a finish_reason and with text, reasoning or a tool call, "
+            f"got {got}. Nothing was recorded; call again, and if it comes back look into the endpoint's log",
+            url=self._url,
+        )
+
+    def uncounted(self) -> ReplyError:
+        """Return the error for a reply that does not say how much of a token budget it took."""
+        return ReplyError(
+            f"{self._where}: expected usage.completion_tokens in the reply, which rollout.max_episode_tokens is counted by; "
+            "the endpoint reports no usage, so leave that budget out",
+            url=self._url,
+        )
+
+    def choice(self, completion: ChatCompletion) -> Choice:
+        """Return the first choice of a completion, checked: the openai client takes anything that is JSON.
+
+        One that says nothing is whole where the endpoint counted sampled tokens: the model's own end of turn, hidden
+        reasoning cut by `max_tokens`. In training those are turns, too.
+
+        Raises:
+            ReplyError: there is no choice, it was not finished by the model or a limit, or nothing was sampled.
+        """
+        with self.reading(completion):
+            choice = completion.choices[0]
+            said = choice.message.model_dump(include=_SAID, exclude_none=True, warnings=False)
+        if not choice.finish_reason:
+            raise self.broken(f"one that breaks off without a finish_reason: {said!r:.200}")
+        if choice.finish_reason in _CUT:
+            raise self.broken(f"one the endpoint cut, with finish_reason {choice.finish_reason!r}: {said!r:.200}")
+        if not any(said.values()) and not counted(completion, "completion_tokens"):
+            raise self.broken(f"an empty one, with finish_reason {choice.finish_reason!r}")
+        return choice
+
+
+def counted(completion: ChatCompletion, name: str) -> float | None:
+    """Return a token count of the completion, None where the endpoint gives none."""
+    count = getattr(completion.usage, name, None)
+    return float(count) if isinstance(count, (int, float)) else None
+
+
+_LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+class Budget:
+    """How many tokens the endpoint may sample for one episode; None: any number."""
+
+    def __init__(self, max_tokens: int | None) -> None:
+        self._max = max_tokens
+        self._spent = 0.0
+
+    def check(self, ledger: Ledger) -> None:
+        """Raise `EpisodeLimit` if the budget is spent, `WorkflowError` if the episode is closed by then."""
+        if self._max is not None and self._spent >= self._max:
+            ledger.check_open()
+            raise ledger.spent(StopReason.TOKEN_LIMIT, f"{self._spent:g} of {self._max} sampled tokens are spent")
+
+    def clip(self, arguments: dict[str, object], *, stream: bool) -> bool:
+        """Lower the output limit in a call's `arguments` to what is left, and have a stream counted.
+
+        Returns:
+            Whether the stream will have a chunk with the count that the workflow did not ask for.
+        """
+        if self._max is None:
+            return False
+        room = int(self._max - self._spent)
+        body = _mapping(arguments.get("extra_body"))
+        for given in (arguments, body):
+            for name in _LIMITS:
+                if name in given:
+                    asked = given[name]
+                    given[name] = min(asked, room) if isinstance(asked, (int, float)) else room
+        if not any(name in given for given in (arguments, body) for name in _LIMITS):
+            arguments["max_tokens"] = room
+        if body:
+            arguments["extra_body"] = body
+        options = _mapping(arguments.get("stream_options"))
+        if stream:
+            arguments["stream_options"] = {**options, "include_usage": True}
+        return stream and not options.get("include_usage")
+
+    def spend(self, count: float | None, source: Source) -> None:
+        """Count the tokens of an answer.
+
+        Raises:
+            ReplyError: there is a budget, and the endpoint did not count.
+        """
+        if self._max is None:
+            return
+        if count is None or not count > 0:
+            raise source.uncounted()
+        self._spent += count
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return dict(cast("Mapping[str, object]", value)) if isinstance(value, Mapping) else {}
 
 
 class EndpointClient(EpisodeClient):

@@ -13,14 +13,13 @@ from os import urandom
 import numpy as np
 
 from agentrl.client.arguments import ArgumentReader
+from agentrl.client.budget import Ledger
 from agentrl.client.config import SamplingConfig
-from agentrl.client.ledger import Ledger
 from agentrl.errors import ReplyError, ServerUnavailable, WorkflowError
-from agentrl.inference.base import Backend, GenerateRequest, Generation, SamplingParams
-from agentrl.packed import opened
+from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import EpisodeFailure, Int32Array, StopReason, Trajectory, Turn
+from agentrl.types import EpisodeFailure, Int32Array, StopReason, Trajectory, Turn, opened
 
 _OpenRequest = opened(GenerateRequest)
 _ABORT = StopReason.ABORT  # asking an enum for its member takes longer than comparing

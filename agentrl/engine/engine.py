@@ -20,26 +20,26 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
+from agentrl.concurrency import open_tasks
 from agentrl.engine.buffer import GroupBuffer, Ticket
 from agentrl.engine.clock import Signal, VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.evaluate import evaluate_with
 from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.journal import Journal
+from agentrl.engine.publisher import PROBE_TEXT, WeightPublisher
 from agentrl.engine.report import RunReport
 from agentrl.engine.resume import RunState
 from agentrl.engine.staleness import Admission
 from agentrl.engine.tasks import TaskOrder, check_tasks
 from agentrl.engine.training import TrainLoop
-from agentrl.engine.weights import PROBE_TEXT, WeightPublisher
 from agentrl.errors import ConfigError
-from agentrl.inference.base import Inference
+from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.stall import WaitBoard, Watchdog
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
 from agentrl.rollout.group import DroppedGroup, run_group
-from agentrl.rollout.tasks import open_tasks
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.base import Trainer
 from agentrl.types import Task, Trajectory

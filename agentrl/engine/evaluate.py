@@ -15,14 +15,14 @@ from functools import partial
 import anyio
 
 from agentrl.client.config import SamplingConfig
+from agentrl.concurrency import open_tasks
 from agentrl.engine.tasks import check_tasks
 from agentrl.errors import ConfigError
-from agentrl.inference.base import Backend
+from agentrl.inference.backend import Backend
 from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
 from agentrl.rollout.group import EpisodeRunner
-from agentrl.rollout.tasks import open_tasks
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from agentrl.inference.base import Backend, GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk
 from agentrl.types import Turn
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from agentrl.engine.batch import PreparedBatch
-from agentrl.engine.weights import PublishReport
+from agentrl.engine.publisher import PublishReport
 from agentrl.observe.metrics import MetricValue
 from agentrl.train.base import StepReport
 from agentrl.types import Group

@@ -17,8 +17,8 @@ from agentrl.engine.buffer import GroupBuffer
 from agentrl.engine.clock import VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.journal import Journal
+from agentrl.engine.publisher import PublishReport, WeightPublisher
 from agentrl.engine.resume import RunState
-from agentrl.engine.weights import PublishReport, WeightPublisher
 from agentrl.errors import InvariantError
 from agentrl.observe.progress import Progress
 from agentrl.observe.stall import WaitBoard, Watchdog

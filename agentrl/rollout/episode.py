@@ -18,9 +18,9 @@ import anyio
 import anyio.lowlevel
 from openai import AsyncOpenAI
 
-from agentrl.checks import check_reward
 from agentrl.client import Client, EndpointClient
 from agentrl.client.config import SamplingConfig
+from agentrl.concurrency import flatten
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFault,
@@ -34,11 +34,11 @@ from agentrl.errors import (
     WorkflowError,
     boundary,
 )
-from agentrl.inference.base import Backend
+from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.tasks import flatten
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
+from agentrl.validation import check_reward
 from agentrl.workflow import RolloutWorkflow
 
 _AnyClient: TypeAlias = Client | EndpointClient

@@ -14,8 +14,8 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from agentrl.concurrency import open_tasks
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.tasks import open_tasks
 from agentrl.types import EpisodeFailure, Group, Task, Trajectory
 
 

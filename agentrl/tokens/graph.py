@@ -6,39 +6,291 @@ were sent for it (`Turn.prompt_digest` proves it); sampled ids are kept as they 
 A request extends the deepest turn whose messages and output it begins with, compared by meaning, with the same tools.
 Parallel calls and retries thus become siblings, other conversations new roots. A request that takes up earlier model
 outputs in another form is a *fork*, with a reason code: its history is rendered again as context that is never trained.
+
+Placing: from where a request meets the known conversations to its parent turn, its context ids and its fork reason.
+
+Invariant: what a request adds is rendered from its new messages where the template allows it; where it does not, or where a
+fork asks for it, from the whole conversation. Model outputs rendered again are context, never trained.
+
+Prompts: what one model call sends, built from what the turns above already hold.
+
+Invariant: a prompt's context holds the context and output ids from the root to the call's own context; `recorded` returns
+the digest of its JSON. Building costs what is new, the output before it, and a list of pieces; for a call that does not
+extend the last recorded turn, one pass over all its ids.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, cast
 
+import msgspec
 import numpy as np
 
-from agentrl.checks import check_reward, check_spans, sound_logprobs
-from agentrl.context import INT32
 from agentrl.errors import ReplyError, TokenError, WorkflowError
-from agentrl.packed import opened
-from agentrl.tokens.match import TurnIndex
-from agentrl.tokens.messages import tools_key
-from agentrl.tokens.placing import Placer, Tools, TurnTree
-from agentrl.tokens.prompt import Placed, Prompt, PromptBuilder
+from agentrl.tokens.history import Match, TurnIndex
+from agentrl.tokens.messages import role_of, tools_key
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import (
+    INT32,
+    Context,
     EpisodeFailure,
     Float32Array,
     ForkReason,
     Int32Array,
     Message,
+    PackedArray,
     StopReason,
     Trajectory,
     Turn,
     VersionSpan,
+    json_of,
+    opened,
 )
+from agentrl.validation import check_reward, check_spans, sound_logprobs
+
+CONTEXT_IDS, OUTPUT_IDS = (cast("PackedArray", vars(Turn)[name]) for name in ("context_ids", "output_ids"))
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """The ids a model call adds, with their place."""
+
+    parent: int | None
+    """The turn it extends; None for a root."""
+    ids: list[int]
+    """What it adds to its parent's."""
+    thinking_open: bool
+    """Whether the context ends inside `<think>`."""
+    fork: ForkReason | None
+    """Why it is a fork; None if it is not."""
+    kept_thinking: bool = False
+    """Whether the template would drop earlier reasoning that this context keeps (`history="keep"`)."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What one model call sends, and where its turn will stand in the graph."""
+
+    placed: Placed
+    added: bytes
+    """The ids it adds to its parent's, int32."""
+    context: Context
+    """All ids."""
+    tools: bool
+    """Whether the request has tools, so that the output may hold tool calls."""
+    match: Match | None
+    """Where the request's messages met the known conversations; None for a call made of ids."""
+    tools_key: bytes
+
+
+class PromptBuilder:
+    """Builds prompts over the turns of one episode; remembers the end of the last one, which most calls extend."""
+
+    def __init__(self, turns: Sequence[Turn], bound: int) -> None:
+        """Build over `turns`, which grows as turns are recorded and whose ids are below `bound`."""
+        self._turns = turns
+        self._bound = bound
+        self._turn: int | None = None
+        """The last recorded turn."""
+        self._ids: list[bytes] = []
+        """Ids from the root to its end, int32, in pieces; the last one is its output."""
+        self._size = 0
+        """How many there are."""
+        self._json: tuple[bytes, ...] = ()
+        """Those before its output, as in `Context`."""
+        self._digest = hashlib.blake2b(digest_size=16)
+        """Of that."""
+
+    def path_ids(self, turn: int | None) -> Int32Array:
+        """Return the ids from the root to the end of `turn`, [N] int32."""
+        return np.frombuffer(b"".join(self._path(turn)), np.int32)
+
+    def build(self, placed: Placed, *, tools: bool, match: Match | None, tools_key: bytes) -> Prompt:
+        """Return the prompt of a call that stands at `placed`."""
+        added = array("i", placed.ids).tobytes()
+        if placed.parent == self._turn:
+            ids, json, size = self._ids, self._json, self._size + len(placed.ids)
+            packed, fresh = (*ids, added), ids[-1] + added if ids else added
+        else:
+            fresh = b"".join([*self._path(placed.parent), added])
+            packed, json, size = (fresh,), (), len(fresh) // INT32.itemsize
+        written = json_of(fresh)
+        if written:
+            json = (*json, b"," + written if json else written)
+        return Prompt(placed, added, Context(packed, json, size, self._bound), tools, match, tools_key)
+
+    def recorded(self, turn: int, prompt: Prompt, output: bytes) -> bytes:
+        """Remember the end of a turn that is being recorded; return the digest of its context's JSON."""
+        parent, written = prompt.placed.parent, prompt.context.json
+        if self._turn == parent:  # and it was when the prompt was built, for turns come one after the other
+            ids, digest, new = self._ids, self._digest, written[len(self._json) :]
+        else:
+            ids, digest, new = self._path(parent), hashlib.blake2b(digest_size=16), written
+        digest.update(b"".join(new))
+        ids += (prompt.added, output)
+        self._turn, self._ids, self._json, self._digest = turn, ids, written, digest
+        self._size = prompt.context.size + len(output) // INT32.itemsize
+        return digest.digest()
+
+    def _path(self, turn: int | None) -> list[bytes]:
+        pieces: list[bytes] = []
+        while turn is not None:
+            record = self._turns[turn]
+            pieces += (OUTPUT_IDS.raw(record), CONTEXT_IDS.raw(record))
+            turn = record.parent
+        return pieces[::-1]
+
+
+Tools = Sequence[Mapping[str, Any]] | None
+
+_THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTree:
+    """The recorded turns with what placing needs to know of each; the graph appends to all lists together."""
+
+    turns: list[Turn]
+    index: TurnIndex
+    tools: list[bytes]
+    """Key of the tools of the turn's request."""
+    lengths: list[int]
+    """Messages of the turn's conversation, its output included; 0 for a call made of ids."""
+    last_ids: array[int]
+    """The last sampled id of the turn; -1 where it sampled none."""
+    thought: list[bool]
+    """Whether the ids up to the turn's end hold reasoning."""
+
+
+class Placer:
+    """Places the requests of one episode."""
+
+    def __init__(
+        self, renderer: Renderer, tree: TurnTree, prompts: PromptBuilder, *, history: Literal["keep", "as_template"]
+    ) -> None:
+        """Place over `tree`.
+
+        Args:
+            renderer: the model's renderer.
+            tree: the recorded turns; grows as turns are recorded.
+            prompts: knows the ids from the root to the end of a turn.
+            history: see `TokenGraph`.
+        """
+        self._renderer = renderer
+        self._tree = tree
+        self._history = history
+        self._prompts = prompts
+
+    def place(self, match: Match, messages: Sequence[Message], tools: Tools) -> Placed:
+        """Return the context of a request and the turn it follows.
+
+        Args:
+            match: where its messages meet the known conversations.
+            messages: its messages.
+            tools: its tools.
+
+        Raises:
+            TokenError: if the template refuses the messages.
+        """
+        fork: ForkReason | None = None
+        if match.length_any_tools > match.length:
+            fork = ForkReason.TOOLS_CHANGED
+        elif match.edited:
+            fork = ForkReason.HISTORY_EDITED
+        turn = match.turn
+        if turn is None:
+            return self._root(match, messages, tools, fork)
+        renderer, tree, new = self._renderer, self._tree, match.new
+        if new is None:
+            new = renderer.plain(messages[match.length :], self._reasoning(match, messages, start=match.length))
+        kept, last_id = tree.turns[turn].kept_thinking, tree.last_ids[turn]
+        if self._history == "keep" and not tree.thought[turn]:
+            filled = renderer.fill(new, bool(tools), last_output_id=last_id)
+            if filled is not None:
+                return Placed(turn, *filled, fork, kept)
+        shape = renderer.shape(new, bool(tools))
+        if not shape.complete:
+            return self._root(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)
+        if shape.rewrites and self._history == "as_template":
+            stripped = self._rewritten(match, turn, messages, tools)
+            if stripped is not None:
+                return self._as_template(match, turn, messages, tools, fork or stripped)
+        elif shape.rewrites_thinking:
+            kept = kept or tree.thought[turn]
+        history = [] if shape.local else renderer.plain(messages[: match.length], self._reasoning(match, messages))
+        context = renderer.extend(history, new, tools, last_output_id=last_id)
+        return Placed(turn, context.ids, context.thinking_open, fork, kept)
+
+    def _root(self, match: Match, messages: Sequence[Message], tools: Tools, fork: ForkReason | None) -> Placed:
+        plain = self._renderer.plain(messages, self._reasoning(match, messages))
+        context = self._renderer.start(plain, tools)
+        return Placed(None, context.ids, context.thinking_open, fork)
+
+    def _reasoning(self, match: Match, messages: Sequence[Message], start: int = 0) -> dict[int, str]:
+        """Return the recorded reasoning of model outputs among `messages[start:]`, by position from `start`."""
+        found: dict[int, str] = {}
+        if not any(self._tree.thought):
+            return found
+        for at in range(start, len(messages)):
+            turn = self._tree.index.output_turn(match.keys(), at) if role_of(messages[at]) == "assistant" else None
+            text = None if turn is None else self._tree.turns[turn].message.get("reasoning_content")
+            if text:
+                found[at - start] = text
+        if start >= match.length:
+            return found
+        for turn in self._ancestors(match.turn):
+            at = self._tree.lengths[turn] - 1 - start
+            text = self._tree.turns[turn].message.get("reasoning_content")
+            if at >= 0 and text:
+                found[at] = text
+            else:
+                found.pop(at, None)
+        return found
+
+    def _ancestors(self, turn: int | None) -> list[int]:
+        found: list[int] = []
+        while turn is not None:
+            found.append(turn)
+            turn = self._tree.turns[turn].parent
+        return found
+
+    def _rewritten(self, match: Match, turn: int, messages: Sequence[Message], tools: Tools) -> ForkReason | None:
+        """Return why the template no longer writes what `turn` and its context hold; None if it does."""
+        plain = self._renderer.plain(messages, self._reasoning(match, messages))
+        whole = self._renderer.render_text(plain, tools, generation_prompt=True)
+        length = self._tree.lengths[turn]
+        asked = self._renderer.render_text(plain[: length - 1], tools, generation_prompt=True)
+        answered = self._renderer.render_text(plain[:length], tools, generation_prompt=False)
+        held = self._renderer.decode(self._prompts.path_ids(turn), skip_special=False)
+        if (whole.startswith(asked) and whole.startswith(answered)) or whole.startswith(held):
+            return None
+        bare = _THINKING.sub("", whole)
+        if bare.startswith(_THINKING.sub("", asked)) and bare.startswith(_THINKING.sub("", answered)):
+            return ForkReason.THINKING_STRIPPED
+        return ForkReason.TEMPLATE_CHANGED
+
+    def _as_template(self, match: Match, turn: int, messages: Sequence[Message], tools: Tools, fork: ForkReason) -> Placed:
+        """Fork from the deepest ancestor whose text the template still writes."""
+        parent = self._tree.turns[turn].parent
+        while parent is not None and (
+            self._tree.lengths[parent] == 0 or self._rewritten(match, parent, messages, tools) is not None
+        ):
+            parent = self._tree.turns[parent].parent
+        if parent is None:
+            return self._root(match, messages, tools, fork)
+        length = self._tree.lengths[parent]
+        new = self._renderer.plain(messages[length:], self._reasoning(match, messages, start=length))
+        if not self._renderer.shape(new, bool(tools)).complete:
+            return self._root(match, messages, tools, fork)
+        history = self._renderer.plain(messages[:length], self._reasoning(match, messages))
+        context = self._renderer.extend(history, new, tools, last_output_id=self._tree.last_ids[parent])
+        return Placed(parent, context.ids, context.thinking_open, fork)
+
 
 __all__ = ["Prompt", "TokenGraph"]
 
@@ -150,7 +402,7 @@ class TokenGraph:
             temperature: of the call.
 
         Raises:
-            InvariantError: if the version spans are wrong (see `agentrl.checks.check_spans`).
+            InvariantError: if the version spans are wrong (see `agentrl.validation.check_spans`).
             ReplyError: if log-probs are missing, not finite or above 0, or an id is outside the vocabulary.
         """
         placed, parent = prompt.placed, prompt.placed.parent

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel
 
 from agentrl.errors import TokenError
-from agentrl.tokens.template import PlainMessage
+from agentrl.tokens.template.environment import PlainMessage
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles a message may have. Templates build control tokens out of the role, so it is not free text."""

@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import ConfigError, TokenError
-from agentrl.tokens.decode import IncrementalDecoder
-from agentrl.tokens.delta import DeltaRenderer, Shape
-from agentrl.tokens.encode import TokenCodec
-from agentrl.tokens.files import ModelFiles, read_model_files
-from agentrl.tokens.guard import GuardedTemplate
 from agentrl.tokens.messages import plain_message
 from agentrl.tokens.parse import THINK_CLOSE, ParsedMessage, choose_parser, parse_text
-from agentrl.tokens.probe import Probe, roles_of, wants_text_arguments
-from agentrl.tokens.scaffold import Context, Scaffolds
 from agentrl.tokens.supervised import EncodedConversation, assistant_ids, encode_conversation
-from agentrl.tokens.template import ChatTemplate, PlainMessage
+from agentrl.tokens.template.environment import ChatTemplate, PlainMessage
+from agentrl.tokens.template.guard import GuardedTemplate
+from agentrl.tokens.template.incremental import DeltaRenderer, Probe, Shape, roles_of, wants_text_arguments
+from agentrl.tokens.template.scaffold import Context, Scaffolds
+from agentrl.tokens.tokenizer.codec import IncrementalDecoder, TokenCodec
+from agentrl.tokens.tokenizer.files import ModelFiles, read_model_files
 from agentrl.types import Int32Array, Message
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentrl.errors import TokenError
-from agentrl.tokens.encode import TokenCodec
-from agentrl.tokens.guard import GuardedTemplate, Tools
 from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN
-from agentrl.tokens.probe import question
-from agentrl.tokens.template import PlainMessage
+from agentrl.tokens.template.environment import PlainMessage
+from agentrl.tokens.template.guard import GuardedTemplate, Tools
+from agentrl.tokens.template.incremental import question
+from agentrl.tokens.tokenizer.codec import TokenCodec
 from agentrl.types import BoolArray, Int32Array, Message
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from agentrl.train.base import StepReport, TrainBatch, Trainer, TrainSample
 from agentrl.train.checkpoint import Checkpoint, latest_checkpoint
-from agentrl.train.remote import RemoteTrainer, RestoreReport, launch_trainer
 from agentrl.train.scripted import ScriptedTrainer
+from agentrl.train.worker.client import RemoteTrainer, RestoreReport, launch_trainer
 
 __all__ = [
     "Checkpoint",

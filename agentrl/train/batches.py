@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import InvariantError, StaleDataError
 from agentrl.train.base import TrainBatch, TrainSample
-from agentrl.train.protocol import (
+from agentrl.train.worker.protocol import (
     Array,
     Logprobs,
     LogprobsReply,

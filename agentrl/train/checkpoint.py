@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.checksum import model_checksum
 from agentrl.errors import AgentRLError, TrainError
-from agentrl.sync.disk import atomic_directory, verify_directory, write_model
-from agentrl.sync.tensors import RawTensor, read_safetensors, write_safetensors
+from agentrl.weights.checksum import model_checksum
+from agentrl.weights.disk import atomic_directory, verify_directory, write_model
+from agentrl.weights.tensors import RawTensor, read_safetensors, write_safetensors
 
 STATE_FILE = "trainer.json"
 OPTIMIZER_FILE = "optimizer.state"

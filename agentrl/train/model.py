@@ -25,8 +25,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.sync.tensors import RawTensor
 from agentrl.types import BoolArray, Float32Array, Int32Array
+from agentrl.weights.tensors import RawTensor
 
 _TORCH_TYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -25,7 +25,6 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import LossMetrics, combine, decoupled_ppo_loss
 from agentrl.algo.packing import sorted_microbatches, split_minibatches
 from agentrl.errors import TrainError
-from agentrl.sync.tensors import RawTensor
 from agentrl.train.base import StepReport, TrainBatch, TrainSample
 from agentrl.train.batches import check_batch, has_gradient, interrupted
 from agentrl.train.checkpoint import Checkpoint, TrainerState
@@ -33,6 +32,7 @@ from agentrl.train.config import TrainerConfig
 from agentrl.train.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
 from agentrl.train.optimizer import adamw, schedule_factor, set_learning_rate
 from agentrl.types import Float32Array, Int32Array
+from agentrl.weights.tensors import RawTensor
 
 _RNG = "random_state"
 

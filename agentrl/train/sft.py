@@ -19,11 +19,11 @@ from torch import nn
 
 from agentrl.algo.packing import sorted_microbatches
 from agentrl.errors import ConfigError, TrainError
-from agentrl.sync.disk import atomic_directory, write_model
 from agentrl.train.config import SftConfig
 from agentrl.train.model import PolicyModel, resolve_device
 from agentrl.train.optimizer import Muon, adamw, set_learning_rate
 from agentrl.types import BoolArray, Int32Array
+from agentrl.weights.disk import atomic_directory, write_model
 
 _BETAS = (0.9, 0.95)
 _MICROBATCH_TOKENS = 8192

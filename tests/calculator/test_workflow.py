@@ -13,10 +13,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from agentrl.client import SamplingConfig
-from agentrl.inference.script import Fault, ScriptedReply
-from agentrl.inference.scripted import ScriptedServer
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
+from agentrl.servers.scripted.script import Fault, ScriptedReply
+from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Task, Trajectory

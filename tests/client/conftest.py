@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from agentrl.client import Client, SamplingConfig
-from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, VersionSpan
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from agentrl.client import CallTimeout, Client, SamplingConfig, tool
 from agentrl.errors import EpisodeLimit, ReplyError, RewardError, ServerUnavailable, TokenError, WorkflowError
-from agentrl.inference.base import GenerateRequest, Generation
+from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.types import EpisodeFailure, StopReason, Trajectory, Turn, VersionSpan

@@ -10,7 +10,7 @@ from openai.types.chat import (
     ChatCompletionUserMessageParam,
 )
 
-from agentrl.client.messages import checked_messages
+from agentrl.client.arguments import checked_messages
 from agentrl.errors import WorkflowError
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "calc", "arguments": '{"a": 1}'}}

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from agentrl.client import Client, SamplingConfig
 from agentrl.errors import ServerError
-from agentrl.inference.script import Fault, ScriptedReply
-from agentrl.inference.scripted import ScriptedServer
+from agentrl.servers.scripted.script import Fault, ScriptedReply
+from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from agentrl.client import CallTimeout, ChatStream, Client, SamplingConfig
 from agentrl.errors import EpisodeLimit, ReplyError, ServerUnavailable, TokenError
-from agentrl.inference.base import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Turn, VersionSpan
 from tests.client.conftest import Says

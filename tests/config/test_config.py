@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentrl.config import RunConfig, load_config, parse_config
+from agentrl.cli.plan import resolved_yaml
+from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.errors import ConfigError
-from agentrl.launch.plan import resolved_yaml
-from agentrl.overrides import parse_overrides
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import RunConfig, load_config, parse_config
+from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.errors import ConfigError
-from agentrl.overrides import parse_overrides
-from tests.launch.test_cli import agentrl
+from tests.cli.test_cli import agentrl
 
 BASE = "workflow: my:Agent\ntasks: {path: t.jsonl}\nmodel: {path: m}\n"
 

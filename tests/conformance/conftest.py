@@ -12,7 +12,7 @@ import pytest
 from anyio import create_task_group
 from anyio.abc import TaskGroup
 
-from tests.inference.embedded_helpers import Judge
+from tests.servers.embedded.judge import Judge
 from tests.support.api import Api, api_of
 from tests.support.servers import RunningServer, is_reset, reset, running_server, tiny_checkpoints
 

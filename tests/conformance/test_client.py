@@ -14,14 +14,14 @@ from anyio.abc import TaskGroup
 
 from agentrl.client import Client, SamplingConfig
 from agentrl.errors import ConfigError, EpisodeLimit, RequestRejected
-from agentrl.inference.base import CONTEXT_HEADROOM, Probe, SamplingParams
+from agentrl.inference.backend import CONTEXT_HEADROOM, Probe, SamplingParams
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.launch import launch_pool
-from agentrl.inference.pool import ServerPool
-from agentrl.inference.sglang import SGLangServer
+from agentrl.inference.launch.pool import launch_pool
+from agentrl.inference.pool.pool import ServerPool
+from agentrl.inference.sglang.server import SGLangServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason
-from tests.inference.embedded_helpers import Judge
+from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
 from tests.support.calls import ENDLESS, Call, ask, begin, begin_whole, give_up_update
 from tests.support.servers import CONTROL_S, RunningServer, publication

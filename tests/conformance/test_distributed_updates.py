@@ -15,14 +15,14 @@ from anyio.abc import TaskGroup
 from safetensors.torch import load_file
 from torch import Tensor
 
-from agentrl.collective import listen
 from agentrl.errors import WeightSyncError
-from agentrl.inference.base import Probe
+from agentrl.inference.backend import Probe
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.pool import ServerPool
-from agentrl.inference.sglang import SGLangServer
-from agentrl.transfer import GroupRequest, WeightFeed
-from tests.inference.embedded_helpers import Judge
+from agentrl.inference.pool.pool import ServerPool
+from agentrl.inference.sglang.server import SGLangServer
+from agentrl.weights.process_group import listen
+from agentrl.weights.types import GroupRequest, WeightFeed
+from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
 from tests.support.channel import LocalTrainer
 from tests.support.servers import Answer, RunningServer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.inference.transport import error_message
+from agentrl.inference.sglang.transport import error_message
 from tests.support.api import Api
 
 VALUES: list[tuple[dict[str, Any], str]] = [

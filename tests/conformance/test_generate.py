@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.inference.base import CONTEXT_RESERVE
-from tests.inference.embedded_helpers import Judge
+from agentrl.inference.backend import CONTEXT_RESERVE
+from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
 from tests.support.servers import RunningServer
 

@@ -1,4 +1,4 @@
-"""Each hazard of `agentrl.inference.embedded.hazards`: as a fault of the embedded server and at the real one it misleads a
+"""Each hazard of `agentrl.servers.embedded.faults`: as a fault of the embedded server and at the real one it misleads a
 naive client, without the fault it does not, and agentrl's own client is not misled by any or all of them."""
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from anyio.abc import TaskGroup
 
 from agentrl.errors import InvariantError
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.embedded.engine import EmbeddedEngine, EngineOptions
-from agentrl.inference.embedded.hazards import Hazard
-from agentrl.inference.embedded.weights import Weights
-from agentrl.inference.pool import ServerPool
-from agentrl.inference.roster import State
-from agentrl.inference.serve import serving
-from agentrl.inference.sglang import SGLangServer
+from agentrl.inference.pool.members import State
+from agentrl.inference.pool.pool import ServerPool
+from agentrl.inference.sglang.server import SGLangServer
+from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
+from agentrl.servers.embedded.faults import Hazard
+from agentrl.servers.embedded.weights import Weights
+from agentrl.servers.serve import serving
 from agentrl.types import Publication, StopReason
-from tests.inference.embedded_helpers import Judge
+from tests.servers.embedded.judge import Judge
 from tests.support.api import Api, api_of
 from tests.support.calls import Whole, ask, begin, begin_whole, give_up_update
 from tests.support.scenes import NAIVE, Scene

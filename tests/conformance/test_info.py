@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from anyio.abc import TaskGroup
 
-from agentrl.inference.base import CONTEXT_RESERVE
-from agentrl.inference.dialect import dialect_of
+from agentrl.inference.backend import CONTEXT_RESERVE
+from agentrl.inference.sglang.dialect import dialect_of
 from tests.support.api import Api
 from tests.support.servers import RunningServer
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.inference.embedded_helpers import Judge
+from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
 from tests.support.servers import RunningServer
 

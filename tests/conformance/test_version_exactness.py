@@ -18,10 +18,9 @@ import torch
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.batch import prepare_batch
-from agentrl.inference.embedded.engine import EmbeddedEngine
-from agentrl.inference.embedded.hazards import Hazard
-from agentrl.inference.embedded.options import EngineOptions
-from agentrl.inference.serve import serving
+from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
+from agentrl.servers.embedded.faults import Hazard
+from agentrl.servers.serve import serving
 from agentrl.train.config import TrainerConfig
 from agentrl.train.model import PolicyModel
 from agentrl.train.policy import PolicyTrainer

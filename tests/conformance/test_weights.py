@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from anyio.abc import TaskGroup
 
-from tests.inference.embedded_helpers import Judge
+from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
 from tests.support.servers import Answer, RunningServer
 

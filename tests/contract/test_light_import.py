@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agentrl", "workflows/agentrl_workflows", "envs/agentrl_envs")
-COMPUTES = ("agentrl.inference.embedded", "agentrl.collective")
+COMPUTES = ("agentrl.servers.embedded", "agentrl.weights.process_group")
 """Beside the training spine, what is made of tensors: a server that runs in a process of its own, and process groups."""
 HEAVY = ("torch", "transformers", "ray", "sglang")
 PROBE = r"""
@@ -61,11 +61,11 @@ def imported(*names: str) -> tuple[dict[str, str], float]:
 def test_the_list_is_every_module_of_the_packages_that_the_import_contract_calls_the_rollout_spine() -> None:
     names = light()
     spine: list[str] = contract("the rollout spine does not know the training spine")["source_modules"]
-    for package in (*spine, "agentrl.engine", "agentrl.observe", "agentrl.launch", "agentrl_envs", "agentrl_workflows"):
+    for package in (*spine, "agentrl.engine", "agentrl.observe", "agentrl.cli", "agentrl_envs", "agentrl_workflows"):
         missing = {name for name in modules() if f"{name}.".startswith(f"{package}.")} - set(names)
         assert [name for name in missing if not name.startswith(COMPUTES)] == []
         assert any(f"{name}.".startswith(f"{package}.") for name in names), package
-    some = {"agentrl", "agentrl.config", "agentrl.engine.engine", "agentrl.inference.pool", "agentrl.rollout.episode"}
+    some = {"agentrl", "agentrl.config", "agentrl.engine.engine", "agentrl.inference.pool.pool", "agentrl.rollout.episode"}
     assert some <= set(names)
 
 
@@ -76,5 +76,5 @@ def test_importing_the_whole_rollout_side_loads_nothing_heavy_and_takes_under_12
 
 
 def test_a_module_that_loads_something_heavy_is_named() -> None:
-    loaded_by, _ = imported("agentrl.types", "agentrl.collective", "agentrl.errors")
-    assert loaded_by == {"torch": "agentrl.collective"}
+    loaded_by, _ = imported("agentrl.types", "agentrl.weights.process_group", "agentrl.errors")
+    assert loaded_by == {"torch": "agentrl.weights.process_group"}

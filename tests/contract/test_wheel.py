@@ -32,7 +32,7 @@ def test_the_wheel_is_typed(wheel: Path) -> None:
 
 
 def test_the_wheel_has_what_launches_sglang(wheel: Path) -> None:
-    assert "agentrl/inference/sglang_launcher.py" in zipfile.ZipFile(wheel).namelist()
+    assert "agentrl/inference/launch/sglang_main.py" in zipfile.ZipFile(wheel).namelist()
 
 
 def test_base_dependencies_do_not_name_ray_or_sglang() -> None:

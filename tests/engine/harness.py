@@ -15,10 +15,10 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport
 from agentrl.engine.resume import RunState
-from agentrl.inference.base import Inference
-from agentrl.inference.scripted import ScriptedCall
+from agentrl.inference.backend import Inference
 from agentrl.observe.progress import Progress
 from agentrl.rollout.config import RolloutConfig
+from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.scripted import ScriptedTrainer
 from agentrl.types import Task

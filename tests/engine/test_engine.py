@@ -11,7 +11,7 @@ import pytest
 from agentrl.client import Client
 from agentrl.engine.resume import RunState
 from agentrl.errors import ConfigError, TrainError, WeightSyncError
-from agentrl.inference.scripted import ScriptedCall, ScriptedReply, ScriptedServer
+from agentrl.servers.scripted.server import ScriptedCall, ScriptedReply, ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.base import StepReport, TrainBatch
 from agentrl.train.scripted import ScriptedTrainer

@@ -11,9 +11,9 @@ import pytest
 from agentrl.client import Client
 from agentrl.engine.evaluate import EvalReport, evaluate
 from agentrl.errors import ConfigError
-from agentrl.inference.scripted import ScriptedCall
 from agentrl.observe.progress import Snapshot
 from agentrl.rollout.config import RolloutConfig
+from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow

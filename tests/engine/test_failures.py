@@ -16,13 +16,13 @@ import pytest
 import agentrl.engine.buffer
 import agentrl.engine.clock
 from agentrl.client import Client
-from agentrl.engine.budget import ErrorBudget
 from agentrl.engine.buffer import GroupBuffer
 from agentrl.engine.clock import Signal, VersionClock
+from agentrl.engine.journal import ErrorBudget
 from agentrl.engine.staleness import Admission
 from agentrl.errors import ErrorBudgetExceeded, InvariantError, RunStopped, StallError
-from agentrl.inference.scripted import Fault, ScriptedCall, ScriptedReply
 from agentrl.rollout.config import RolloutConfig
+from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.base import StepReport, TrainBatch
 from agentrl.train.scripted import ScriptedTrainer

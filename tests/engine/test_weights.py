@@ -8,9 +8,9 @@ import pytest
 
 from agentrl.errors import WeightSyncError
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.pool import ServerPool
-from agentrl.inference.script import Fault
-from agentrl.inference.scripted import ScriptedServer
+from agentrl.inference.pool.pool import ServerPool
+from agentrl.servers.scripted.script import Fault
+from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.scripted import ScriptedTrainer
 from tests.engine.harness import coin, lines, make_engine, run

@@ -10,9 +10,9 @@ from typing import TypeVar
 import anyio
 
 from agentrl.client import Client, SamplingConfig
-from agentrl.inference.scripted import Script, ScriptedCall, ScriptedServer
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
+from agentrl.servers.scripted.server import Script, ScriptedCall, ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow

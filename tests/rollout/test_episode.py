@@ -11,9 +11,9 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.errors import EnvironmentFault, InvariantError, ServerUnavailable
-from agentrl.inference.scripted import Fault, ScriptedCall, ScriptedReply
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
+from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Task, Trajectory, Turn

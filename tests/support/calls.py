@@ -7,10 +7,9 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.context import Context
-from agentrl.inference.base import Backend, GenerateRequest, Generation, SamplingParams
-from agentrl.inference.sglang import SGLangServer
-from agentrl.types import Publication
+from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
+from agentrl.inference.sglang.server import SGLangServer
+from agentrl.types import Context, Publication
 from tests.support.servers import CONTROL_S
 from tests.support.tap import Tap
 

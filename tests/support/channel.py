@@ -10,10 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from agentrl.sync.config import SyncConfig
-from agentrl.sync.sender import WeightSender
-from agentrl.train.channel import TrainerChannel
-from agentrl.train.protocol import (
+from agentrl.train.worker.client import TrainerChannel
+from agentrl.train.worker.protocol import (
     BeginSending,
     FinishSending,
     GroupsOpened,
@@ -23,6 +21,8 @@ from agentrl.train.protocol import (
     SendingStarted,
     StartSending,
 )
+from agentrl.weights.config import SyncConfig
+from agentrl.weights.sender import WeightSender
 
 
 class LocalTrainer:

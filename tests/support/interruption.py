@@ -18,8 +18,8 @@ import anyio
 
 from agentrl.client import Client, SamplingConfig
 from agentrl.engine.clock import Signal
-from agentrl.inference.base import UpdateReport
-from agentrl.inference.pool import ServerPool
+from agentrl.inference.backend import UpdateReport
+from agentrl.inference.pool.pool import ServerPool
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
 from agentrl.tokens.renderer import Renderer

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentrl.inference.base import Probe
+from agentrl.inference.backend import Probe
 from agentrl.types import Int32Array, Publication, Sample, Trajectory
 from tests.support.accounts import positions
 

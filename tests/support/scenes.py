@@ -1,4 +1,4 @@
-"""What a naive client does where one of `agentrl.inference.embedded.hazards` waits: a scene says whether it was misled.
+"""What a naive client does where one of `agentrl.servers.embedded.faults` waits: a scene says whether it was misled.
 
 Invariant: nothing here waits on time; something that is not blocked has happened after `TRIPS` other calls were answered.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from anyio.abc import TaskGroup
 
-from agentrl.inference.embedded.hazards import Hazard
-from tests.inference.embedded_helpers import Judge
+from agentrl.servers.embedded.faults import Hazard
+from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
 from tests.support.calls import ENDLESS
 

@@ -19,7 +19,7 @@ import orjson
 from aiohttp import web
 from anyio.abc import TaskGroup
 
-from agentrl.inference.base import GenerateRequest
+from agentrl.inference.backend import GenerateRequest
 from tests.support.servers import CONTROL_S
 
 _MAX_BODY_BYTES = 64 * 2**20

@@ -15,15 +15,15 @@ import anyio.to_thread
 import numpy as np
 from safetensors.torch import load_file
 
-from agentrl.engine.weights import PROBE_TEXT
-from agentrl.inference.base import Probe, UpdateReport
+from agentrl.engine.publisher import PROBE_TEXT
+from agentrl.inference.backend import Probe, UpdateReport
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.launch import launch_pool
-from agentrl.inference.pool import ServerPool
-from agentrl.sync.disk import WEIGHTS_FILE
+from agentrl.inference.launch.pool import launch_pool
+from agentrl.inference.pool.pool import ServerPool
 from agentrl.tokens.renderer import Renderer
-from agentrl.transfer import WeightFeed
 from agentrl.types import Publication
+from agentrl.weights.disk import WEIGHTS_FILE
+from agentrl.weights.types import WeightFeed
 from tests.support.accounts import check_accounts, cut_versions, split_turns
 from tests.support.channel import LocalTrainer
 from tests.support.interruption import Interrupted, Plan, interrupt

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from agentrl.tokens import bytelevel
-from agentrl.tokens.bytelevel import CHARACTERS, ByteDecoder
+from agentrl.tokens.tokenizer import bytelevel
+from agentrl.tokens.tokenizer.bytelevel import CHARACTERS, ByteDecoder
 
 LETTERS = [chr(CHARACTERS.get(byte, byte)) for byte in range(256)]
 WORDS = ("Ġthe", "ĠĊ", "é", "â", "日本", "€", "a b", "<|x|>", "")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentrl.errors import ConfigError, TokenError
-from agentrl.tokens.encode import TokenCodec
 from agentrl.tokens.renderer import Renderer
+from agentrl.tokens.tokenizer.codec import TokenCodec
 from tests.tokens.families import FAMILIES, Family
 
 ORDINARY = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import TokenError
-from agentrl.tokens.encode import TokenCodec
-from agentrl.tokens.guard import GuardedTemplate
 from agentrl.tokens.renderer import Renderer
-from agentrl.tokens.template import ChatTemplate
+from agentrl.tokens.template.environment import ChatTemplate
+from agentrl.tokens.template.guard import GuardedTemplate
+from agentrl.tokens.tokenizer.codec import TokenCodec
 from tests.tokens.dialogues import TOOL, assistant, result, system, user
 from tests.tokens.families import FAMILIES
 from tests.tokens.test_encode import byte_tokenizer, hostile_text

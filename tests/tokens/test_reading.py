@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel, ConfigDict
 
 from agentrl.errors import TokenError
-from agentrl.tokens.reading import MessageReader
+from agentrl.tokens.history import MessageReader
 from tests.tokens.dialogues import assistant, calls, result, user
 
 WORDS = st.sampled_from(("a", "b", " a ", "", "<think>\nx\n</think>\n\na", "é"))

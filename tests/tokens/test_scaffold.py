@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from agentrl.errors import TokenError
 from agentrl.tokens.messages import read_message
 from agentrl.tokens.renderer import Renderer
-from agentrl.tokens.scaffold import Context, Scaffolds
-from agentrl.tokens.template import ChatTemplate, PlainMessage
-from agentrl.tokens.trace import Trace, TracingEnvironment, Untraceable
+from agentrl.tokens.template.environment import ChatTemplate, PlainMessage
+from agentrl.tokens.template.scaffold import Context, Scaffolds
+from agentrl.tokens.template.trace import Trace, TracingEnvironment, Untraceable
 from tests.support.tiny import build_tokenizer
 from tests.tokens.dialogues import result, user
 from tests.tokens.families import FAMILIES

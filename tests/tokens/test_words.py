@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from agentrl.tokens.renderer import Renderer
-from agentrl.tokens.words import WordEncoder, word_encoder
+from agentrl.tokens.tokenizer.bytelevel import WordEncoder, word_encoder
 from tests.tokens.families import CORPUS
 
 _SUFFIXES, _ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -11,11 +11,11 @@ import torch
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ConfigError, TrainError
-from agentrl.sync.tensors import RawTensor
 from agentrl.train.checkpoint import TrainerState, latest_checkpoint, read_checkpoint, write_checkpoint
 from agentrl.train.config import TrainerConfig
 from agentrl.train.model import PolicyModel
 from agentrl.train.policy import PolicyTrainer
+from agentrl.weights.tensors import RawTensor
 from tests.support.tiny import tiny_checkpoint
 from tests.train.helpers import load_plain, random_batch
 

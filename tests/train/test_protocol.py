@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentrl.errors import InvariantError
 from agentrl.train.base import TrainBatch, TrainSample
 from agentrl.train.batches import pack_batch, pack_sequences, split_logprobs, unpack_batch, unpack_sequences
-from agentrl.train.protocol import (
+from agentrl.train.worker.protocol import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     Array,

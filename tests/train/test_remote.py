@@ -19,12 +19,12 @@ import torch
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ConfigError, InvariantError, StaleDataError, TrainError
-from agentrl.sync.disk import verify_directory
 from agentrl.train.base import TrainBatch, TrainSample
 from agentrl.train.config import TrainerConfig
 from agentrl.train.model import PolicyModel
 from agentrl.train.policy import PolicyTrainer
-from agentrl.train.remote import RemoteTrainer, launch_trainer
+from agentrl.train.worker.client import RemoteTrainer, launch_trainer
+from agentrl.weights.disk import verify_directory
 from tests.train.helpers import load_plain, random_batch
 
 _CONFIG = TrainerConfig(lr=1e-3, minibatches=2, max_bad_steps=2, call_timeout_s=120)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from agentrl.errors import TrainError
-from agentrl.sync.disk import verify_directory
 from agentrl.train.base import Trainer
 from agentrl.train.scripted import ScriptedTrainer
+from agentrl.weights.disk import verify_directory
 from tests.train.helpers import random_batch
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, TrainError
-from agentrl.sync.disk import verify_directory
 from agentrl.train.config import SftConfig
 from agentrl.train.sft import EncodedExample, run_sft
+from agentrl.weights.disk import verify_directory
 from tests.train.helpers import load_plain
 
 

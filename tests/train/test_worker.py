@@ -13,7 +13,8 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError, TrainError
 from agentrl.train.batches import pack_batch
 from agentrl.train.config import TrainerConfig
-from agentrl.train.protocol import (
+from agentrl.train.worker.process import serve
+from agentrl.train.worker.protocol import (
     HEADER_BYTES,
     BeginSending,
     Failed,
@@ -31,7 +32,6 @@ from agentrl.train.protocol import (
     decode_reply,
     encode_frame,
 )
-from agentrl.train.worker import serve
 from tests.train.helpers import random_batch
 
 
@@ -102,7 +102,9 @@ def test_input_that_is_not_a_frame_ends_it_with_an_error() -> None:
 
 
 def test_prints_of_python_and_of_native_code_do_not_touch_the_replies() -> None:
-    program = "import os; from agentrl.train import worker; worker.main(); print('noise'); os.write(1, b'native noise')"
+    program = (
+        "import os; from agentrl.train.worker import process; process.main(); print('noise'); os.write(1, b'native noise')"
+    )
 
     result = subprocess.run([sys.executable, "-c", program], input=encode_frame(Save("x")), capture_output=True, check=True)
 

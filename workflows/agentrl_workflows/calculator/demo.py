@@ -27,20 +27,20 @@ from cyclopts import App
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from agentrl.cli.main import Overrides, guarded
+from agentrl.cli.sft import encode_conversations, supervise
+from agentrl.cli.tasks import load_tasks
+from agentrl.cli.train import train, write_json
 from agentrl.config import RunConfig, load_config
 from agentrl.engine.evaluate import EvalReport, evaluate
 from agentrl.engine.report import RunReport
 from agentrl.errors import ConfigError
-from agentrl.inference.launch import launch_pool
-from agentrl.inference.sglang_recipe import find_sglang_python
-from agentrl.launch.cli import Overrides, guarded
-from agentrl.launch.heartbeat import run_watched
-from agentrl.launch.interrupts import results_in, telling
-from agentrl.launch.local import train, write_json
-from agentrl.launch.sft import encode_conversations, supervise
-from agentrl.launch.tasks import load_tasks
+from agentrl.inference.launch.pool import launch_pool
+from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.config import SftConfig
+from agentrl.watchdog.loop import run_watched
+from agentrl.watchdog.signals import results_in, telling
 from agentrl.workflow import load_workflow
 from agentrl_workflows.calculator.curve import draw_curve
 from agentrl_workflows.calculator.expert import write_demonstrations

@@ -1,0 +1,259 @@
+"""`agentrl doctor`: looks at the machine, the run file, its parts and its servers, and says what to fix.
+
+Invariant: each check prints one line, `ok` or `FIX` with the mend; a check that needs an earlier one is not run if that
+one failed; nothing is left behind, and nothing the run would own is written.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.cli.tasks import TaskSets, load_tasks
+from agentrl.cli.train import describe_error, load_renderer
+from agentrl.config import RunConfig, load_config
+from agentrl.errors import AgentRLError, ConfigError, WorkflowError
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
+from agentrl.inference.launch.sglang import find_sglang_python
+from agentrl.inference.sglang.dialect import dialect_of
+from agentrl.inference.sglang.server import SGLangServer
+from agentrl.rollout.episode import run_episode
+from agentrl.tokens.renderer import Renderer
+from agentrl.train.worker.client import launch_trainer
+from agentrl.types import Trajectory
+from agentrl.watchdog.loop import run_watched
+from agentrl.workflow import RolloutWorkflow, load_workflow
+
+_Result = TypeVar("_Result")
+_MIN_DISK_MB = 1024
+_ASK_S = 60.0
+"""Seconds a Python may take to say which SGLang it has."""
+
+
+@dataclass(slots=True)
+class Report:
+    """The checks made so far, printed as they are made."""
+
+    console: Console = field(default_factory=Console)
+    num_failed: int = 0
+
+    def ok(self, name: str, detail: str) -> None:
+        """Print a check that passed."""
+        self._line("ok", "green", name, detail)
+
+    def fix(self, name: str, detail: str) -> None:
+        """Print a check that failed, with what to do."""
+        self.num_failed += 1
+        self._line("FIX", "red", name, detail)
+
+    def check(self, name: str, probe: Callable[[], _Result], describe: Callable[[_Result], str]) -> _Result | None:
+        """Run `probe`; print what it found or, for an error of agentrl's, what to fix. None when it failed."""
+        try:
+            found = probe()
+        except (AgentRLError, BaseExceptionGroup) as error:
+            self.fix(name, describe_error(error))
+            return None
+        self.ok(name, describe(found))
+        return found
+
+    def _line(self, mark: str, style: str, name: str, detail: str) -> None:
+        self.console.print(Text.assemble((f"{mark:<4}", style), f"{name:<12} {detail}"), soft_wrap=True)
+
+
+def examine(config: Path | None, overrides: Sequence[str] = (), console: Console | None = None) -> bool:
+    """Check the machine and, with `config`, its run down to one episode; return whether nothing needs fixing."""
+    report = Report(console=console or Console())
+    _machine(report)
+    if config is not None:
+        run = report.check(
+            "config", partial(load_config, config, overrides), lambda run: f"{config}: run {run.name!r} is valid"
+        )
+        if run is not None:
+            _servers(report, run)
+            _run_parts(report, run)
+    else:
+        _sglang_here(report)
+    report.console.print("Nothing to fix." if report.num_failed == 0 else f"{report.num_failed} to fix.")
+    return report.num_failed == 0
+
+
+def _machine(report: Report) -> None:
+    report.ok("python", f"{sys.version.split()[0]} at {sys.executable}")
+    wrong = _wrong_packages()
+    if wrong:
+        report.fix("packages", f"{'; '.join(wrong)}: run pip install -e . again")
+    else:
+        report.ok("packages", "every dependency is installed in a version agentrl accepts")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    report.ok("cpu", f"{cores} core(s)" + ("" if cores > 1 else "; trainer and server will share it"))
+    free_mb = shutil.disk_usage(Path.cwd()).free // 2**20
+    if free_mb < _MIN_DISK_MB:
+        report.fix("disk", f"{free_mb} MB free in {Path.cwd()}; checkpoints need room: free at least {_MIN_DISK_MB} MB")
+    else:
+        report.ok("disk", f"{free_mb} MB free")
+    report.ok("torch", _torch())
+
+
+def _wrong_packages() -> list[str]:
+    from packaging.requirements import Requirement
+
+    wrong: list[str] = []
+    for text in importlib.metadata.requires("agentrl") or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if not requirement.specifier.contains(re.sub(r"\+.*", "", version), prereleases=True):
+            wrong.append(f"{requirement.name} is {version}, expected {requirement.specifier}")
+    return wrong
+
+
+def _torch() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        return f"{torch.__version__}, CUDA: {names}"
+    return f"{torch.__version__}, no CUDA device: training and serving run on the CPU"
+
+
+def _sglang_here(report: Report) -> None:
+    """Say which SGLang is installed; one is needed only by runs that ask for it."""
+    try:
+        report.ok("sglang", _installed_sglang(InferenceConfig()))
+    except ConfigError as error:
+        report.ok("sglang", f"none: {error}")
+
+
+def _installed_sglang(config: InferenceConfig) -> str:
+    """Return version, dialect and Python of the SGLang that would be launched.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    python = find_sglang_python(config)
+    command = [python, "-c", "import importlib.metadata as m; print(m.version('sglang'))"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{python} does not run: {error}; install SGLang again with make sglang-install") from error
+    if asked.returncode != 0:
+        last = (asked.stderr.strip().splitlines() or ["(it says nothing)"])[-1]
+        raise ConfigError(
+            f"{python} has no SGLang: {last}; run make sglang-install, or name another inference.sglang_python"
+        )
+    version = asked.stdout.strip()
+    return f"{version} at {python}, dialect {dialect_of(version, None, python).name}"
+
+
+def _servers(report: Report, run: RunConfig) -> None:
+    """Check what the servers of a run need before one is started, or ask the running ones what they are."""
+    if run.inference.urls:
+        for url in run.inference.urls:
+            report.check("server", partial(_ask, run, url), lambda said: said)
+        return
+    if run.inference.backend == "sglang":
+        report.check("sglang", partial(_installed_sglang, run.inference), lambda found: found)
+    report.check(
+        "port", partial(_free_port, run.inference), lambda port: f"{run.inference.host} has free ports, such as {port}"
+    )
+    report.check("key", partial(api_key, run.inference), lambda key: "set" if key else "none; the servers are loopback only")
+
+
+def _free_port(config: InferenceConfig) -> int:
+    with PortReserve(config.host) as ports:
+        return ports.take()
+
+
+def _ask(run: RunConfig, url: str) -> str:
+    return _watched(run, partial(_running_server, run, url))
+
+
+async def _running_server(run: RunConfig, url: str) -> str:
+    key, wait_s = api_key(run.inference), run.inference.control_timeout_s
+    async with SGLangServer(url, vocab_size=1, api_key=key, control_timeout_s=wait_s) as server:
+        dialect = server.dialect
+        return f"{url}: {dialect.engine} {dialect.version}, dialect {dialect.name}, policy version {server.version}"
+
+
+def _run_parts(report: Report, run: RunConfig) -> None:
+    tasks = report.check(
+        "tasks",
+        lambda: load_tasks(run.tasks),
+        lambda sets: f"{len(sets.train)} to train on, {len(sets.evaluation)} held out",
+    )
+    workflow = report.check(
+        "workflow", lambda: load_workflow(run.workflow, run.workflow_args), lambda found: f"{found.name} from {run.workflow}"
+    )
+    renderer = report.check(
+        "model",
+        lambda: load_renderer(run, run.model.path),
+        lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
+    )
+    if renderer is not None:
+        report.check("trainer", lambda: _watched(run, partial(_load_trainer, run)), lambda found: found)
+    if tasks is not None and workflow is not None and renderer is not None:
+        play = partial(_round_trip, run, tasks, workflow, renderer)
+        report.check("round trip", lambda: _watched(run, play), _describe_episode)
+
+
+def _watched(run: RunConfig, job: Callable[[], Awaitable[_Result]]) -> _Result:
+    last_words = "Its temporary files stay behind."
+    return run_watched(job, stall_timeout_s=run.engine.stall_timeout_s, last_words=lambda _ending: last_words)
+
+
+async def _load_trainer(run: RunConfig) -> str:
+    """Start the trainer worker, let it load the model, and end it; its own deadline is `trainer.call_timeout_s`."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
+        async with launch_trainer(
+            run.trainer,
+            run.algorithm,
+            model_path=run.model.path,
+            total_steps=run.engine.steps,
+            seed=run.seed,
+            log_path=Path(logs) / "trainer.log",
+            sync=run.route.sync,
+        ) as trainer:
+            return f"{trainer.num_parameters} parameters on {trainer.device}"
+
+
+async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow, renderer: Renderer) -> Trajectory:
+    """Start or reach the servers and play one episode."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
+        async with launch_pool(
+            run.resolved_inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs
+        ) as pool:
+            episode = await run_episode(
+                workflow,
+                tasks.train[0],
+                backend=pool,
+                renderer=renderer.within(pool.max_context_tokens),
+                rollout=run.rollout,
+                sampling=run.sampling,
+            )
+    if episode.failure is not None:
+        raise WorkflowError(f"one episode was played and failed ({episode.stop_reason}): {episode.failure.message}")
+    return episode
+
+
+def _describe_episode(episode: Trajectory) -> str:
+    length = f"{len(episode.turns)} turn(s), {episode.num_output_tokens} tokens"
+    return f"one episode: {length}, {episode.stop_reason}, return {episode.episode_return:g}"

@@ -1,0 +1,282 @@
+"""`agentrl eval`: a workflow on held-out tasks, against a checkpoint or any OpenAI-compatible endpoint.
+
+Invariant: nothing is trained; every episode asked for is counted. A failed one has no result: rates are over the others, the
+first failure is shown, and too many of them are an error. The servers' logs stay only if something failed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agentrl.cli.tasks import check_writable, load_tasks
+from agentrl.cli.train import load_renderer, write_json
+from agentrl.config import RunConfig
+from agentrl.engine.evaluate import EvalReport, evaluate, evaluate_with
+from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
+from agentrl.inference.launch.pool import launch_pool
+from agentrl.rollout.episode import run_endpoint_episode
+from agentrl.types import StopReason, Task, Trajectory
+from agentrl.workflow import RolloutWorkflow, load_workflow
+
+_KEY_VARIABLE = "OPENAI_API_KEY"
+_CAUSES = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to evaluate: the endpoint if there is one, else the checkpoint, else the run's own model."""
+
+    checkpoint: Path | None = None
+    endpoint: str | None = None
+    model: str | None = None
+    """The model's name at the endpoint."""
+    api_key_env: str | None = None
+    """Variable that holds the endpoint's key; None: `OPENAI_API_KEY` where it is set, or else no key."""
+
+
+async def evaluate_target(
+    run: RunConfig, target: Target, *, episodes: int | None = None, greedy: bool = False, output: Path | None = None
+) -> EvalReport:
+    """Evaluate behind a progress bar, print the result, and write it to `output`, also when too many episodes failed.
+
+    Raises:
+        ConfigError: there are no held-out tasks, or the target or a flag cannot be used.
+        ServerError: no server could be started or reached.
+        ErrorBudgetExceeded: all episodes failed, or more than `rollout.max_failure_rate` of them; carries the first failure.
+        RunStopped: `output` cannot be written any more; the result is printed.
+
+    Cancellation: episodes and servers are ended; nothing is printed.
+    """
+    key = _checked(run, target, episodes, output)
+    tasks = load_tasks(run.tasks).evaluation
+    if not tasks:
+        raise ConfigError("tasks: there are no held-out tasks; set tasks.eval_path or tasks.eval_factory_args")
+    workflow = load_workflow(run.workflow, run.workflow_args)
+    count = run.engine.eval_episodes if episodes is None else episodes
+    with _logs(run) as logs:
+        with _bar(count) as advance:
+            if target.endpoint is not None:
+                report = await _at_endpoint(run, target, key, workflow, tasks, count, greedy, advance)
+            else:
+                report = await _at_checkpoint(run, target, logs, workflow, tasks, count, greedy, advance)
+        _show(report)
+        logs.wanted = report.failed > 0
+        unsaved = "" if output is None else _save(output, {"run": run.name, "target": _name(run, target), **_values(report)})
+        if unsaved and report.failed:
+            print(unsaved, file=sys.stderr)  # `_judge` may raise first
+        _judge(run, report)
+    if unsaved:
+        raise RunStopped(unsaved)
+    return report
+
+
+def _checked(run: RunConfig, target: Target, episodes: int | None, output: Path | None) -> str:
+    """Return the endpoint's key, having looked at all flags."""
+    if run.inference.urls and target.checkpoint is not None and target.endpoint is None:
+        raise ConfigError(
+            f"--checkpoint {target.checkpoint}: inference.urls names running servers, which sample from their own weights; "
+            "drop --checkpoint, or override --inference.urls '[]'"
+        )
+    if target.endpoint is None and target.api_key_env is not None:
+        raise ConfigError(
+            f"--api-key-env {target.api_key_env}: it is for --endpoint, which was not given; the key of the run's servers "
+            "is named by inference.api_key_env"
+        )
+    if target.endpoint is None and target.model is not None:
+        raise ConfigError(f"--model {target.model}: it is for --endpoint, which was not given; for a local one --checkpoint")
+    if episodes is not None and episodes < 1:
+        raise ConfigError(
+            f"--episodes {episodes}: expected at least 1; leave it out for engine.eval_episodes = {run.engine.eval_episodes}"
+        )
+    if output is not None:
+        _check_output(output)
+    key = os.environ.get(target.api_key_env or _KEY_VARIABLE)
+    if target.api_key_env is not None and not key:
+        raise ConfigError(
+            f"--api-key-env {target.api_key_env}: this environment variable is not set; export it, or drop the flag for an "
+            "endpoint that takes any key"
+        )
+    return key or "none"  # local endpoints take any key, and the openai client demands one
+
+
+def _check_output(output: Path) -> None:
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no directory {output.parent}; make it first")
+    check_writable(output, f"--output {output}")
+    if output.exists() and not output.is_file():
+        kind = "a directory" if output.is_dir() else "not a file"
+        raise ConfigError(f"--output {output}: expected the name of a file to write, but it is {kind}; name another")
+
+
+def _name(run: RunConfig, target: Target) -> str:
+    if target.endpoint is not None:
+        return target.endpoint
+    return ", ".join(run.inference.urls) or str(target.checkpoint or run.model.path)
+
+
+def _show(report: EvalReport) -> None:
+    values = report.metrics()
+    width = max(map(len, values))
+    for name, value in values.items():
+        print(f"{name:<{width}} {value:.4g}" if isinstance(value, float) else f"{name:<{width}} {value}")
+
+
+def _values(report: EvalReport) -> dict[str, Any]:
+    """Return the metrics, and what the first failure was; null where there is none."""
+    first = report.first_failed
+    failure = None
+    if first is not None and first.failure is not None:
+        failure = {
+            "episode_id": first.episode_id,
+            "task_id": first.task_id,
+            "stop_reason": str(first.stop_reason),
+            "kind": first.failure.kind,
+            "message": first.failure.message,
+        }
+    return {**report.metrics(), "first_failure": failure}
+
+
+def _save(output: Path, values: Mapping[str, Any]) -> str:
+    """Return what kept the report from being written; "" where it was."""
+    try:
+        write_json(output, values)
+    except OSError as error:
+        return f"cannot write --output {output}: {error.strerror}; the results are only printed"
+    return ""
+
+
+def _judge(run: RunConfig, report: EvalReport) -> None:
+    """Say on standard error what failed, or raise where that is too much for a result."""
+    first, count, limit = report.first_failed, len(report.episodes), run.rollout.max_failure_rate
+    if first is None or first.failure is None:
+        return
+    reasons = ", ".join(f"{number} {reason}" for reason, number in report.failures.items())
+    what = f"{report.failed} of {count} episodes failed: {reasons}"
+    others = f"success rate and returns are over the other {count - report.failed}"
+    what += "; there is no success rate" if report.failed == count else f"; {others}"
+    if any(reason in report.failures for reason in ("turn_limit", "token_limit")):
+        what += ". Set the workflow's limit_reward if running out of turns or tokens is an outcome, not a failure"
+    failure, trace = first.failure, first.failure.traceback
+    if first.stop_reason == StopReason.SERVER_ERROR:  # where the workflow called; not how the connection broke
+        trace = trace.split(_CAUSES)[-1]
+    told = f"The first one, task {first.task_id}, was {failure.kind}: {failure.message}\n{trace}".rstrip()
+    if report.failed == count:
+        raise ErrorBudgetExceeded(f"{what}; mend the cause. {told}")
+    if report.failed > limit * count:
+        over = f"That is over rollout.max_failure_rate {limit:.0%}; mend the cause, or raise that"
+        raise ErrorBudgetExceeded(f"{what}. {over}. {told}")
+    print(f"{what}. {told}", file=sys.stderr)
+
+
+@dataclass(slots=True)
+class _Logs:
+    folder: Path
+    wanted: bool = False
+    """Whether somebody should read them."""
+
+
+@contextmanager
+def _logs(run: RunConfig) -> Generator[_Logs]:
+    """Yield where the servers' logs go; afterwards say where they are, or leave nothing behind if nothing failed."""
+    logs = _Logs(Path(run.runs_dir) / "eval-logs" / f"{run.name}-{os.getpid()}")
+    made = [folder for folder in (logs.folder, *logs.folder.parents) if not folder.exists()]
+    try:
+        yield logs
+    except BaseException:
+        logs.wanted = True
+        raise
+    finally:
+        if logs.wanted and logs.folder.is_dir():
+            print(f"The servers' logs are in {logs.folder}/", file=sys.stderr)
+        else:
+            shutil.rmtree(logs.folder, ignore_errors=True)
+            with suppress(OSError):  # the first that holds something else ends it
+                for folder in made[1:]:
+                    folder.rmdir()
+
+
+class _bar:
+    """A progress bar on standard error when that is a terminal."""
+
+    def __init__(self, total: int) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._progress.add_task("episodes", total=total)
+
+    def __enter__(self) -> Callable[[Trajectory], None]:
+        self._progress.start()
+        return lambda _episode: self._progress.advance(self._task)
+
+    def __exit__(self, *_error: object) -> None:
+        self._progress.stop()
+
+
+async def _at_checkpoint(
+    run: RunConfig,
+    target: Target,
+    logs: _Logs,
+    workflow: RolloutWorkflow,
+    tasks: tuple[Task, ...],
+    episodes: int,
+    greedy: bool,
+    on_episode: Callable[[Trajectory], None],
+) -> EvalReport:
+    checkpoint = target.checkpoint or Path(run.model.path)
+    renderer = load_renderer(run, checkpoint)
+    async with launch_pool(
+        run.resolved_inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs.folder
+    ) as pool:
+        return await evaluate(
+            workflow,
+            tasks,
+            backend=pool,
+            renderer=renderer.within(pool.max_context_tokens),
+            rollout=run.rollout,
+            sampling=run.sampling,
+            episodes=episodes,
+            greedy=greedy,
+            on_episode=on_episode,
+        )
+
+
+async def _at_endpoint(
+    run: RunConfig,
+    target: Target,
+    key: str,
+    workflow: RolloutWorkflow,
+    tasks: tuple[Task, ...],
+    episodes: int,
+    greedy: bool,
+    on_episode: Callable[[Trajectory], None],
+) -> EvalReport:
+    from openai import AsyncOpenAI
+
+    sampling = run.sampling.model_copy(update={"temperature": 0.0}) if greedy else run.sampling
+    async with AsyncOpenAI(base_url=target.endpoint, api_key=key, timeout=run.inference.request_timeout_s) as endpoint:
+        return await evaluate_with(
+            partial(
+                run_endpoint_episode,
+                workflow,
+                endpoint=endpoint,
+                model=target.model or "",
+                rollout=run.rollout,
+                sampling=sampling,
+            ),
+            tasks,
+            max_concurrent=run.rollout.max_concurrent_episodes,
+            episodes=episodes,
+            greedy=greedy,
+            on_episode=on_episode,
+        )

@@ -1,0 +1,249 @@
+"""How much memory a run will take, from the shape of its model: the trainer's, each server's, and where both share a GPU.
+
+Invariant: a figure is arithmetic over the model's `config.json` (or the published shape of the model its path names) and
+the run's own settings; where the shape is unknown there is no figure. Good to about a fifth: allocators round up.
+
+Legend for shapes: P parameters, V vocabulary, T tokens of one forward pass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig
+from agentrl.inference.launch.sglang import first_gpu, runs_on_cpu, tensor_parallel
+
+GIB = 2**30
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+_CUDA_BYTES = GIB
+"""Context and library workspaces of one process on a GPU."""
+_MAX_LOGITS = 1 << 27
+"""The trainer makes at most this many logits at once (agentrl.train.model)."""
+_BYTES_PER_LOGIT = 20
+"""The head's output, its float32 copy, the scaled one, the log-softmax and the gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The shape of a dense decoder.
+
+    Example:
+        >>> shape_of("/models/Qwen3-4B").num_parameters
+        4022468096
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    query_key_norm: bool = True
+    attention_bias: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        """P: embeddings, output head where it is not tied, attention, MLP and norms."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * self.hidden * queries + 2 * self.hidden * keys
+        attention += 2 * self.head_dim * self.query_key_norm + (queries + 2 * keys) * self.attention_bias
+        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.layers * layer + self.hidden
+
+    def kv_bytes(self, element_bytes: int) -> int:
+        """Return the bytes of one token's keys and values in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+
+    def saved_bytes(self, dtype: str, *, checkpointing: bool) -> int:
+        """Return the bytes of activations autograd keeps for one token, weights aside.
+
+        The factors count the tensors that transformers' Qwen3 layer saves, with float32 weights under autocast for bfloat16;
+        a checkpointed layer keeps its float32 input, and one layer at a time is computed again.
+        """
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        wide = dtype == "float32"
+        hidden, inner, query, key = (24, 16, 16.5, 16.25) if wide else (26, 8, 10.5, 10.25)
+        layer = hidden * self.hidden + inner * self.intermediate + query * queries + key * keys
+        return int(self.layers * 4 * self.hidden + layer) if checkpointing else int(self.layers * layer)
+
+
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool) -> Shape:
+    return Shape(
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        vocabulary=151_936,
+        tied=tied,
+    )
+
+
+_PUBLISHED = {
+    "0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+    "1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
+    "4b": _qwen3(2560, 9728, 36, 32, tied=True),
+    "8b": _qwen3(4096, 12_288, 36, 32, tied=False),
+}
+
+
+def shape_of(model_path: str) -> Shape | None:
+    """Return the shape of a model: of its config.json, or, where that is not here, of the Qwen3 its path names.
+
+    None where neither says, and for models whose layers are not all the same dense one.
+    """
+    try:
+        config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        named = re.match(r"qwen3-(0\.6b|1\.7b|4b|8b)(?![\w.])", Path(model_path).name.lower())
+        return None if named is None else _PUBLISHED[named[1]]
+    try:
+        return _from_config(config.get("text_config") or config)
+    except KeyError:
+        return None
+
+
+def _from_config(config: dict[str, Any]) -> Shape | None:
+    if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return None
+    heads, kind = config["num_attention_heads"], config.get("model_type")
+    return Shape(
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocabulary=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        query_key_norm=kind == "qwen3",
+        attention_bias=kind == "qwen2",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerMemory:
+    """Bytes the trainer holds at its peak: the backward pass of a full microbatch."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    copies: int
+    """The weights in bfloat16, which autocast makes for each forward pass."""
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """All of it, with a GPU's context."""
+        return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.logits + _CUDA_BYTES
+
+
+def _longest_pass(run: RunConfig) -> int:
+    """Return the most tokens of one forward pass: a microbatch, or one sample that is longer than that by itself."""
+    return max(run.trainer.microbatch_tokens, run.inference.context_limit or 0)
+
+
+def trainer_memory(run: RunConfig, shape: Shape) -> TrainerMemory:
+    """Return what training takes: weights, gradients and two AdamW moments in float32, and one microbatch."""
+    count, trainer = shape.num_parameters, run.trainer
+    logits = min(_longest_pass(run) * shape.vocabulary, _MAX_LOGITS)
+    saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing)
+    return TrainerMemory(
+        weights=4 * count,
+        gradients=4 * count,
+        optimizer=8 * count,
+        copies=2 * count if trainer.dtype == "bfloat16" else 0,
+        activations=saved * _longest_pass(run),
+        logits=logits * _BYTES_PER_LOGIT,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMemory:
+    """Bytes one launched server takes of each of its GPUs, or of the machine's memory."""
+
+    weights: int
+    kv_per_token: int
+    kv_tokens: int
+    """Tokens its longest requests together may need; fewer places only make requests wait."""
+
+    @property
+    def kv_wanted(self) -> int:
+        """The cache that never makes a request wait."""
+        return self.kv_per_token * self.kv_tokens
+
+    @property
+    def fixed(self) -> int:
+        """What it takes before the first token is cached."""
+        return self.weights + _CUDA_BYTES
+
+
+def running_requests(config: InferenceConfig) -> int | None:
+    """Return how many sequences a launched server decodes together; None: as many as SGLang finds room for on its GPU."""
+    on_cpu = config.backend == "embedded" or runs_on_cpu(config)
+    return config.max_running_requests or (CPU_RUNNING_REQUESTS if on_cpu else None)
+
+
+def server_memory(run: RunConfig, shape: Shape) -> ServerMemory:
+    """Return what each GPU of a launched server holds."""
+    inference = run.resolved_inference
+    size = ELEMENT_BYTES[inference.dtype or "float32"]
+    ways = tensor_parallel(inference) if inference.backend == "sglang" else 1
+    requests = running_requests(inference) or run.rollout.max_concurrent_episodes
+    return ServerMemory(
+        weights=shape.num_parameters * size // ways,
+        kv_per_token=shape.kv_bytes(size) // min(ways, shape.kv_heads),
+        kv_tokens=requests * (inference.context_limit or 4096),
+    )
+
+
+def shared_gpus(run: RunConfig) -> tuple[int, ...]:
+    """Return the GPUs that both the trainer and launched SGLang servers would use."""
+    inference, device = run.inference, run.trainer.device
+    if inference.backend != "sglang" or inference.urls or device == "cpu":
+        return ()
+    if runs_on_cpu(inference) and (inference.device == "cpu" or device == "auto"):
+        return ()
+    ways = tensor_parallel(inference)
+    taken = {first_gpu(inference, index) + way for index in range(inference.servers) for way in range(ways)}
+    return tuple(sorted(taken & {int(device.partition(":")[2] or 0)}))
+
+
+def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
+    """Return the plan's rows on memory: none where the model's shape is unknown."""
+    shape = shape_of(run.model.path)
+    if shape is None:
+        return []
+    trainer = trainer_memory(run, shape)
+    states = (
+        f"weights {_gib(trainer.weights)} + gradients {_gib(trainer.gradients)} + AdamW {_gib(trainer.optimizer)}, float32"
+    )
+    copies = f"; bfloat16 copies {_gib(trainer.copies)}" if trainer.copies else ""
+    batch = f"activations of {_longest_pass(run)} tokens {_gib(trainer.activations)}; logits {_gib(trainer.logits)}"
+    count = f"{shape.num_parameters / 1e9:.2f}e9 parameters"
+    rows = [("memory", f"trainer about {_gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}")]
+    if run.inference.urls:
+        return rows
+    server = server_memory(run, shape)
+    room = f"{server.kv_tokens} tokens, so that no request waits for room, take {_gib(server.kv_wanted)} GiB"
+    each = f"each server: {_gib(server.weights)} GiB of weights and {server.kv_per_token / 1024:.1f} KiB of KV cache a token"
+    ways = tensor_parallel(run.inference)
+    rows.append(("", f"{each}{f', on each of its {ways} GPUs' if ways > 1 else ''}; {room}"))
+    if gpus := shared_gpus(run):
+        least = _gib(trainer.total + server.fixed)
+        bound = "bound the server with inference.sglang_args: [--mem-fraction-static, share of the GPU]"
+        rows.append(("", f"GPU {gpus[0]} has trainer and server: {least} GiB before the first cached token; {bound}"))
+    return rows
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.1f}"

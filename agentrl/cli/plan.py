@@ -1,0 +1,230 @@
+"""What a run will do, in words: weights, tasks, servers, loss, staleness rule, devices, memory, files.
+
+Invariant: the plan is computed from the resolved config and, for memory, the model's config.json; it needs neither weights
+nor a GPU, and printing it starts nothing. What this machine lacks is said, not demanded; the user's modules are imported to
+find out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import yaml
+
+from agentrl.cli.memory import memory_rows, running_requests
+from agentrl.cli.tasks import find_factory, read_tasks
+from agentrl.config import RunConfig, inapplicable
+from agentrl.errors import ConfigError
+from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.workflow import load_workflow
+
+
+def resolved_yaml(config: RunConfig) -> str:
+    """Return the whole resolved config, defaults included, as YAML that `agentrl train` reads back to the same run."""
+    values = config.model_dump(mode="json")
+    # Knobs that do not apply stay out: given, they would be refused.
+    for section, name in inapplicable(config):
+        del values[section][name]
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def describe_plan(config: RunConfig) -> str:
+    """Return the plan of a run, one aspect a line."""
+    rows = [
+        ("run", f"{config.name} (seed {config.seed}), files in {config.run_dir}/"),
+        ("workflow", f"{config.workflow} {config.workflow_args or ''}".rstrip()),
+        ("tasks", _tasks(config)),
+        ("weights", _weights(config)),
+        ("servers", _servers(config)),
+        *memory_rows(config),
+        ("sampling", _sampling(config)),
+        ("episodes", _episodes(config)),
+        ("batch", _batch(config)),
+        ("advantage", _advantage(config)),
+        ("loss", _loss(config)),
+        ("staleness", _staleness(config)),
+        ("updates", _updates(config)),
+        ("evaluation", _evaluation(config)),
+        ("failures", _failures(config)),
+    ]
+    return "\n".join(f"{name:<11} {text}" for name, text in rows)
+
+
+def _tasks(config: RunConfig) -> str:
+    tasks = config.tasks
+    held_out = tasks.eval_path or (tasks.factory if tasks.eval_factory_args is not None else None)
+    return f"{tasks.path or tasks.factory}; held out: {held_out or 'none'}"
+
+
+def _weights(config: RunConfig) -> str:
+    trainer = config.trainer
+    return f"{config.model.path}, trained in {trainer.dtype} on {_device(config)}, {trainer.processes} process"
+
+
+def _device(config: RunConfig) -> str:
+    return "CUDA where there is one, else CPU" if config.trainer.device == "auto" else config.trainer.device
+
+
+def _servers(config: RunConfig) -> str:
+    inference = config.inference
+    if inference.urls:
+        return f"{len(inference.urls)} running {inference.backend} server(s): {', '.join(inference.urls)}"
+    name = "embedded" if inference.backend == "embedded" else "SGLang"
+    running = running_requests(inference)
+    requests = "as many requests as fit" if running is None else f"{running} requests"
+    context = f"{inference.context_limit} tokens" if inference.context_limit else "up to the model's positions"
+    limits = f"{requests} of {context}, {config.resolved_inference.dtype}"
+    return f"{inference.servers} {name}, launched on {inference.host}, {_server_device(config)}, {limits}"
+
+
+def _server_device(config: RunConfig) -> str:
+    inference = config.inference
+    if inference.backend == "embedded":
+        return f"device {inference.device}"
+    if runs_on_cpu(inference):
+        return "on the CPU" + (", as there is no GPU" if inference.device == "auto" else "")
+    ways = tensor_parallel(inference)
+    gpus = [first_gpu(inference, index) + way for index in range(inference.servers) for way in range(ways)]
+    return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
+
+
+def missing_here(config: RunConfig) -> list[str]:
+    """Return what the run needs and this machine does not have, as far as that shows without starting anything."""
+    tasks, inference = config.tasks, config.inference
+    probes: list[tuple[str, Callable[[], object]]] = [("", partial(load_workflow, config.workflow, config.workflow_args))]
+    if tasks.factory is not None:
+        probes.append(("", partial(find_factory, tasks.factory)))
+    for field, path in (("tasks.path: ", tasks.path), ("tasks.eval_path: ", tasks.eval_path)):
+        if path is not None:
+            probes.append((field, partial(read_tasks, path)))
+    if inference.backend == "sglang" and not inference.urls:
+        probes.append(("", partial(find_sglang_python, inference)))
+    missing: list[str] = []
+    if not Path(config.model.path).is_dir():
+        missing.append(f"model.path: there is no directory {config.model.path}")
+    missing += missing_gpus(config)
+    for field, probe in probes:
+        try:
+            probe()
+        except ConfigError as error:
+            missing.append(f"{field}{error}")
+    return missing
+
+
+def missing_gpus(config: RunConfig, root: Path = Path("/")) -> list[str]:
+    """Return the fields that ask for GPUs which are not here, as far as the files under `root` tell."""
+    inference, trainer, count = config.inference, config.trainer.device, _count_gpus(root)
+    found = "there is no GPU" if count == 0 else f"this machine has {count} GPU(s), counted from 0"
+    needed = [("trainer.device", trainer, _index_of(trainer))]
+    if not inference.urls:
+        last = _index_of(inference.device)
+        if inference.backend == "sglang" and inference.device != "cpu":
+            last = first_gpu(inference, inference.servers - 1) + tensor_parallel(inference) - 1
+        needed.append(("inference.device", inference.device, last))
+    missing: list[str] = []
+    for field, device, index in needed:
+        if device.startswith("cuda") and count is not None and index >= count:
+            which = "" if index == _index_of(device) else f" for GPU {_index_of(device)} to {index}"
+            missing.append(f"{field}: {device}{which}, and {found}")
+    return missing
+
+
+def _index_of(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def _count_gpus(root: Path) -> int | None:
+    """Return how many GPUs this process may use; None: some, but how many is not said."""
+    if not gpu_is_present(root):
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len(visible.split(","))
+    return len(list((root / "dev").glob("nvidia[0-9]*"))) or None
+
+
+def _sampling(config: RunConfig) -> str:
+    sampling = config.sampling
+    return (
+        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} tokens a call, "
+        f"history: {sampling.history}"
+    )
+
+
+def _episodes(config: RunConfig) -> str:
+    rollout = config.rollout
+    turns = f"{rollout.max_turns} turns" if rollout.max_turns else "turns as the workflow says"
+    return f"{rollout.max_concurrent_episodes} at once, {turns}, {rollout.episode_timeout_s:g} s each at most"
+
+
+def _batch(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    return (
+        f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes, {config.trainer.minibatches} optimizer "
+        f"step(s) a batch, {config.engine.steps} batches"
+    )
+
+
+def _advantage(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    rule = {
+        "episode": "episode return minus group mean, for every token",
+        "turn": f"return-to-go of each turn (discount {algorithm.discount:g}) minus the other episodes' mean",
+    }[algorithm.advantage]
+    return f"{algorithm.advantage}: {rule}{', divided by the group deviation' if algorithm.normalize_std else ''}"
+
+
+def _loss(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    clip = f"ratios clipped to [{1 - algorithm.clip_low:g}, {1 + algorithm.clip_high:g}]"
+    weight = f"behavior weight always applied, {algorithm.behavior_weight_mode} above {algorithm.behavior_weight_cap:g}"
+    return f"decoupled PPO, {clip}, {weight}; AdamW lr {config.trainer.lr:g}"
+
+
+def _staleness(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    if algorithm.max_staleness == 0:
+        return "0: synchronous; each batch is sampled by the weights it trains"
+    rule = {
+        "wait": "the trainer waits for groups that would grow too old; nothing is discarded",
+        "mask": "older tokens leave the loss, counted",
+        "drop": "groups with older tokens are dropped, counted",
+    }[algorithm.staleness_policy]
+    return (
+        f"at most {algorithm.max_staleness} version(s) behind for every trained token; {algorithm.staleness_policy}: {rule}"
+    )
+
+
+def _updates(config: RunConfig) -> str:
+    mode = config.inference.pause_mode
+    meaning = {
+        "exact": "recorded log-probs equal a recompute",
+        "fast": "keeps stale KV: recorded log-probs deviate, by what the metrics say",
+    }[mode]
+    route, sync = config.route, config.route.sync
+    way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
+    if route.method == "distributed":
+        backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
+        way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
+    probe = f"probe within {config.resolved_engine.probe_tolerance:g} nats"
+    return f"{way}, {route.reason}; checksum compared, {probe}; pause {mode} ({meaning})"
+
+
+def _evaluation(config: RunConfig) -> str:
+    engine = config.engine
+    when = (
+        f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, beside training" if engine.eval_every else "none"
+    )
+    saved = f"every {engine.checkpoint_every} steps and at the end" if engine.checkpoint_every else "at the end"
+    return f"{when}; checkpoints: {saved}"
+
+
+def _failures(config: RunConfig) -> str:
+    rollout = config.rollout
+    group = "dropped" if rollout.incomplete_group == "drop" else f"kept if {rollout.min_group_size} episodes are left"
+    limits = f"{rollout.max_failure_rate:.0%} failures or {rollout.max_consecutive_failures} in a row"
+    stall = f"{config.engine.stall_timeout_s:g} s without progress"
+    return f"{rollout.episode_retries} retry per episode, then the group is {group}; the run stops at {limits}, or {stall}"

@@ -1,0 +1,104 @@
+"""`agentrl sft`: conversations from a file, encoded by the path rollouts use, into a supervised warm start.
+
+Invariant: what the student is taught to sample is, token for token, what the rollout path would record for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agentrl.cli.tasks import check_writable, read_jsonl
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError, TokenError
+from agentrl.tokens.renderer import Renderer
+from agentrl.train.config import SftConfig
+
+if TYPE_CHECKING:
+    from agentrl.train.sft import EncodedExample, SftReport
+
+
+def warm_start(run: RunConfig, output: Path) -> None:
+    """Run the `sft` section of a run file and say what came of it.
+
+    Raises:
+        ConfigError: the section is missing, the output exists or cannot be written, or a line of the data cannot be used.
+        TrainError: the loss is not finite, or the output cannot be written.
+    """
+    if run.sft is None:
+        raise ConfigError("sft: the run file has no sft section; add one with at least `data: conversations.jsonl`")
+    check_writable(output, str(output))
+    if output.exists():
+        raise ConfigError(f"{output} exists; name a directory that does not, or remove it")
+    renderer = Renderer.load(run.model.path, template_options=run.sampling.template_options)
+    report = supervise(run.model.path, output, run.sft, encode_conversations(run.sft.data, renderer))
+    print(
+        f"{report.steps} steps on {report.tokens} tokens in {report.seconds:.0f} s, "
+        f"loss {report.first_loss:.3f} -> {report.last_loss:.3f} nats per token; wrote {report.output_path}"
+    )
+
+
+def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedExample]:
+    """Return the conversations of a JSONL file as training examples; the loss is on assistant tokens.
+
+    Raises:
+        ConfigError: naming file and line of what cannot be used.
+    """
+    from agentrl.train.sft import EncodedExample
+
+    examples: list[EncodedExample] = []
+    for number, record in read_jsonl(path):
+        messages, tools = _conversation(record, f"{path}:{number}")
+        try:
+            encoded = renderer.encode_conversation(messages, tools)
+        except TokenError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from error
+        mask = encoded.assistant_mask
+        if not mask.any() or mask[0]:
+            raise ConfigError(
+                f"{path}:{number}: expected at least one message of the assistant, after others; mend or remove the line"
+            )
+        examples.append(EncodedExample(token_ids=encoded.token_ids, loss_mask=mask))
+    if not examples:
+        raise ConfigError(f"{path} holds no conversations; expected one JSON object a line with `messages`")
+    return examples
+
+
+def supervise(model: str | Path, output: Path, config: SftConfig, examples: Sequence[EncodedExample]) -> SftReport:
+    """Train on `examples` behind a progress bar and return what was done."""
+    from agentrl.train.sft import run_sft
+
+    columns = (
+        TextColumn("warm start"),
+        BarColumn(),
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}, loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("sft", total=config.steps, loss=float("nan"))
+        return run_sft(
+            model,
+            output,
+            config,
+            examples,
+            on_progress=lambda step, loss: progress.update(bar, completed=step, loss=loss),
+        )
+
+
+def _conversation(
+    record: Mapping[str, Any], where: str
+) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
+    messages, tools = record.get("messages"), record.get("tools")
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError(
+            f"{where}: expected `messages`, a list of chat messages, got {messages!r}; mend or remove the line"
+        )
+    if tools is not None and not isinstance(tools, list):
+        raise ConfigError(f"{where}: expected `tools` to be a list of tool schemas, got {type(tools).__name__}")
+    return cast("list[Mapping[str, Any]]", messages), cast("list[Mapping[str, Any]] | None", tools)

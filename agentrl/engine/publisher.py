@@ -1,0 +1,139 @@
+"""From trained weights to servers that sample with them, and to checkpoints.
+
+Invariant: after `publish(v)` every serving server holds exactly the trainer's weights as version v, proved by checksums and
+by a probe; otherwise it has raised.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio.to_thread
+import numpy as np
+
+from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
+from agentrl.errors import WeightSyncError
+from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
+from agentrl.train.base import Trainer
+from agentrl.weights.disk import WEIGHTS_FILE, prune
+from agentrl.weights.types import WeightFeed
+
+PROBE_TEXT = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9 + - * ( ) = ?"
+"""Encoded with the run's tokenizer where no probe is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReport:
+    """What one publication cost, seconds."""
+
+    publish_s: float
+    update_s: float
+    pause_s: float
+    probe_difference: float | None
+    """Nats."""
+    num_bytes: int
+    """Of the weights, as each server read or was sent them."""
+
+
+class _Source(NamedTuple):
+    source: WeightSource
+    num_bytes: int
+
+
+class WeightPublisher:
+    """Moves weights from the trainer to the servers and to the checkpoint directory."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        inference: Inference,
+        run_dir: Path,
+        config: EngineConfig,
+        probe_ids: Sequence[int],
+        send_dtype: str | None = None,
+    ) -> None:
+        """Move weights between `trainer` and `inference`.
+
+        Args:
+            trainer: has the weights.
+            inference: gets them.
+            run_dir: where checkpoints go, and published files unless `config` names another place.
+            config: where files go, how many stay, and how exactly the probe must agree.
+            probe_ids: at least two token ids.
+            send_dtype: send weights from the trainer's memory, in this type; None: publish files.
+        """
+        self._send_dtype = send_dtype
+        self._trainer = trainer
+        self._inference = inference
+        self._directory = Path(config.publish_dir) if config.publish_dir else run_dir / "weights"
+        self._checkpoints = run_dir / "checkpoints"
+        self._keep_published = config.keep_published
+        self._keep_checkpoints = config.keep_checkpoints
+        self._probe_ids = np.asarray(probe_ids, np.int32)
+        self._tolerance = config.probe_tolerance or PROBE_TOLERANCE["float32"]
+
+    async def publish(self, version: int) -> PublishReport:
+        """Put the trainer's weights on every server as `version`.
+
+        Raises:
+            TrainError: when they cannot be written or sent.
+            WeightSyncError: when the servers do not hold exactly them.
+
+        Cancellation: servers may have either version; the run is over.
+        """
+        begin = time.perf_counter()
+        source, num_bytes = await self._source(version)
+        [logprobs] = await self._trainer.logprobs([self._probe_ids])
+        published = time.perf_counter()
+        update = await self._inference.update_weights(
+            source, Probe(token_ids=self._probe_ids, logprobs=logprobs, tolerance=self._tolerance)
+        )
+        self._check(version, update)
+        updated = time.perf_counter()
+        if self._send_dtype is None:
+            await anyio.to_thread.run_sync(lambda: prune(self._directory, keep=self._keep_published))
+        return PublishReport(
+            publish_s=published - begin,
+            update_s=updated - published,
+            pause_s=update.pause_s,
+            probe_difference=update.probe_difference,
+            num_bytes=update.num_bytes or num_bytes,
+        )
+
+    async def _source(self, version: int) -> _Source:
+        if self._send_dtype is not None:
+            return _Source(WeightFeed(version=version, channel=self._trainer.channel, dtype=self._send_dtype), 0)
+        publication = await self._trainer.publish(version, str(self._directory))
+        return _Source(publication, (Path(publication.path) / WEIGHTS_FILE).stat().st_size)
+
+    def _check(self, version: int, update: UpdateReport) -> None:
+        if update.version != version or self._inference.policy_version != version:
+            raise WeightSyncError(
+                f"published version {version}, but the servers report {update.version} for the update and "
+                f"{self._inference.policy_version} now"
+            )
+
+    async def save(self, step: int, note: str) -> Path:
+        """Write a checkpoint of the weights after `step` with a note in it, and remove the oldest beyond those to keep.
+
+        Raises:
+            TrainError: naming the path and the cause, such as a full disk; earlier checkpoints are untouched.
+
+        Cancellation: the checkpoint is whole or absent.
+        """
+        path = self._checkpoints / f"step-{step:06d}"
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        await self._trainer.save(str(path), note)
+        await anyio.to_thread.run_sync(self._prune_checkpoints)
+        return path
+
+    def _prune_checkpoints(self) -> None:
+        saved = sorted(path for path in self._checkpoints.glob("step-*") if path.is_dir())
+        for path in saved[: -self._keep_checkpoints]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,106 @@
+"""Which way weights take from the trainer to the servers, decided from where both run.
+
+Invariant: what is decided can work as far as the config tells: servers can reach what they are pointed at, and NCCL joins
+GPUs that are not shared. The reason is part of the plan a run prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from agentrl.engine.config import EngineConfig
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.launch.sglang import first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.train.config import TrainerConfig
+from agentrl.weights.config import SyncConfig
+from agentrl.weights.types import is_loopback
+
+_IDLE = {
+    "auto": (),
+    "disk": (("sync", "bucket_mb"), ("sync", "backend"), ("sync", "address"), ("sync", "timeout_s")),
+    "distributed": (("engine", "keep_published"), ("engine", "publish_dir")),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The way weights take."""
+
+    method: Literal["disk", "distributed"]
+    sync: SyncConfig
+    """With `backend` filled in where the config tells that NCCL cannot be."""
+    reason: str
+    """Why this method."""
+
+
+def route_of(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig) -> Route:
+    """Return the way weights take.
+
+    Example:
+        >>> route = route_of(SyncConfig(), InferenceConfig(), TrainerConfig(device="cpu"), EngineConfig())
+        >>> route.method, route.reason
+        ('disk', 'trainer and servers share this host and its disk')
+    """
+    shared = _shared_gpus(inference, trainer)
+    if sync.backend == "auto" and shared:
+        sync = sync.model_copy(update={"backend": "gloo"})
+    if sync.method != "auto":
+        return Route(method=sync.method, sync=sync, reason="as sync.method says")
+    if "publish_dir" in engine.model_fields_set and engine.publish_dir is not None:
+        return Route(method="disk", sync=sync, reason="engine.publish_dir names a place that every server sees")
+    if remote := remote_urls(inference):
+        return Route(method="distributed", sync=sync, reason=f"{remote[0]} is on another host, which may not see this disk")
+    if shared is not None and not shared:
+        return Route(method="distributed", sync=sync, reason="trainer and servers have GPUs of their own")
+    where = "this host and its disk" if not shared else f"GPU {', '.join(map(str, sorted(shared)))}"
+    return Route(method="disk", sync=sync, reason=f"trainer and servers share {where}")
+
+
+def route_problems(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig) -> list[str]:
+    """Return what cannot work, a line each, naming the field and the mend."""
+    given = {("sync", name) for name in sync.model_fields_set} | {("engine", name) for name in engine.model_fields_set}
+    problems = [
+        f"{section}.{name}: sync.method: {sync.method} does not use it; remove it"
+        for section, name in idle_fields(sync)
+        if (section, name) in given
+    ]
+    if sync.backend == "nccl" and trainer.device == "cpu":
+        problems.append("sync.backend: nccl joins GPUs, but trainer.device is cpu; set gloo or auto")
+    if sync.backend == "nccl" and inference.backend == "embedded":
+        problems.append("sync.backend: nccl is SGLang's; the embedded server speaks gloo; set gloo or auto")
+    if sync.backend == "nccl" and (shared := _shared_gpus(inference, trainer)):
+        problems.append(f"sync.backend: nccl needs GPUs of their own, trainer and servers share {sorted(shared)}; set gloo")
+    if sync.timeout_s >= trainer.call_timeout_s:
+        problems.append(
+            f"sync.timeout_s: {sync.timeout_s:g} s is not less than the {trainer.call_timeout_s:g} s a call to the trainer "
+            "may take (trainer.call_timeout_s), which such a wait is part of; lower it"
+        )
+    remote = remote_urls(inference)
+    if remote and is_loopback(sync.address) and route_of(sync, inference, trainer, engine).method == "distributed":
+        problems.append(
+            f"sync.address: {remote[0]} is another host, which cannot reach {sync.address}; set this host's address, or "
+            "sync: disk and engine.publish_dir to a directory that every server sees"
+        )
+    return problems
+
+
+def idle_fields(sync: SyncConfig) -> list[tuple[str, str]]:
+    """Return `(section, field)` of what the method asked for does not use."""
+    return list(_IDLE[sync.method])
+
+
+def remote_urls(inference: InferenceConfig) -> list[str]:
+    """Return the servers that run on other hosts."""
+    return [url for url in inference.urls if not is_loopback(urlsplit(url).hostname or "")]
+
+
+def _shared_gpus(inference: InferenceConfig, trainer: TrainerConfig) -> set[int] | None:
+    """Return the GPUs that trainer and servers share; None where not both are on GPUs, or where it is not known."""
+    on_gpu = trainer.device.startswith("cuda") or (trainer.device == "auto" and gpu_is_present())
+    if inference.urls or inference.backend == "embedded" or not on_gpu or runs_on_cpu(inference):
+        return None
+    first = [first_gpu(inference, index) for index in range(inference.servers)]
+    used = {gpu for start in first for gpu in range(start, start + tensor_parallel(inference))}
+    return used & {int(trainer.device.partition(":")[2] or 0)}

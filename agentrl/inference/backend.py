@@ -1,0 +1,158 @@
+"""The seam between the client and whatever samples tokens: ids in; ids, log-probs and version spans out.
+
+Invariant: a `Generation` has as many log-probs as ids, ids within the vocabulary, and contiguous version spans that cover
+every id; an implementation raises `ReplyError` rather than return anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from agentrl.types import Context, Float32Array, Int32Array, Publication, StopReason, VersionSpan
+from agentrl.weights.types import WeightFeed
+
+CONTEXT_RESERVE = 6
+"""Tokens at the end of the context that a prompt must leave free, and one more: SGLang answers 400 to a longer one."""
+CONTEXT_HEADROOM = CONTEXT_RESERVE + 2
+"""Tokens by which a server's context exceeds what is promised of it; it ends outputs 2 tokens short of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample one completion; the names are SGLang's."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 means no limit."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    """Stop strings. The returned ids keep the tokens that completed the string."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Extra stop tokens; the model's own end-of-sequence tokens always stop it."""
+    ignore_eos: bool = False
+    seed: int | None = None
+    """Per-request seed; None draws from the server's generator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One model call."""
+
+    request_id: str
+    """32 hex digits (uuid4): servers match abort requests by prefix, so ids must have one length."""
+    episode_id: str
+    """Requests of one episode prefer one server, whose prefix cache holds their history."""
+    context: Context
+    """All ids up to where the model writes."""
+    sampling: SamplingParams
+
+    @property
+    def input_ids(self) -> Int32Array:
+        """The ids of the context, [N] int32, read-only; joined each time they are asked for."""
+        return self.context.ids()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What one model call returned."""
+
+    output_ids: Int32Array
+    """[T] int32, including the stop token if one was sampled."""
+    output_logprobs: Float32Array
+    """[T] float32, nats, of the temperature-scaled, untruncated distribution."""
+    spans: tuple[VersionSpan, ...]
+    """Policy versions of the output ids."""
+    stop_reason: StopReason
+    """STOP, LENGTH or ABORT."""
+    matched_stop: int | str | None = None
+    """The token id or string that stopped it."""
+    cached_tokens: int = 0
+    """Context tokens the server had in its prefix cache."""
+    num_retractions: int = 0
+    """Times the request was put back and recomputed, by weight updates or for lack of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationChunk:
+    """A piece of a streamed call: only the new ids; the last chunk carries the whole `Generation`."""
+
+    output_ids: Int32Array
+    generation: Generation | None = None
+
+
+class Backend(Protocol):
+    """Samples tokens: one server, a pool of servers, or a script."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return the completion of `request`.
+
+        Raises:
+            ServerError: after the backend's own retries.
+
+        Cancellation: the request is aborted at the server; nothing of it is returned.
+        """
+        ...
+
+    def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
+        """Yield the completion of `request` as it is sampled; leaving the block early aborts it at the server."""
+        ...
+
+
+WeightSource: TypeAlias = Publication | WeightFeed
+"""Where servers get the weights of one version: from files, or from the trainer's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What a weight update cost and proved."""
+
+    version: int
+    pause_s: float
+    """Wall-clock seconds between the first pause and the last continue."""
+    updated: tuple[str, ...]
+    """Servers that run the new weights."""
+    evicted: tuple[str, ...] = ()
+    """Servers left out because they failed; they must catch up before they serve again."""
+    probe_difference: float | None = None
+    """Largest absolute difference, nats, between a server's and the trainer's log-probs on the probe prompt."""
+    num_bytes: int | None = None
+    """Sent to each server; None where servers read files themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A fixed token sequence with the trainer's own log-probs under the weights being published."""
+
+    token_ids: Int32Array
+    """[L] int32, L >= 2."""
+    logprobs: Float32Array
+    """[L-1] float32, nats: entry t is the log-prob of token t+1 given tokens 0..t, temperature 1."""
+    tolerance: float = field(default=1e-3)
+    """Largest absolute difference allowed."""
+
+
+class Inference(Backend, Protocol):
+    """A backend whose weights the engine can replace."""
+
+    @property
+    def policy_version(self) -> int:
+        """The version every server that serves has."""
+        ...
+
+    async def update_weights(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
+        """Pause, swap, verify and continue on every server; running requests go on mid-sequence with the new weights.
+
+        Raises:
+            WeightSyncError: when no server, or by policy not every server, holds exactly the published weights.
+
+        Cancellation: servers that were paused are continued with whatever weights they have.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Starting inference servers as child processes."""

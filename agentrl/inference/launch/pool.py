@@ -1,0 +1,266 @@
+"""From a config to a pool: servers are launched here or attached to, watched, and ended with the block.
+
+Invariant: when the block is left, every process it started has ended. While it runs, the pool hears at once of a process
+that ended; by policy the process is started again, and serves after the pool has given it the current weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+
+from agentrl.concurrency import task_group
+from agentrl.errors import ConfigError, ServerError, ServerUnavailable
+from agentrl.inference.backend import CONTEXT_HEADROOM
+from agentrl.inference.config import CPU_RUNNING_REQUESTS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
+from agentrl.inference.launch.process import Recipe, ServerProcess
+from agentrl.inference.launch.sglang import find_sglang_python, sglang_recipe
+from agentrl.inference.pool.pool import ServerPool
+from agentrl.inference.sglang.server import SGLangServer
+
+logger = logging.getLogger(__name__)
+
+MAX_RESTARTS = 3
+"""Times one server process is started again in a run."""
+MAX_PORTS = 3
+"""Ports a starting server is tried on, each of the others having been taken between its choice and its use."""
+_PORT_TAKEN = re.compile(r"(?i)address already in use|cannot listen on .*in use")
+_READY_EMBEDDED = re.compile(r'^\{.*"url": ?"(http[^"]+)"')
+
+
+class Launched(NamedTuple):
+    """A server process that is ready."""
+
+    process: ServerProcess
+    url: str
+
+
+@asynccontextmanager
+async def launch_pool(
+    config: InferenceConfig, *, model_path: str | Path, vocab_size: int, seed: int = 0, log_dir: str | Path
+) -> AsyncGenerator[ServerPool, None]:
+    """Yield a pool over the servers of a config, launched here or already running.
+
+    Args:
+        config: which servers.
+        model_path: HF checkpoint that launched servers start with.
+        vocab_size: ids sent and received are below it.
+        seed: of the servers' sampling; server n gets `seed + n`.
+        log_dir: directory for the logs of launched servers.
+
+    Raises:
+        ConfigError: the named key or SGLang's Python is missing, or the servers take less context than the config says.
+        ServerError: a server did not start; says why, with the end of its log.
+
+    Cancellation: every process started here has ended, within 5 seconds.
+    """
+    key = api_key(config)
+    builders = [] if config.urls else _builders(config, Path(model_path), seed, Path(log_dir))
+    launched: dict[int, Launched] = {}
+    try:
+        with PortReserve(config.host) as ports:
+            async with task_group() as tasks:
+                await _start_all(config, builders, ports, tasks, launched)
+                servers = [
+                    SGLangServer(
+                        url,
+                        vocab_size=vocab_size,
+                        api_key=key,
+                        request_timeout_s=config.request_timeout_s,
+                        control_timeout_s=config.control_timeout_s,
+                    )
+                    for url in config.urls or [launched[index].url for index in range(len(builders))]
+                ]
+                async with ServerPool(servers, config) as pool:
+                    for each in launched.values():
+                        tasks.start_soon(supervise, each.process, each.url, pool, tasks, config)
+                    _check_context(config, pool)
+                    yield pool
+                tasks.cancel_scope.cancel()
+    finally:
+        await _stop([each.process for each in launched.values()])
+
+
+def _check_context(config: InferenceConfig, pool: ServerPool) -> None:
+    asked, given = config.max_context_tokens, pool.max_context_tokens
+    if asked is not None and given is not None and given < asked:
+        raise ConfigError(
+            f"inference.max_context_tokens: {asked} is more than the {given} that every server is sure to give a call, by "
+            "its context length and cache memory; lower it, or start the servers with a longer context or more memory"
+        )
+
+
+def api_key(config: InferenceConfig) -> str | None:
+    """Return the servers' key from the environment variable the config names; None where it names none.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if config.api_key_env is None:
+        return None
+    key = os.environ.get(config.api_key_env)
+    if not key:
+        raise ConfigError(f"inference.api_key_env: the environment variable {config.api_key_env} is not set")
+    return key
+
+
+async def start_server(
+    build: Callable[[int], Recipe], take_port: Callable[[], int], tasks: anyio.abc.TaskGroup, timeout_s: float
+) -> Launched:
+    """Start a server and return it once it is ready; where its port was taken meanwhile, again on another one.
+
+    Args:
+        build: gives the recipe for a port.
+        take_port: gives a free port.
+        tasks: where its output is read from then on.
+        timeout_s: deadline of one attempt, seconds.
+
+    Raises:
+        ServerUnavailable: it ended before it was ready, for another reason or on `MAX_PORTS` ports.
+        ServerTimeout: it is not ready in time.
+
+    Cancellation: the process is ended.
+    """
+    for attempt in range(MAX_PORTS):
+        process = ServerProcess(build(take_port()))
+        try:
+            return Launched(process, await process.start(tasks, timeout_s))
+        except ServerUnavailable as error:
+            if attempt + 1 == MAX_PORTS or not _PORT_TAKEN.search(str(error)):
+                raise
+            logger.warning("%s: its port was taken meanwhile; starting it on another", process.recipe.log_path.stem)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _start_all(
+    config: InferenceConfig,
+    builders: Sequence[Callable[[int], Recipe]],
+    ports: PortReserve,
+    tasks: anyio.abc.TaskGroup,
+    launched: dict[int, Launched],
+) -> None:
+    async def start(index: int) -> None:
+        launched[index] = await start_server(builders[index], ports.take, tasks, config.start_timeout_s)
+
+    async with task_group() as starting:
+        for index in range(len(builders)):
+            starting.start_soon(start, index)
+
+
+async def supervise(
+    process: ServerProcess, url: str, pool: ServerPool, tasks: anyio.abc.TaskGroup, config: InferenceConfig
+) -> None:
+    """Start a server again when its process ends, at most `MAX_RESTARTS` times, and tell the pool what is going on.
+
+    A start that fails counts as one. By the policy `stop`, none is made.
+
+    Cancellation: the process may be running or not; `stop` it.
+    """
+    reason: str | None = None
+    restarts = 0 if config.on_server_failure == "stop" else MAX_RESTARTS
+    for left in range(restarts, -1, -1):
+        if reason is None:
+            pool.report_kept(url, kept=left > 0)
+            reason = await process.ended()
+        pool.report_dead(url, reason, starting=left > 0)
+        await process.stop()
+        if not left:
+            return
+        logger.warning("%s; starting it again", reason)
+        try:
+            await process.start(tasks, config.start_timeout_s)
+        except ServerError as error:
+            reason = f"could not be started again: {error}"
+        else:
+            pool.report_started(url)
+            reason = None
+
+
+async def _stop(processes: list[ServerProcess]) -> None:
+    with anyio.CancelScope(shield=True):  # each ends within 5 s
+        async with task_group() as stopping:
+            for process in processes:
+                stopping.start_soon(process.stop)
+
+
+def _builders(config: InferenceConfig, model_path: Path, seed: int, log_dir: Path) -> list[Callable[[int], Recipe]]:
+    """Return, for each server to launch, how to build its recipe for a port."""
+    if config.backend == "sglang":
+        find_sglang_python(config)
+    build = _embedded_recipe if config.backend == "embedded" else sglang_recipe
+
+    def builder(index: int) -> Callable[[int], Recipe]:
+        return lambda port: build(config, model_path, seed, index, port, log_dir / f"server-{index}.log")
+
+    return [builder(index) for index in range(config.servers)]
+
+
+def _embedded_recipe(config: InferenceConfig, model_path: Path, seed: int, index: int, port: int, log_path: Path) -> Recipe:
+    threads = str(config.threads or 1)
+    options: dict[str, object] = {
+        "--model-path": model_path,
+        "--host": config.host,
+        "--port": port,
+        "--random-seed": seed + index,
+        "--device": config.device,
+        "--dtype": config.dtype or "float32",
+        "--threads": threads,
+        "--max-running-requests": config.max_running_requests or CPU_RUNNING_REQUESTS,
+        "--max-context-tokens": (config.max_context_tokens or EMBEDDED_CONTEXT_TOKENS) + CONTEXT_HEADROOM,
+    }
+    if config.api_key_env is not None:
+        options["--api-key-env"] = config.api_key_env
+    flags = [str(word) for pair in options.items() for word in pair]
+    return Recipe(
+        command=(sys.executable, "-m", "agentrl.servers.serve", *flags, "--exit-with-stdin"),
+        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        ready=(_READY_EMBEDDED,),
+        url="",
+        log_path=log_path,
+    )
+
+
+class PortReserve:
+    """Free ports, each kept from other programs while the block is open, and open to the server it is for.
+
+    A bound socket that does not listen does that on Linux, as long as both sides set SO_REUSEADDR: the system gives the
+    port to nobody who asks for any free one. Somebody who asks for this very number still gets it; see `start_server`.
+    """
+
+    def __init__(self, host: str) -> None:
+        """Reserve ports of `host`."""
+        self._host = host
+        self._held = ExitStack()
+
+    def __enter__(self) -> PortReserve:
+        """Open the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of all ports."""
+        self._held.close()
+
+    def take(self) -> int:
+        """Return a free port.
+
+        Raises:
+            ConfigError: the host is not an address of this machine.
+        """
+        held = self._held.enter_context(socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((self._host, 0))
+        except OSError as error:
+            raise ConfigError(
+                f"inference.host: cannot listen on {self._host}: {error.strerror or error}; set an address of this machine"
+            ) from error
+        return int(held.getsockname()[1])

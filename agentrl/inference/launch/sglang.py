@@ -1,0 +1,168 @@
+"""How a SGLang server is launched: with which Python, on which device, with which arguments.
+
+Invariant: what the config says is what the server is told, or the launch is refused by name; `inference.sglang_args` win
+over what is derived from the other fields. Nothing here imports torch: whether there is a GPU is read from the system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.inference.backend import CONTEXT_HEADROOM
+from agentrl.inference.config import CPU_RUNNING_REQUESTS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
+from agentrl.inference.launch.process import Recipe
+
+PYTHON_VARIABLE = "AGENTRL_SGLANG_PYTHON"
+"""Environment variable that names the Python of SGLang's environment."""
+LAUNCHER = Path(__file__).with_name("sglang_main.py")
+_READY = (re.compile(r"The server is fired up and ready to roll"), re.compile(r"Uvicorn running on"))
+_TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
+
+
+def find_sglang_python(config: InferenceConfig) -> str:
+    """Return the Python to launch SGLang with, from the first of the places that names one.
+
+    Raises:
+        ConfigError: none does, or the one named is not there; names all places and how to get one.
+    """
+    clone = Path(__file__).parents[2]
+    beside = [folder / ".sglang-venv" / "bin" / "python" for folder in (Path.cwd(), clone)]
+    for source, named in (
+        ("inference.sglang_python", config.sglang_python),
+        (f"${PYTHON_VARIABLE}", os.environ.get(PYTHON_VARIABLE)),
+    ):
+        if named:
+            if (found := shutil.which(named)) is None:
+                raise ConfigError(f"{source}: {named} is not an executable; expected the Python of SGLang's environment")
+            return found
+    for path in beside:
+        if os.access(path, os.X_OK):
+            return str(path)  # not resolved: an environment's Python is a link, and the link is what makes it one
+    places = ", ".join(["inference.sglang_python", f"${PYTHON_VARIABLE}", *dict.fromkeys(str(path) for path in beside)])
+    raise ConfigError(
+        f"no Python with SGLang to launch servers with; looked at {places}. Run `make sglang-install` in agentrl's clone, "
+        "name one, or set inference.urls to servers that already run"
+    )
+
+
+def gpu_is_present(root: Path = Path("/")) -> bool:
+    """Return whether this machine has a GPU this process may use, as far as the system's files tell."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    devices = [*(root / "dev").glob("nvidia[0-9]*"), *(root / "proc/driver/nvidia/gpus").glob("*")]
+    return bool(devices) or (root / "dev/kfd").exists()
+
+
+def flag_value(arguments: Sequence[str], *names: str) -> str | None:
+    """Return the value of the last of the flags `names` among `arguments`, None where there is none.
+
+    Example:
+        >>> flag_value(["--device", "cpu", "--tp=2"], "--tp", "--tp-size"), flag_value(["--tp", "2"], "--device")
+        ('2', None)
+    """
+    found: str | None = None
+    for at, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            found = value if equals else "".join(arguments[at + 1 : at + 2])
+    return found
+
+
+def runs_on_cpu(config: InferenceConfig) -> bool:
+    """Return whether launched SGLang servers compute on the CPU."""
+    asked = flag_value(config.sglang_args, "--device") or config.device
+    return not gpu_is_present() if asked == "auto" else asked == "cpu"
+
+
+def tensor_parallel(config: InferenceConfig) -> int:
+    """Return how many GPUs one launched SGLang server takes.
+
+    Raises:
+        ConfigError: `sglang_args` say something that is not a number.
+    """
+    given = flag_value(config.sglang_args, *_TENSOR_PARALLEL) or "1"
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"inference.sglang_args: {_TENSOR_PARALLEL[0]} {given}: expected a number of GPUs")
+    return int(given)
+
+
+def first_gpu(config: InferenceConfig, index: int) -> int:
+    """Return the first GPU of launched SGLang server number `index`; each has its own.
+
+    Example:
+        >>> first_gpu(InferenceConfig(sglang_args=("--tp", "2")), 3), first_gpu(InferenceConfig(device="cuda:4"), 1)
+        (6, 5)
+    """
+    return int(config.device.partition(":")[2] or 0) + index * tensor_parallel(config)
+
+
+def sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, index: int, port: int, log_path: Path) -> Recipe:
+    """Return how to launch SGLang server number `index` of a config.
+
+    Raises:
+        ConfigError: there is no Python with SGLang.
+    """
+    python = find_sglang_python(config)
+    given = config.sglang_args
+    on_cpu = runs_on_cpu(config)
+    flags: dict[str, object] = {
+        "--model-path": model_path,
+        "--host": config.host,
+        "--port": port,
+        "--random-seed": seed + index,
+        "--dtype": config.dtype or "float32",
+    }
+    environment: dict[str, str] = {}
+    context = config.max_context_tokens or _positions(model_path)
+    if context is not None:
+        flags["--context-length"] = context + CONTEXT_HEADROOM
+        # The headroom may pass the model's positions; no request does, the client ends them at `context`.
+        environment["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    running = config.max_running_requests or (CPU_RUNNING_REQUESTS if on_cpu else None)
+    if running is not None:
+        flags["--max-running-requests"] = running
+    if on_cpu:
+        longest = config.max_context_tokens or min(context or EMBEDDED_CONTEXT_TOKENS, EMBEDDED_CONTEXT_TOKENS)
+        flags |= {"--device": "cpu", "--max-total-tokens": (running or 1) * (longest + CONTEXT_HEADROOM)}
+    else:
+        flags["--base-gpu-id"] = first_gpu(config, index)
+    threads = config.threads or (1 if on_cpu else None)
+    if threads is not None:
+        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if config.api_key_env is not None:
+        flags["--api-key-env"] = config.api_key_env
+    ours = [str(word) for flag, value in flags.items() if flag_value(given, flag) is None for word in (flag, value)]
+    return Recipe(
+        command=(python, str(LAUNCHER), "--exit-with-stdin", *ours, *given),
+        environment=environment,
+        ready=_READY,
+        url=base_url(config.host, port),
+        log_path=log_path,
+        logs_on_stdout=True,
+    )
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL of a server.
+
+    Example:
+        >>> base_url("127.0.0.1", 8000), base_url("::1", 8000)
+        ('http://127.0.0.1:8000', 'http://[::1]:8000')
+    """
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _positions(model_path: Path) -> int | None:
+    try:
+        config: dict[str, Any] = json.loads((model_path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None  # the server says what is wrong with its model
+    found = (config.get("text_config") or config).get("max_position_embeddings")
+    return found if isinstance(found, int) else None

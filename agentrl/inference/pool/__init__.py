@@ -1,0 +1,1 @@
+"""The pool of servers: calls go to healthy members, and weight updates reach all of them."""

@@ -1,0 +1,1 @@
+"""The client of one SGLang server: model calls, weight updates and process groups over HTTP."""

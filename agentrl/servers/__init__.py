@@ -1,0 +1,1 @@
+"""Servers that agentrl ships and that speak SGLang's HTTP protocol."""

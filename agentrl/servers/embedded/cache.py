@@ -1,0 +1,208 @@
+"""The KV cache: one row per sequence, kept after the sequence has finished, found again by its tokens.
+
+Invariant: the first `lengths[r]` positions of row `r` hold the keys and values of `tokens[r, :lengths[r]]`, all computed by
+the weights of the row's epoch, and only rows of the current epoch and the request's cache key are ever matched. The one
+exception is a row that an `in_place` weight update left running: it goes on with mixed keys, keeps its former epoch, and so
+is never shared.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agentrl.errors import ConfigError
+from agentrl.servers.embedded.spec import ModelSpec
+from agentrl.types import BoolArray, Int32Array
+
+_FIRST_CAPACITY: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A row whose tokens share a prefix with a request's."""
+
+    row: int
+    length: int
+    """Tokens shared whose keys and values are there."""
+    coming: int
+    """Tokens shared that the row's own prefill will have computed when it is done."""
+
+
+class KVCache:
+    """Preallocated keys and values of `num_rows` sequences; grows in context length by doubling, never in rows.
+
+    Args:
+        spec: the model's shape.
+        num_rows: sequences held, running and cached together.
+        max_context: longest sequence.
+        device: where the keys and values live.
+        dtype: their type.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, *, num_rows: int, max_context: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.num_rows = num_rows
+        self.max_context = max_context
+        self.epoch = 0
+        self.capacity = min(_FIRST_CAPACITY, max_context)
+        self._shape = (spec.num_layers, 2, num_rows, spec.num_kv_heads)
+        self._dim = spec.head_dim
+        # Zeros, not garbage: masked positions are multiplied by probability 0, and 0 * NaN is NaN.
+        self.data = torch.zeros(*self._shape, self.capacity, self._dim, device=device, dtype=dtype)
+        self.tokens: Int32Array = np.zeros((num_rows, self.capacity), np.int32)
+        self.lengths: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        """[rows]: positions computed."""
+        self.known: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        """[rows]: tokens known; beyond `lengths` their keys are still to be computed."""
+        self.owned: BoolArray = np.zeros(num_rows, np.bool_)
+        """[rows]: whether a running sequence has the row."""
+        self.head_offsets = self._head_offsets()
+        """[2K]: distance, in units of D elements, of each key and value head from a row's first element."""
+        self._epochs: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self._keys: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self._key_ids = {("", ""): 0}
+        self._next_key = 1
+        self._used: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self._clock = 0
+
+    def match(self, ids: Int32Array, limit: int, key: tuple[str, str] = ("", "")) -> Match | None:
+        """Return the row of the same cache key that shares the longest prefix of `ids[:limit]`, or None."""
+        fresh = (self._epochs == self.epoch) & (self.known > 0) & (self._keys == self._key_id(key))
+        candidates = np.flatnonzero(fresh)
+        start, width = 0, 64
+        best, best_length = -1, 0
+        while len(candidates) and start < limit:
+            end = min(start + width, limit, self.capacity)
+            if end <= start:
+                break
+            equal = self.tokens[candidates, start:end] == ids[start:end]
+            equal &= np.arange(start, end) < self.known[candidates, None]
+            shared = np.where(equal.all(1), end - start, equal.argmin(1))
+            top = int(shared.argmax())
+            if shared[top] == 0:
+                break
+            # Among equals prefer what is computed already, then a row nobody owns.
+            ties = candidates[shared == shared[top]]
+            order = np.lexsort((self.owned[ties], -np.minimum(self.lengths[ties], limit)))
+            best, best_length = int(ties[order[0]]), start + int(shared[top])
+            candidates = candidates[shared == end - start]
+            start, width = end, width * 4
+        if best < 0:
+            return None
+        return Match(row=best, length=min(best_length, int(self.lengths[best])), coming=best_length)
+
+    def claim(self, ids: Int32Array, match: Match | None, key: tuple[str, str] = ("", "")) -> tuple[int, int]:
+        """Give a free row to a sequence that will hold `ids`; its cached prefix is kept, moved or copied.
+
+        Returns:
+            The row, and how many of `ids` need no computing.
+        """
+        reused = match.length if match is not None else 0
+        if match is not None and not self.owned[match.row] and 2 * reused >= self.lengths[match.row]:
+            row = match.row
+        else:
+            row = self._victim(keep=match.row if match is not None else -1)
+            if match is not None and reused:
+                self.data[:, :, row, :, :reused] = self.data[:, :, match.row, :, :reused]
+        self.reserve(len(ids) + 1)
+        self.tokens[row, : len(ids)] = ids
+        self.lengths[row], self.known[row] = reused, len(ids)
+        self.owned[row], self._epochs[row], self._keys[row] = True, self.epoch, self._key_id(key)
+        return row, reused
+
+    def release(self, row: int) -> None:
+        """Take the row from its sequence; what has been computed stays to be matched."""
+        self.owned[row] = False
+        self.known[row] = self.lengths[row]
+        self._clock += 1
+        self._used[row] = self._clock
+
+    def erase(self, row: int) -> None:
+        """Zero a row whose values are not finite, so that they cannot reach its next owner through the mask."""
+        self.data[:, :, row] = 0
+        self.lengths[row] = self.known[row] = 0
+
+    def flush(self) -> None:
+        """Forget every row that no sequence owns."""
+        self.lengths[~self.owned] = self.known[~self.owned] = 0
+
+    def next_epoch(self) -> None:
+        """Weights changed: no row computed so far is matched any more."""
+        self.epoch += 1
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange two rows and everything known about them."""
+        length = int(max(self.lengths[a], self.lengths[b]))
+        held = self.data[:, :, a, :, :length].clone()
+        self.data[:, :, a, :, :length] = self.data[:, :, b, :, :length]
+        self.data[:, :, b, :, :length] = held
+        for array in (self.tokens, self.lengths, self.known, self.owned, self._epochs, self._keys, self._used):
+            array[[a, b]] = array[[b, a]]
+
+    def reserve(self, length: int) -> None:
+        """Make room for sequences of `length` tokens."""
+        if length <= self.capacity or self.capacity == self.max_context:
+            return
+        capacity = self.capacity
+        while capacity < length:
+            capacity *= 2
+        capacity = min(capacity, self.max_context)
+        grown = self.data.new_zeros(*self._shape, capacity, self._dim)
+        grown[..., : self.capacity, :] = self.data
+        tokens = np.zeros((self.num_rows, capacity), np.int32)
+        tokens[:, : self.capacity] = self.tokens
+        self.data, self.tokens, self.capacity = grown, tokens, capacity
+        self.head_offsets = self._head_offsets()
+
+    def _key_id(self, key: tuple[str, str]) -> int:
+        """Return the number that stands for a cache key; those no row has any more are forgotten."""
+        number = self._key_ids.get(key)
+        if number is None:
+            held = set(self._keys.tolist())
+            self._key_ids = {known: id_ for known, id_ in self._key_ids.items() if id_ in held or not id_}
+            number = self._key_ids[key] = self._next_key
+            self._next_key += 1
+        return number
+
+    def _head_offsets(self) -> NDArray[np.int64]:
+        _, _, rows, heads = self._shape
+        keys = np.arange(heads) * self.capacity
+        return np.concatenate((keys, keys + rows * heads * self.capacity))
+
+    def _victim(self, keep: int) -> int:
+        """Return the free row to overwrite: an empty or outdated one, else the least recently used."""
+        age = np.where((self.lengths == 0) | (self._epochs != self.epoch), -1, self._used)
+        age = np.where(self.owned, np.iinfo(np.int64).max, age)
+        if keep >= 0 and not self.owned[keep] and np.count_nonzero(~self.owned) > 1:
+            age[keep] = np.iinfo(np.int64).max - 1
+        return int(age.argmin())
+
+
+def plan_rows(
+    spec: ModelSpec, *, max_running: int, max_context: int, device: torch.device, dtype: torch.dtype, memory_fraction: float
+) -> int:
+    """Return how many rows fit in `memory_fraction` of the device's memory: at most two for each running sequence.
+
+    Raises:
+        ConfigError: when not even one row of `max_context` tokens fits.
+    """
+    row_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_context * dtype.itemsize
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[0]
+    else:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fit = int(total * memory_fraction) // row_bytes
+    if fit < 1:
+        raise ConfigError(
+            f"one sequence of {max_context} tokens needs {row_bytes / 2**20:.0f} MiB of KV cache, "
+            f"over {memory_fraction:.0%} of {total / 2**20:.0f} MiB on {device}; "
+            "lower max_context_tokens or raise the fraction"
+        )
+    return min(fit, 2 * max_running)

@@ -1,0 +1,296 @@
+"""The embedded engine: SGLang's control semantics around the synchronous core, on one event loop.
+
+Invariant: weights, pause state and version label change only between two steps, because steps run inline on the event-loop
+thread and no method here awaits in the middle of a change. Who waits for whom: `run` waits for a request, a resume or an
+update; an update without a pause waits for running sequences to finish or for a pause; `flush_cache` waits for idleness.
+
+How to load and run a model in the embedded engine.
+
+Invariant: a device that `device_of` returns can hold tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import anyio
+import anyio.lowlevel
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.inference.backend import CONTEXT_HEADROOM
+from agentrl.servers.embedded.cache import KVCache, plan_rows
+from agentrl.servers.embedded.core import Core
+from agentrl.servers.embedded.faults import Hazard
+from agentrl.servers.embedded.gate import Aborts, Gate
+from agentrl.servers.embedded.model import Transformer
+from agentrl.servers.embedded.spec import read_spec
+from agentrl.servers.embedded.text import TextCodec
+from agentrl.servers.embedded.updating import GroupUpdates, Updates
+from agentrl.servers.embedded.weights import Weights, build_weights, load_weights
+from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EngineRequest, PauseMode, Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How to load and run a model."""
+
+    model_path: str
+    """Local HF directory: config.json and safetensors; tokenizer.json where text or stop strings are wanted."""
+    weight_version: str = "0"
+    max_running_requests: int = 64
+    max_context_tokens: int = 4096
+    """SGLang's --context-length: prompts end `CONTEXT_RESERVE` + 1 tokens short of it, outputs 2; capped by the model's."""
+    device: str = "cpu"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    memory_fraction: float = 0.25
+    """Share of the device's memory that the KV cache may grow to."""
+    random_seed: int = 0
+    """Seeds the requests that bring no seed."""
+    faults: frozenset[Hazard] = frozenset()
+    """Hazards of SGLang's to copy, for tests of clients."""
+
+
+def device_of(name: str) -> torch.device:
+    """Return a usable torch device; `auto` is CUDA where there is one.
+
+    Raises:
+        ConfigError: when it cannot be used.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {error}") from error
+    return device
+
+
+__all__ = ["EmbeddedEngine", "EngineOptions"]
+
+_TURN_SECONDS: Final = 0.001
+"""Steps shorter than this share a turn of the event loop."""
+
+
+class EmbeddedEngine:
+    """An `agentrl.servers.engine.Engine` that computes with torch.
+
+    Args:
+        options: what to load.
+
+    Raises:
+        ConfigError: when the model cannot be read, computed or fitted into memory.
+
+    Example:
+        >>> engine = EmbeddedEngine(EngineOptions(model_path="model"))  # doctest: +SKIP
+        >>> async with anyio.create_task_group() as tg:  # doctest: +SKIP
+        ...     tg.start_soon(engine.run)
+        ...     engine.submit(request, sink)
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._device, self._dtype = device_of(options.device), getattr(torch, options.dtype)
+        spec = self._spec = read_spec(options.model_path)
+        codec = self._codec = TextCodec(options.model_path)
+        max_context = min(options.max_context_tokens, spec.max_positions + CONTEXT_HEADROOM)
+        weights = load_weights(options.model_path, spec, device=self._device, dtype=self._dtype)
+        rows = plan_rows(
+            spec,
+            max_running=options.max_running_requests,
+            max_context=max_context,
+            device=self._device,
+            dtype=self._dtype,
+            memory_fraction=options.memory_fraction,
+        )
+        core = self._core = Core(
+            Transformer(spec, weights, max_context=max_context),
+            KVCache(spec, num_rows=rows, max_context=max_context, device=self._device, dtype=self._dtype),
+            codec,
+            eos_ids=spec.eos_ids | codec.eos_ids,
+            max_running=options.max_running_requests,
+            label=options.weight_version,
+            random_seed=options.random_seed,
+        )
+        faults = options.faults
+        self._gate = Gate()
+        self._aborts = Aborts(core, self._gate, faults)
+        self._updates = Updates(core, self._gate, self._aborts, self._read, model_path=options.model_path, faults=faults)
+        self.groups = GroupUpdates(self._updates, lambda: core.model.weights, self._fuse)
+        """Takes weights from the trainer's memory."""
+        self._rate_mark = (time.monotonic(), 0)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Return the model, its limits, and the weights being served."""
+        spec, cache = self._spec, self._core.cache
+        return EngineInfo(
+            model_path=self._updates.model_path,
+            weight_version=self._updates.version,
+            vocab_size=spec.vocab_size,
+            max_context_tokens=cache.max_context,
+            max_running_requests=min(self._options.max_running_requests, cache.num_rows),
+            max_total_tokens=cache.num_rows * cache.max_context,
+            architectures=(spec.architecture,),
+            model_type=spec.model_type,
+            dtype=self._options.dtype,
+            device=str(self._device),
+        )
+
+    @property
+    def load(self) -> EngineLoad:
+        """Return how busy the engine is; throughput counts from the previous call."""
+        core, now = self._core, time.monotonic()
+        since, tokens = self._rate_mark
+        self._rate_mark = (now, core.output_tokens)
+        return EngineLoad(
+            num_running=core.num_running,
+            num_waiting=len(core.waiting),
+            num_retracted=sum(sequence.admitted for sequence in core.waiting),
+            num_used_tokens=int(core.cache.lengths[core.cache.owned].sum()),
+            paused=self._gate.paused,
+            gen_throughput=(core.output_tokens - tokens) / max(now - since, 1e-6),
+            cache_hit_rate=core.cached_tokens / max(core.prompt_tokens, 1),
+        )
+
+    async def run(self) -> None:
+        """Step while there is work, letting the event loop turn about every millisecond; wait for work without limit.
+
+        Cancellation: requests in flight are finished as aborted.
+        """
+        core, gate, turned = self._core, self._gate, time.perf_counter()
+        try:
+            while True:
+                if gate.paused is not None or not core.step(admit=not gate.draining):
+                    await gate.wait()
+                elif core.num_running == 0 or gate.watched:
+                    gate.notify()
+                elif time.perf_counter() - turned < _TURN_SECONDS:
+                    continue
+                await anyio.lowlevel.checkpoint()
+                turned = time.perf_counter()
+        finally:
+            for sequence in tuple(core.live.values()):
+                core.abort(sequence)
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestRejected: for a duplicate rid, ids or lengths out of range, or stop strings without a tokenizer.
+        """
+        sequence = self._core.submit(request, sink)
+        sequence.parked = self._gate.paused is not None
+        self._gate.notify()
+
+    def abort(self, rid: str = "", *, abort_all: bool = False, exact: bool = False) -> int:
+        """End requests now, held and retracted ones too, with their partial output; return how many."""
+        count = self._aborts.abort(rid, abort_all=abort_all, exact=exact)
+        if count:
+            self._gate.notify()
+        return count
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop before the next step.
+
+        `retract` after `in_place` retracts what runs; `abort` ends everything, whatever the pause before: unlike
+        SGLang, it cannot deadlock (but for `Hazard.ABORT_DEADLOCK`).
+
+        Cancellation: nothing happens before the first await, and all of it after.
+        """
+        await self._checkpoint()
+        if mode == "abort":
+            if Hazard.ABORT_DEADLOCK in self._options.faults and self._gate.paused == "in_place" and self._core.num_running:
+                self._gate.stuck = True
+                await self._checkpoint()
+            self.abort(abort_all=True)
+        elif mode == "retract":
+            self._core.retract()
+        self._gate.paused = mode
+        self._gate.notify()
+
+    async def resume(self) -> None:
+        """Go on stepping.
+
+        Cancellation: as for `pause`.
+        """
+        await self._checkpoint()
+        self._gate.paused = None
+        self._aborts.resumed()
+        self._gate.notify()
+
+    async def update_weights(
+        self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
+    ) -> ControlReply:
+        """Read new weights in a worker thread, wait for a moment at which they may be swapped, swap them.
+
+        KV computed by the former weights is never matched again, flushed or not. Under an `in_place` pause with running
+        sequences `flush_cache` is refused before anything changes: their KV cannot be flushed.
+
+        Cancellation: the weights are the former ones; reading goes on in its thread and is thrown away.
+        """
+        return await self._updates.from_disk(
+            model_path, weight_version=weight_version, flush_cache=flush_cache, abort_all_requests=abort_all_requests
+        )
+
+    async def settled(self) -> None:
+        """See `Engine.settled`: returns at once, but for `Hazard.UPDATE_COLLISION`."""
+        await anyio.lowlevel.checkpoint()
+        await self._updates.settled()
+
+    async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
+        """Rename the weights.
+
+        Cancellation: as for `pause`.
+        """
+        await anyio.lowlevel.checkpoint()
+        if abort_all_requests:
+            self.abort(abort_all=True)
+        self._updates.rename(weight_version)
+
+    async def flush_cache(self, timeout_s: float) -> bool:
+        """Drop the prefix cache once nothing runs and, unless paused, nothing is queued.
+
+        Cancellation: nothing is dropped.
+        """
+        with anyio.move_on_after(timeout_s):
+            while self._busy():
+                await self._gate.wait()
+        if self._busy():
+            return False
+        self._core.cache.flush()
+        return True
+
+    def checksums(self) -> Mapping[str, str]:
+        """Return the digest of each served tensor, by HF name."""
+        return self._core.model.weights.checksums()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`; RequestRejected without a tokenizer."""
+        return self._codec.encode(text)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of `ids`; "" without a tokenizer."""
+        return self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _read(self, model_path: str) -> Weights:
+        if not Path(model_path).is_dir():
+            raise ConfigError(f"no directory {model_path}: expected a local HF model directory")
+        return load_weights(model_path, self._spec, device=self._device, dtype=self._dtype)
+
+    def _fuse(self, tensors: dict[str, torch.Tensor]) -> Weights:
+        return build_weights(tensors, self._spec, origin="the update", device=self._device, dtype=self._dtype)
+
+    def _busy(self) -> bool:
+        return self._core.num_running > 0 or (self._gate.paused is None and len(self._core.waiting) > 0)
+
+    async def _checkpoint(self) -> None:
+        """Yield once; for ever where the engine is stuck, as two hazards say."""
+        await anyio.lowlevel.checkpoint()
+        if self._gate.stuck:
+            await anyio.sleep_forever()

@@ -1,0 +1,138 @@
+"""One request inside the engine: what it was asked for, what it has produced, where it stands.
+
+Invariant: a `Sequence` is made only of a request that can be served: its ids lie in the vocabulary, prompt and output fit
+the context, and its stop strings can be looked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from agentrl.errors import RequestRejected
+from agentrl.servers.embedded.text import TextCodec
+from agentrl.servers.engine import EngineRequest, Finish, Progress, Sink
+from agentrl.types import Int32Array
+
+COARSE_STEP: Final = 50
+"""Tokens in which SGLang hands on the output of an unstreamed request; see `hazards`."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One request inside the engine."""
+
+    request: EngineRequest
+    sink: Sink
+    progress: Progress
+    prompt: Int32Array
+    seed: int
+    stop_ids: frozenset[int]
+    """Stop tokens of the request alone."""
+    held_ids: tuple[int, ...]
+    """Tokens that may not be sampled before the minimum length."""
+    window: int
+    """Output tokens that may hold a new stop string; 0 without stop strings."""
+    penalized: bool
+    row: int = -1
+    """Cache row; -1 while waiting."""
+    marked: int = -1
+    """The label (count of version names) its last version mark was made under."""
+    scored: int = 0
+    """Prompt tokens whose log-prob has been reported, counted from the start of the prompt."""
+    admitted: bool = False
+    parked: bool = False
+    """It came during a pause that has not ended yet."""
+    deaf: bool = False
+    """Aborts by its id are ignored; see `Hazard.LOST_ABORTS`."""
+
+    def all_ids(self) -> Int32Array:
+        """Return prompt and output so far, [n] int32."""
+        output = self.progress.output_ids
+        return np.concatenate((self.prompt, np.array(output, np.int32))) if output else self.prompt
+
+    @property
+    def scoring_from(self) -> int:
+        """Return the first prompt position whose logits are wanted, or the prompt's length when none are."""
+        start = self.request.logprob_start_len
+        if start < 0 or self.scored >= len(self.prompt):
+            return len(self.prompt)
+        return start
+
+    def forget_scores(self) -> None:
+        """Score the prompt anew after a retraction that cut its scoring short."""
+        if self.scored < len(self.prompt) and self.progress.input_logprobs is not None:
+            self.progress.input_logprobs = [None]
+            self.scored = self.request.logprob_start_len + 1
+
+    def drop_last(self) -> None:
+        """Take back the token sampled last."""
+        progress = self.progress
+        progress.output_ids.pop()
+        progress.output_logprobs.pop()
+        if progress.versions and progress.versions[-1][1] == len(progress.output_ids):
+            progress.versions.pop()
+
+    def round_down(self) -> None:
+        """Lose the output beyond the last whole step of `COARSE_STEP`, as SGLang does of unstreamed requests."""
+        progress, end = self.progress, len(self.progress.output_ids) // COARSE_STEP * COARSE_STEP
+        del progress.output_ids[end:], progress.output_logprobs[end:]
+        progress.versions[:] = [mark for mark in progress.versions if mark[1] < end]
+
+
+def make_sequence(
+    request: EngineRequest,
+    sink: Sink,
+    *,
+    vocab_size: int,
+    max_context: int,
+    codec: TextCodec,
+    eos_ids: frozenset[int],
+    seed: int,
+) -> Sequence:
+    """Return the sequence of a request.
+
+    Raises:
+        RequestRejected: for ids or lengths out of range, or stop strings without a tokenizer.
+    """
+    sampling, prompt = request.sampling, np.array(request.input_ids, np.int32)
+    if not len(prompt) or int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
+        raise RequestRejected(f"input_ids must be 1 or more ids below {vocab_size}", status=400)
+    if len(prompt) + sampling.max_new_tokens > max_context:
+        raise RequestRejected(
+            f"{len(prompt)} prompt tokens and {sampling.max_new_tokens} to sample exceed the context of {max_context}",
+            status=400,
+        )
+    if sampling.stop and not codec.available:
+        raise RequestRejected("this server has no tokenizer: use stop_token_ids instead of stop strings", status=400)
+    start = request.logprob_start_len
+    held = eos_ids | frozenset(sampling.stop_token_ids) if sampling.min_new_tokens else ()
+    return Sequence(
+        request=request,
+        sink=sink,
+        progress=Progress(request=request, input_logprobs=[None] if 0 <= start < len(prompt) else None),
+        prompt=prompt,
+        seed=seed,
+        stop_ids=frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids),
+        held_ids=tuple(token for token in held if 0 <= token < vocab_size),
+        window=max((len(stop.encode()) for stop in sampling.stop), default=-1) + 1,
+        penalized=bool(sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1),
+        scored=max(start, 0) + 1,
+    )
+
+
+def ending(sequence: Sequence, token: int, *, is_eos: bool, codec: TextCodec) -> Finish | None:
+    """Return why a sequence ends with the token sampled last, or None; a stop string comes before a stop token."""
+    output, sampling = sequence.progress.output_ids, sequence.request.sampling
+    if sequence.window:
+        tail = codec.decode(output[-sequence.window :], skip_special_tokens=False)
+        match = next((stop for stop in sampling.stop if stop in tail), None)
+        if match is not None:
+            return Finish(kind="stop", matched=match)
+    if is_eos or token in sequence.stop_ids:
+        return Finish(kind="stop", matched=token)
+    if len(output) >= sampling.max_new_tokens:
+        return Finish(kind="length")
+    return None

@@ -1,0 +1,355 @@
+"""Replacing the weights: reading them, waiting for a moment at which they may be swapped, swapping them.
+
+Invariant: the weights of a step are all of one version; an update that is refused changes nothing (but for
+`Hazard.APPLIED_REFUSAL`), and one that is applied changes weights and label together. Who waits for whom: an update that
+finds the server running waits for the requests that run to end, or for a pause; an update waits for the one before (but for
+`Hazard.UPDATE_COLLISION`).
+
+Weights from the trainer's memory, by gloo: groups, sessions, and the swap.
+
+Invariant: what a session has taken is served all at once, between two steps, when a bucket names the new version or the
+session ends; until then the former weights are. Whatever waits for rank 0 does so in a thread that does not keep the process
+from ending, and not longer than `TIMEOUT`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+from agentrl.servers.embedded.core import Core
+from agentrl.servers.embedded.faults import Hazard
+from agentrl.servers.embedded.gate import Aborts, Gate
+from agentrl.servers.embedded.weights import Weights
+from agentrl.servers.engine import ControlReply
+from agentrl.weights.process_group import Group, join
+from agentrl.weights.types import Bucket, GroupAddress
+
+_UPDATED: Final = "Succeeded to update model weights."
+
+
+class Updates:
+    """The weights being served, and how they change.
+
+    Args:
+        core: computes with them.
+        gate: says whether the engine is paused.
+        aborts: ends requests.
+        read: reads a checkpoint; called in a worker thread.
+        model_path: of the first weights.
+        faults: hazards switched on.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        gate: Gate,
+        aborts: Aborts,
+        read: Callable[[str], Weights],
+        *,
+        model_path: str,
+        faults: frozenset[Hazard],
+    ) -> None:
+        self._core, self._gate, self._aborts, self._read = core, gate, aborts, read
+        self._faults = faults
+        self.model_path = model_path
+        self.version = core.label
+        """As reported; what tokens are marked with is the core's label."""
+        # Guards `draining` and the swap between concurrent updates.
+        self._lock = anyio.Lock()
+        self._reading = False
+        """Whether an update that can collide with another is under way, or two have collided."""
+
+    async def from_disk(
+        self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
+    ) -> ControlReply:
+        """See `Engine.update_weights`.
+
+        Cancellation: the weights are the former ones; reading goes on in its thread and is thrown away. With
+        `Hazard.UPDATE_COLLISION` and a pause the update goes on.
+        """
+        if Hazard.UPDATE_COLLISION in self._faults and self._gate.paused is not None:
+            if abort_all_requests:
+                self._aborts.abort("", abort_all=True, exact=False)
+            return await self._unguarded(model_path, weight_version, flush_cache=flush_cache)
+        async with self._lock:
+            if (refusal := self.flush_refusal(flush_cache)) is not None:
+                return refusal
+            try:
+                weights = await anyio.to_thread.run_sync(self._read, model_path, abandon_on_cancel=True)
+            except ConfigError as error:
+                return ControlReply(success=False, message=str(error))
+            async with self.quiet(abort_all_requests=abort_all_requests):
+                if (refusal := self.flush_refusal(flush_cache)) is not None:
+                    return refusal
+                return self.swap(weights, model_path, weight_version, flush_cache=flush_cache)
+
+    async def settled(self) -> None:
+        """Return once no update is under way that can collide with another; never if two have. See `Engine.settled`."""
+        while self._reading:
+            await self._gate.wait()
+
+    async def _unguarded(self, model_path: str, weight_version: str | None, *, flush_cache: bool) -> ControlReply:
+        """Update whether another update is under way or not, and whether anybody waits for it or not."""
+        gate = self._gate
+        gate.stuck = gate.stuck or self._reading
+        while gate.stuck:
+            await gate.wait()
+        self._reading = True
+        done = await anyio.to_thread.run_sync(
+            self._read_and_swap, model_path, weight_version, flush_cache, abandon_on_cancel=True
+        )
+        while gate.stuck:
+            await gate.wait()
+        return done
+
+    def _read_and_swap(self, model_path: str, weight_version: str | None, flush_cache: bool) -> ControlReply:
+        try:
+            weights = self._read(model_path)
+        except ConfigError as error:
+            weights = str(error)
+        return anyio.from_thread.run_sync(self._end_unguarded, weights, model_path, weight_version, flush_cache)
+
+    def _end_unguarded(
+        self, read: Weights | str, model_path: str, weight_version: str | None, flush_cache: bool
+    ) -> ControlReply:
+        self._reading = self._gate.stuck
+        self._gate.notify()
+        if isinstance(read, str):
+            return ControlReply(success=False, message=read)
+        if (refusal := self.flush_refusal(flush_cache)) is not None:
+            return refusal
+        return self.swap(read, model_path, weight_version, flush_cache=flush_cache)
+
+    @asynccontextmanager
+    async def quiet(self, *, abort_all_requests: bool) -> AsyncGenerator[None]:
+        """Enter the block once nothing runs or the engine is paused; no request is admitted until it is left.
+
+        Cancellation: as if it had not been entered.
+        """
+        gate, core = self._gate, self._core
+        if abort_all_requests:
+            self._aborts.abort("", abort_all=True, exact=False)
+        racing = Hazard.UPDATE_RACE in self._faults and gate.paused is None
+        before = set(core.live.values()) if racing else set()
+        gate.draining = not racing
+        gate.watched += racing
+        try:
+            while (gate.paused is None and core.num_running) or not before.isdisjoint(core.live.values()):
+                await gate.wait()
+            yield
+        finally:
+            gate.draining = False
+            gate.watched -= racing
+            gate.notify()
+
+    def swap(
+        self, weights: Weights, model_path: str | None, weight_version: str | None, *, flush_cache: bool
+    ) -> ControlReply:
+        """Put new weights in place, between two steps.
+
+        KV computed by the former weights is never matched again, flushed or not (but for `Hazard.STALE_PREFIX`).
+        """
+        core = self._core
+        core.model.weights = weights
+        if flush_cache or Hazard.STALE_PREFIX not in self._faults:
+            core.cache.next_epoch()
+        if weight_version is not None:
+            core.relabel(weight_version)
+        if flush_cache and self._keeps_kv:
+            return ControlReply(
+                success=False,
+                message="Weights were updated, but the cache was not flushed because requests are still running or queued.",
+            )
+        if model_path is not None:
+            self.model_path = model_path
+        self.version = core.label
+        return ControlReply(success=True, message=_UPDATED)
+
+    def rename(self, weight_version: str) -> None:
+        """Name the weights anew."""
+        self._core.relabel(weight_version)
+        self.version = weight_version
+
+    def flush_refusal(self, flush_cache: bool) -> ControlReply | None:
+        """Return the answer to an update whose flush is impossible: requests paused in place keep their KV."""
+        if not (flush_cache and self._keeps_kv) or Hazard.APPLIED_REFUSAL in self._faults:
+            return None
+        return ControlReply(
+            success=False,
+            message=f"the cache cannot be flushed: {self._core.num_running} requests are paused in place and keep "
+            "their KV; send flush_cache=false, or pause with mode retract. The weights are unchanged.",
+        )
+
+    @property
+    def _keeps_kv(self) -> bool:
+        return self._gate.paused == "in_place" and self._core.num_running > 0
+
+
+TIMEOUT: Final = timedelta(seconds=120)
+"""Of waiting for rank 0; SGLang waits half an hour."""
+_T = TypeVar("_T")
+
+
+class GroupUpdates:
+    """Implements `agentrl.servers.engine.WeightGroups`.
+
+    Args:
+        updates: swaps the weights.
+        current: returns the weights being served.
+        build: makes weights of tensors by HF name.
+    """
+
+    def __init__(
+        self,
+        updates: Updates,
+        current: Callable[[], Weights],
+        build: Callable[[dict[str, Tensor]], Weights],
+    ) -> None:
+        self._updates, self._current, self._build = updates, current, build
+        self._groups: dict[str, Group] = {}
+        self._taken: dict[str, Tensor] | None = None
+        # One broadcast at a time, in the order of the calls, and no session that ends in the middle of one.
+        self._lock = anyio.Lock()
+
+    async def join(self, address: GroupAddress, rank: int) -> ControlReply:
+        """See `WeightGroups.join`."""
+        if address.name in self._groups:
+            return _refused(f"group {address.name} is there already; leave it first, or choose another name")
+        try:
+            self._groups[address.name] = await _in_thread(lambda: join(address, rank, TIMEOUT))
+        except RuntimeError as error:  # what torch raises
+            return _refused(f"Failed to initialize custom process group: {error}.")
+        return ControlReply(success=True, message="Succeeded to initialize custom process group.")
+
+    async def leave(self, name: str) -> ControlReply:
+        """See `WeightGroups.leave`."""
+        await anyio.lowlevel.checkpoint()
+        if self._groups.pop(name, None) is None:
+            return _refused("The group to be destroyed does not exist.")
+        return ControlReply(success=True, message="Succeeded to destroy custom process group.")
+
+    async def begin(self) -> ControlReply:
+        """See `WeightGroups.begin`."""
+        async with self._lock:
+            if self._taken is not None:
+                return _refused("a weight-update session is already open; call end_weight_update() first")
+            self._taken = {}
+        return _SUCCESS
+
+    async def receive(
+        self,
+        bucket: Bucket,
+        group: str,
+        *,
+        flat: bool,
+        weight_version: str | None,
+        flush_cache: bool,
+        abort_all_requests: bool,
+    ) -> ControlReply:
+        """See `WeightGroups.receive`."""
+        async with self._lock:
+            if self._taken is None:
+                between = "between begin_weight_update() and end_weight_update()"
+                return _refused(f"update_weights_from_distributed must run {between}")
+            if group not in self._groups:
+                return _refused(f"Failed to receive weights: Group {group} not in {list(self._groups)}.")
+            if abort_all_requests:
+                async with self._updates.quiet(abort_all_requests=True):
+                    pass
+            try:
+                received = await _in_thread(lambda: _receive(self._groups[group], bucket, flat=flat))
+            except RuntimeError as error:  # what torch raises when rank 0 is gone
+                return _refused(f"Failed to receive weights: {error}")
+            self._taken |= received
+            if weight_version is None:
+                return self._updates.flush_refusal(flush_cache) or _RECEIVED
+            done = await self._serve(weight_version, flush_cache=flush_cache)
+            return _RECEIVED if done.success else done
+
+    async def end(self) -> ControlReply:
+        """See `WeightGroups.end`."""
+        async with self._lock:
+            if self._taken is None:
+                return _refused("no weight-update session is open; call begin_weight_update() first")
+            try:
+                if self._taken:
+                    done = await self._serve(None, flush_cache=False)
+                    return _SUCCESS if done.success else done
+            finally:
+                self._taken = None
+        return _SUCCESS
+
+    async def _serve(self, weight_version: str | None, *, flush_cache: bool) -> ControlReply:
+        """Put what the session has taken in place of the tensors of the same names."""
+        taken, served = self._taken or {}, self._current()
+        others = {name: tensor.to(served.file_dtypes[name]) for name, tensor in served.named.items() if name not in taken}
+        if served.head is served.embedding:
+            others.pop("lm_head.weight", None)  # the same as the embedding, which is among the others or was taken
+        try:
+            weights = await anyio.to_thread.run_sync(self._build, others | taken)
+        except ConfigError as error:
+            return _refused(f"{error}. The weights are unchanged")
+        async with self._updates.quiet(abort_all_requests=False):
+            if (refusal := self._updates.flush_refusal(flush_cache)) is not None:
+                return refusal
+            self._taken = {}
+            return self._updates.swap(weights, None, weight_version, flush_cache=flush_cache)
+
+
+_SUCCESS: Final = ControlReply(success=True, message="Success")
+_RECEIVED: Final = ControlReply(success=True, message="Succeeded to update parameter online.")
+
+
+def _refused(message: str) -> ControlReply:
+    return ControlReply(success=False, message=message)
+
+
+def _receive(group: Group, bucket: Bucket, *, flat: bool) -> dict[str, Tensor]:
+    """Return a bucket's tensors by name; `flat`: rank 0 sends them in one piece."""
+    if not flat:
+        apart = {spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in bucket}
+        group.wait(group.broadcast(list(apart.values())))
+        return apart
+    whole = torch.empty(sum(spec.num_bytes for spec in bucket), dtype=torch.uint8)
+    group.wait(group.broadcast([whole]))
+    pieces = whole.split([spec.num_bytes for spec in bucket])
+    return {
+        spec.name: piece.view(getattr(torch, spec.dtype)).reshape(spec.shape)
+        for spec, piece in zip(bucket, pieces, strict=True)
+    }
+
+
+async def _in_thread(work: Callable[[], _T]) -> _T:
+    """Return what `work` returns; the loop's own threads would keep the process from ending while a broadcast hangs.
+
+    Cancellation: the work goes on, and what it returns is thrown away.
+    """
+    token, done = anyio.lowlevel.current_token(), anyio.Event()
+    results: list[_T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except RuntimeError as error:
+            errors.append(error)
+        with suppress(anyio.RunFinishedError):
+            anyio.from_thread.run_sync(done.set, token=token)
+
+    threading.Thread(target=run, name="weights", daemon=True).start()
+    await done.wait()
+    if errors:
+        raise errors[0]
+    return results[0]

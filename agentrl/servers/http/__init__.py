@@ -1,0 +1,1 @@
+"""SGLang's HTTP protocol on top of an engine."""

@@ -1,0 +1,264 @@
+"""The control calls: abort, flush, pause, continue, weights and their version, checksums.
+
+Invariant: a call answers once the engine has done what it says, or refused it; bodies that are not the endpoint's change
+nothing. Who waits for whom: only the engine's own waits, each described where the engine declares it.
+
+The calls by which a server takes weights from a process group: join, begin, one call for each bucket, end, leave.
+
+Invariant: a call answers once the engine has done what it says (HTTP 200) or refused it (400); other calls are answered
+meanwhile. Who waits for whom: joining waits for the other ranks, and a bucket for rank 0 to send it, as long as the engine
+says; both end when rank 0 is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from agentrl.errors import RequestRejected
+from agentrl.servers.engine import ControlReply, Engine, PauseMode, WeightGroups
+from agentrl.servers.http.errors import BadBody, decode_body, json_reply
+from agentrl.weights.types import WIRE_DTYPES, Bucket, GroupAddress, TensorSpec
+
+_GROUP = "weight_update_group"
+_FLAT = "flattened_bucket"
+
+
+class _Join(msgspec.Struct):
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = _GROUP
+    backend: str = "nccl"
+
+
+class _Leave(msgspec.Struct):
+    group_name: str = _GROUP
+
+
+class _Nothing(msgspec.Struct):
+    selector: Literal["target", "draft", "all"] = "all"
+
+
+class _Receive(msgspec.Struct):
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = _GROUP
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+    load_format: str | None = None
+
+
+class GroupRoutes:
+    """One method per endpoint."""
+
+    def __init__(self, groups: WeightGroups) -> None:
+        """Control `groups`."""
+        self._groups = groups
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes."""
+        post = app.router.add_post
+        post("/init_weights_update_group", self.join)
+        post("/destroy_weights_update_group", self.leave)
+        post("/begin_weight_update", self.begin)
+        post("/update_weights_from_distributed", self.receive)
+        post("/end_weight_update", self.end)
+
+    async def join(self, request: web.Request) -> web.Response:
+        """Join a group; answers when it is complete."""
+        sent = decode_body(await request.read(), _Join)
+        if sent.backend != "gloo":
+            return _answer(ControlReply(success=False, message=f"this server speaks gloo, not {sent.backend}"))
+        if not 0 < sent.rank_offset < sent.world_size or not sent.group_name:
+            why = f"rank {sent.rank_offset} of {sent.world_size} in {sent.group_name!r}: expected a name and a rank above 0"
+            return _answer(ControlReply(success=False, message=why))
+        address = GroupAddress(sent.group_name, sent.master_address, sent.master_port, sent.world_size, "gloo")
+        return _answer(await self._groups.join(address, sent.rank_offset))
+
+    async def leave(self, request: web.Request) -> web.Response:
+        """Forget a group."""
+        return _answer(await self._groups.leave(decode_body(await request.read(), _Leave).group_name))
+
+    async def begin(self, request: web.Request) -> web.Response:
+        """Open a session."""
+        decode_body(await request.read(), _Nothing)
+        return _answer(await self._groups.begin())
+
+    async def receive(self, request: web.Request) -> web.Response:
+        """Take a bucket; answers when it is there, and served if it carries a version."""
+        sent = decode_body(await request.read(), _Receive)
+        done = await self._groups.receive(
+            _bucket(sent),
+            sent.group_name,
+            flat=sent.load_format == _FLAT,
+            weight_version=sent.weight_version,
+            flush_cache=sent.flush_cache,
+            abort_all_requests=sent.abort_all_requests,
+        )
+        if done.success and sent.weight_version is not None:
+            message = f"{done.message} Weight version updated to {sent.weight_version}."
+            done = ControlReply(success=True, message=message)
+        return _answer(done)
+
+    async def end(self, request: web.Request) -> web.Response:
+        """Close the session."""
+        decode_body(await request.read(), _Nothing)
+        return _answer(await self._groups.end())
+
+
+def _bucket(sent: _Receive) -> Bucket:
+    if not len(sent.names) == len(sent.dtypes) == len(sent.shapes) or not sent.names:
+        counts = f"{len(sent.names)} names, {len(sent.dtypes)} dtypes, {len(sent.shapes)} shapes"
+        raise RequestRejected(f"expected as many names as dtypes and shapes, at least one; got {counts}", status=400)
+    if sent.load_format not in (None, _FLAT):
+        raise RequestRejected(f"load_format must be {_FLAT} or left out, got {sent.load_format!r}", status=400)
+    specs = tuple(TensorSpec(*spec) for spec in zip(sent.names, sent.dtypes, map(tuple, sent.shapes), strict=True))
+    for spec in specs:
+        if spec.dtype not in WIRE_DTYPES or min(spec.shape, default=0) < 0:
+            raise RequestRejected(f"{spec.name}: cannot take {spec.dtype} {list(spec.shape)}", status=400)
+    return specs
+
+
+def _answer(done: ControlReply) -> web.Response:
+    return json_reply({"success": done.success, "message": done.message}, status=200 if done.success else 400)
+
+
+_LOAD_FORMATS = (None, "auto", "safetensors")
+
+
+class _Abort(msgspec.Struct):
+    rid: str = ""
+    abort_all: bool = False
+
+
+class _Pause(msgspec.Struct):
+    mode: PauseMode = "abort"
+
+
+class _Continue(msgspec.Struct):
+    torch_empty_cache: bool = True
+
+
+class _Update(msgspec.Struct):
+    model_path: str
+    load_format: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+
+
+class _Version(msgspec.Struct):
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class _Check(msgspec.Struct):
+    action: str = "checksum"
+
+
+class ControlRoutes:
+    """One method per endpoint."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Control `engine`."""
+        self._engine = engine
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes."""
+        post = app.router.add_post
+        post("/abort_request", self.abort_request)
+        post("/pause_generation", self.pause_generation)
+        post("/continue_generation", self.continue_generation)
+        post("/update_weights_from_disk", self.update_weights_from_disk)
+        post("/update_weight_version", self.update_weight_version)
+        for add in (post, app.router.add_get):
+            add("/flush_cache", self.flush_cache)
+            add("/weights_checker", self.weights_checker)
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        """End requests by a prefix of their ids, or all; always 200, whether there were any or not."""
+        sent = decode_body(await request.read(), _Abort)
+        self._engine.abort(sent.rid, abort_all=sent.abort_all)
+        return web.Response()
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        """Drop the prefix cache, waiting `timeout` seconds for idleness; 400 while anything runs."""
+        timeout_s = _seconds(request.query.get("timeout", "0"))
+        if await self._engine.flush_cache(timeout_s):
+            return web.Response(text="Cache flushed.\n")
+        why = "Timed out waiting for idle state." if timeout_s else "Flush cache failed.\n"
+        return web.Response(status=400, text=why)
+
+    async def pause_generation(self, request: web.Request) -> web.Response:
+        """Stop sampling; answers once the engine stands still."""
+        await self._engine.pause(decode_body(await request.read(), _Pause).mode)
+        return json_reply({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def continue_generation(self, request: web.Request) -> web.Response:
+        """Go on; without a pause nothing happens."""
+        decode_body(await request.read(), _Continue)
+        await self._engine.resume()
+        return json_reply({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def update_weights_from_disk(self, request: web.Request) -> web.Response:
+        """Load a checkpoint; 400 with `success: false` where it was refused."""
+        sent = decode_body(await request.read(), _Update)
+        if sent.load_format not in _LOAD_FORMATS:
+            raise RequestRejected(f"load_format must be auto or safetensors, got {sent.load_format!r}", status=400)
+        done = await self._engine.update_weights(
+            sent.model_path,
+            weight_version=sent.weight_version,
+            flush_cache=sent.flush_cache,
+            abort_all_requests=sent.abort_all_requests,
+        )
+        message = done.message
+        if done.success and sent.weight_version is not None:
+            message = f"{message} Weight version updated to {sent.weight_version}."
+        body = {"success": done.success, "message": message, "num_paused_requests": 0}  # whatever is paused, as at SGLang
+        return json_reply(body, status=200 if done.success else 400)
+
+    async def update_weight_version(self, request: web.Request) -> web.Response:
+        """Name the weights anew; aborts everything unless told otherwise, as SGLang does."""
+        sent = decode_body(await request.read(), _Version)
+        await self._engine.set_weight_version(sent.new_version, abort_all_requests=sent.abort_all_requests)
+        message = f"Weight version updated to {sent.new_version}"
+        return json_reply({"success": True, "message": message, "new_version": sent.new_version})
+
+    async def weights_checker(self, request: web.Request) -> web.Response:
+        """Report a digest of each served tensor.
+
+        SGLang reports xxhash digests under its own fused names (`qkv_proj`, `gate_up_proj`). Here they are
+        `agentrl.weights.checksum` digests under HF names, so that a publication can be compared exactly; a client tells
+        the two apart by `engine` of `/server_info`.
+        """
+        body = await request.read()
+        action = decode_body(body, _Check).action if body else "checksum"
+        if action != "checksum":
+            return json_reply({"success": False, "message": f"Unsupported action={action!r}"}, status=400)
+        checksums = dict(self._engine.checksums())
+        whole = hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()
+        rank: dict[str, Any] = {"checksums": checksums, "per_gpu_checksum": whole, "parallelism_info": [_ALONE]}
+        return json_reply({"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": whole})
+
+
+_ALONE = {
+    "role": "target", "tp_rank": 0, "tp_size": 1, "dp_rank": 0, "dp_size": 1, "pp_rank": 0, "pp_size": 1,
+    "rank": 0, "size": 1,
+}  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise BadBody(f"1 validation error:\n  timeout must be a number of seconds, at least 0; got {text!r}", status=400)
+    return seconds

@@ -1,0 +1,265 @@
+"""`/generate`: one HTTP call, the engine requests it asks for, and its answer, whole or streamed.
+
+Invariant: an engine request never outlives the call that made it: a client that disconnects aborts it. Who waits for whom:
+a call waits, without limit, for its engine requests; the client's deadline is the limit, and its disconnect the release.
+
+What `/generate` answers: SGLang's `meta_info`, its finish reasons, and text cut where a stop matched.
+
+Invariant: as many log-probs and version labels as output ids; spans appear once a request has finished, and cover its
+ids. Pure, no I/O.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import anyio
+from aiohttp import web
+
+from agentrl.errors import RequestRejected
+from agentrl.servers.engine import Engine, EngineRequest, Finish, Progress
+from agentrl.servers.http.errors import dumps, error_event, json_reply
+from agentrl.servers.http.requests import GenerateCall, decode_generate, plan_generate
+
+_UNDECODED = "\ufffd"
+Decode = Callable[[Sequence[int]], str]
+
+
+def reply(
+    progress: Progress,
+    decode: Decode,
+    *,
+    logprobs: bool,
+    prompt_ids: bool,
+    weight_version: str,
+    seconds: float,
+    stamped: bool = True,
+) -> dict[str, Any]:
+    """Return the JSON object for what a request has produced so far.
+
+    Args:
+        progress: the request's state.
+        decode: turns output ids into text.
+        logprobs: report log-probs.
+        prompt_ids: report the prompt.
+        weight_version: the server's, for a request without output.
+        seconds: since the call began.
+        stamped: say when the object was sent, as the first of a call does.
+    """
+    ids = progress.output_ids
+    meta = _meta(progress, weight_version)
+    if logprobs:
+        meta["input_token_logprobs"] = _input_logprobs(progress)
+        meta["output_token_logprobs"] = [
+            (logprob, token, None) for logprob, token in zip(progress.output_logprobs, ids, strict=True)
+        ]
+        meta["output_token_logprobs_length"] = len(ids)
+    if progress.finish is not None:
+        meta["weight_versions"] = version_spans(progress, weight_version)
+        meta["e2e_latency"] = seconds
+    if stamped:
+        meta["response_sent_to_client_ts"] = time.time()
+    out: dict[str, Any] = {"text": text_of(progress, decode), "output_ids": ids, "meta_info": meta}
+    if prompt_ids:
+        out["prompt_token_ids"] = list(progress.request.input_ids)
+    return out
+
+
+def _meta(progress: Progress, weight_version: str) -> dict[str, Any]:
+    """Return what is said of every request; of one aborted in the queue, SGLang's short form."""
+    request, finish, cached = progress.request, progress.finish, progress.cached_tokens
+    meta: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": None if finish is None else _finish_reason(finish, len(progress.output_ids)),
+        "weight_version": progress.versions[-1][0] if progress.versions else weight_version,
+        "completion_tokens": len(progress.output_ids),
+    }
+    if finish is not None and finish.reduced:
+        return meta
+    return meta | {
+        "prompt_tokens": len(request.input_ids),
+        "cached_tokens": cached,
+        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+        "reasoning_tokens": 0,
+        "num_retractions": progress.num_retractions,
+        "dp_rank": None,
+    }
+
+
+def version_spans(progress: Progress, weight_version: str) -> list[dict[str, Any]]:
+    """Return half-open `{version, start, end}` spans over the output ids; one empty span where there are none."""
+    spans: list[dict[str, Any]] = []
+    end = len(progress.output_ids)
+    if not end:
+        return [{"version": weight_version, "start": 0, "end": 0}]
+    for version, start in reversed(progress.versions):
+        if end > start:
+            spans.append({"version": version, "start": start, "end": end})
+        end = start
+    return spans[::-1]
+
+
+def text_of(progress: Progress, decode: Decode) -> str:
+    """Return the output as text: without the stop that ended it, and, before the end, without half a character."""
+    finish, ids = progress.finish, progress.output_ids
+    if finish is None:
+        return decode(ids).rstrip(_UNDECODED)
+    keep = progress.request.sampling.no_stop_trim
+    if finish.kind != "stop":
+        return decode(ids)
+    if isinstance(finish.matched, str):
+        text = decode(ids)
+        at = text.find(finish.matched)
+        return text if at < 0 else text[: at + len(finish.matched) if keep else at]
+    return decode(ids if keep else ids[:-1])
+
+
+def _input_logprobs(progress: Progress) -> list[tuple[float | None, int, None]]:
+    values = progress.input_logprobs
+    if values is None:
+        return []
+    start = progress.request.logprob_start_len
+    ids = progress.request.input_ids[start : start + len(values)]
+    return [(value, token, None) for value, token in zip(values, ids, strict=True)]
+
+
+def _finish_reason(finish: Finish, length: int) -> dict[str, Any]:
+    if finish.kind == "length":
+        return {"type": "length", "length": length}
+    if finish.kind == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    if finish.reduced:
+        return {"type": "abort", "message": finish.message}
+    return {"type": "abort", "message": finish.message, "status_code": None, "err_type": None}
+
+
+_EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+class News:
+    """Something happened to one of a call's requests."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def tell(self) -> None:
+        """Wake who waits."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait for what has happened since the last wait."""
+        await self._event.wait()
+        self._event = anyio.Event()
+
+
+class Waiter:
+    """The sink of one engine request."""
+
+    def __init__(self, news: News) -> None:
+        """Report to `news`."""
+        self._news = news
+        self.latest: Progress | None = None
+        self.done = False
+        self.sent = -1
+        """Output ids in the last streamed event; -1 before the first."""
+
+    def progress(self, progress: Progress) -> None:
+        """See `Sink.progress`."""
+        self.latest = progress
+        self._news.tell()
+
+    def finish(self, progress: Progress) -> None:
+        """See `Sink.finish`."""
+        self.latest, self.done = progress, True
+        self._news.tell()
+
+    def due(self, interval: int) -> bool:
+        """Return whether there is something to stream: the end, the first tokens, or `interval` more of them."""
+        if self.latest is None or self.sent == (end := len(self.latest.output_ids) + self.done):
+            return False
+        return self.done or self.sent < 0 or end - self.sent >= interval
+
+
+class GenerateRoute:
+    """Answers `/generate`."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Serve the engine's tokens."""
+        self._engine = engine
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the route; SGLang takes PUT as well."""
+        app.router.add_post("/generate", self.generate)
+        app.router.add_put("/generate", self.generate)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """Answer one call; what is wrong with a streamed one is told in the stream, as at SGLang."""
+        started = time.perf_counter()
+        sent, params = decode_generate(await request.read())
+        flying: list[tuple[EngineRequest, Waiter]] = []
+        news = News()
+        try:
+            try:
+                call = plan_generate(sent, params, self._engine.info, self._engine.encode)
+                for one in call.requests:
+                    waiter = Waiter(news)
+                    self._engine.submit(one, waiter)
+                    flying.append((one, waiter))
+            except RequestRejected as error:
+                if not sent.stream:
+                    raise
+                return web.Response(body=error_event(error), headers=_EVENTS)
+            waiters = [waiter for _, waiter in flying]
+            if sent.stream:
+                return await self._stream(request, call, waiters, news, started)
+            while not all(waiter.done for waiter in waiters):
+                await news.wait()
+            replies = [self._reply(call, index, waiter, started) for index, waiter in enumerate(waiters)]
+        finally:
+            for one, waiter in flying:
+                if not waiter.done:
+                    self._engine.abort(one.rid, exact=True)
+        return json_reply(replies if call.batched else replies[0])
+
+    async def _stream(
+        self, request: web.Request, call: GenerateCall, waiters: Sequence[Waiter], news: News, started: float
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers=_EVENTS)
+        await response.prepare(request)
+        with suppress(ConnectionResetError):  # the client is gone: nobody is left to answer
+            await self._send_events(response, call, waiters, news, started)
+        return response
+
+    async def _send_events(
+        self, response: web.StreamResponse, call: GenerateCall, waiters: Sequence[Waiter], news: News, started: float
+    ) -> None:
+        while not all(waiter.done for waiter in waiters) or any(waiter.due(1) for waiter in waiters):
+            await news.wait()
+            for index, waiter in enumerate(waiters):
+                if not waiter.due(call.stream_interval):
+                    continue
+                event = self._reply(call, index, waiter, started, stamped=waiter.sent < 0)
+                if call.batched:
+                    event["index"] = index
+                waiter.sent = len(event["output_ids"]) + waiter.done
+                await response.write(b"data: " + dumps(event) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+
+    def _reply(
+        self, call: GenerateCall, index: int, waiter: Waiter, started: float, *, stamped: bool = True
+    ) -> dict[str, Any]:
+        assert waiter.latest is not None
+        skip = waiter.latest.request.sampling.skip_special_tokens
+        return reply(
+            waiter.latest,
+            lambda ids: self._engine.decode(ids, skip_special_tokens=skip),
+            logprobs=call.return_logprob[index],
+            prompt_ids=call.return_prompt_ids,
+            weight_version=self._engine.info.weight_version,
+            seconds=time.perf_counter() - started,
+            stamped=stamped,
+        )

@@ -1,0 +1,139 @@
+"""What a server says about itself: model, settings, load, life.
+
+Invariant: every call here answers at once, paused or not, but for `/health_generate` (and `/health`, where the server was
+told to have that fault), which waits for a token, and `/server_info`, which waits for `Engine.settled`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+import anyio
+from aiohttp import web
+
+from agentrl.inference.backend import CONTEXT_RESERVE
+from agentrl.servers.engine import Engine, EngineRequest, EngineSampling
+from agentrl.servers.http.errors import json_reply
+from agentrl.servers.http.generate import News, Waiter
+
+SGLANG_VERSION: Final = "0.5.23"
+"""The version whose protocol is spoken."""
+_HEALTH_TIMEOUT_S: Final = 20.0
+
+
+class InfoRoutes:
+    """One method per endpoint."""
+
+    def __init__(self, engine: Engine, *, blocking_health: bool = False) -> None:
+        """Describe `engine`; with `blocking_health`, `/health` samples a token, as SGLang's does."""
+        self._engine = engine
+        self._blocking_health = blocking_health
+        self._started = time.time()
+        self._first = engine.info
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes."""
+        get = app.router.add_get
+        for path in ("/model_info", "/get_model_info"):
+            get(path, self.model_info)
+        for path in ("/server_info", "/get_server_info"):
+            get(path, self.server_info)
+        get("/v1/loads", self.loads)
+        get("/health", self.health_generate if self._blocking_health else self.health)
+        get("/health_generate", self.health_generate)
+        get("/ready", self.ready)
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        """Name the model and the version of its weights."""
+        info = self._engine.info
+        return json_reply(
+            {
+                "model_path": info.model_path,
+                "served_model_name": info.model_path,
+                "tokenizer_path": self._first.model_path,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": info.weight_version,
+                "load_format": "auto",
+                "tool_call_parser": None,
+                "reasoning_parser": None,
+                "model_type": info.model_type,
+                "architectures": list(info.architectures),
+                "vocab_size": info.vocab_size,
+                "context_length": info.max_context_tokens,
+            }
+        )
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """Report the settings; `weight_version` is the one the server started with, as at SGLang."""
+        await self._engine.settled()
+        info = self._engine.info
+        settings = self._settings()
+        states = [{**settings, "weight_version": info.weight_version, "model_path": info.model_path, **self._load()}]
+        return json_reply({**settings, "uptime_s": time.time() - self._started, "internal_states": states})
+
+    def _settings(self) -> Mapping[str, Any]:
+        info = self._engine.info
+        return {
+            "version": SGLANG_VERSION,
+            "engine": info.engine,
+            "status": "ready",
+            "model_path": info.model_path,
+            "served_model_name": info.model_path,
+            "weight_version": self._first.weight_version,
+            "dtype": info.dtype,
+            "device": info.device,
+            "vocab_size": info.vocab_size,
+            "context_length": info.max_context_tokens,
+            "max_req_input_len": info.max_context_tokens - CONTEXT_RESERVE,
+            "max_running_requests": info.max_running_requests,
+            "max_total_num_tokens": info.max_total_tokens,
+            "tp_size": 1,
+            "dp_size": 1,
+            "stream_interval": 1,
+            "incremental_streaming_output": False,
+        }
+
+    async def loads(self, request: web.Request) -> web.Response:
+        """Report how busy the server is now; SGLang reports its last published snapshot, which stands still in a pause."""
+        return json_reply({"timestamp": time.time(), "version": SGLANG_VERSION, "loads": [self._load()]})
+
+    def _load(self) -> dict[str, Any]:
+        load, info = self._engine.load, self._engine.info
+        held = load.num_waiting if load.paused is not None else 0
+        return {
+            "dp_rank": 0,
+            "num_running_reqs": load.num_running,
+            "num_waiting_reqs": load.num_waiting,
+            "num_used_tokens": load.num_used_tokens,
+            "max_total_num_tokens": info.max_total_tokens,
+            "max_running_requests": info.max_running_requests,
+            "token_usage": load.num_used_tokens / max(info.max_total_tokens, 1),
+            "gen_throughput": load.gen_throughput,
+            "cache_hit_rate": load.cache_hit_rate,
+            "queues": {"waiting": load.num_waiting - held, "paused": held, "retracted": load.num_retracted},
+        }
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Answer 200 while the process lives, as SGLang does with `SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0`."""
+        return web.Response()
+
+    async def health_generate(self, request: web.Request) -> web.Response:
+        """Answer 200 once one token has been sampled, 503 when that takes too long, as under a pause."""
+        waiter, rid = Waiter(news := News()), f"HEALTH_CHECK_{uuid.uuid4().hex}"
+        sampling = EngineSampling(max_new_tokens=1, temperature=0.0)
+        self._engine.submit(EngineRequest(rid=rid, input_ids=[0], sampling=sampling), waiter)
+        try:
+            with anyio.move_on_after(_HEALTH_TIMEOUT_S):
+                await news.wait()
+        finally:
+            if not waiter.done:
+                self._engine.abort(rid, exact=True)
+        return web.Response(status=200 if waiter.done else 503)
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Answer 200, or 503 while paused."""
+        return web.Response(status=200 if self._engine.load.paused is None else 503)

@@ -1,0 +1,347 @@
+"""What `/generate` is asked for: SGLang's request, checked field by field and turned into engine requests.
+
+Invariant: a request that passes here can be served: its ids are within the vocabulary, prompt and output fit the context,
+every sampling parameter is known and honoured. Whatever else is a `RequestRejected` that names the field. Pure, no I/O.
+
+What SGLang serves and this server refuses, by name: log-probs of other tokens than the sampled one, constrained output,
+logit bias and processors, LoRA, sessions, multi-modal input, hidden states. What SGLang 0.5.23 answers at random or dies of,
+and this server refuses: an empty prompt, an id outside the vocabulary, a `logprob_start_len` below -1, fewer or more
+`sampling_params` than prompts.
+
+SGLang's `sampling_params`: their names, types and ranges, and what of them an engine needs.
+
+Invariant: a parameter is honoured or refused by name; none is ignored. The one exception is
+`spaces_between_special_tokens`, which changes `text` only, and only for tokenizers without byte-level decoding.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from agentrl.errors import RequestRejected
+from agentrl.inference.backend import CONTEXT_RESERVE
+from agentrl.servers.engine import EngineInfo, EngineRequest, EngineSampling
+from agentrl.servers.http.errors import BadBody, BadSampling, decode_body
+
+DEFAULT_MAX_NEW_TOKENS: Final = 128
+MAX_STOP_STRINGS: Final = 32
+_Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Sampling(msgspec.Struct, forbid_unknown_fields=True):
+    """`sampling_params` as sent; null means the default, but for `max_new_tokens`."""
+
+    max_new_tokens: int | UnsetType | None = UNSET
+    """Null: as many as the context has room for."""
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    sampling_seed: _Seed | None = None
+    n: int | None = None
+    spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    stop_regex: object = None
+    json_schema: object = None
+    regex: object = None
+    ebnf: object = None
+    structural_tag: object = None
+    choice: object = None
+    logit_bias: object = None
+    custom_params: object = None
+    beam_width: object = None
+    watermark: object = None
+
+
+_UNSUPPORTED: Final = (
+    "stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "choice", "logit_bias", "custom_params", "beam_width",
+    "watermark",
+)  # fmt: skip
+
+
+def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
+    """Return what an engine needs of the parameters, with at most `room` new tokens.
+
+    Raises:
+        RequestRejected: for a value out of range, or a parameter this server does not support.
+    """
+    for name in _UNSUPPORTED:
+        if getattr(sent, name) is not None:
+            raise _rejected(f"sampling_params.{name} is not supported by this server")
+    stop = (sent.stop,) if isinstance(sent.stop, str) else tuple(sent.stop or ())
+    if len(stop) > MAX_STOP_STRINGS:
+        raise _rejected(f"at most {MAX_STOP_STRINGS} stop strings are allowed, got {len(stop)}")
+    wanted = DEFAULT_MAX_NEW_TOKENS if sent.max_new_tokens is UNSET else sent.max_new_tokens
+    sampling = EngineSampling(
+        max_new_tokens=room if wanted is None else min(wanted, room),
+        min_new_tokens=sent.min_new_tokens or 0,
+        temperature=1.0 if sent.temperature is None else sent.temperature,
+        top_p=1.0 if sent.top_p is None else sent.top_p,
+        top_k=-1 if sent.top_k is None else sent.top_k,
+        min_p=sent.min_p or 0.0,
+        frequency_penalty=sent.frequency_penalty or 0.0,
+        presence_penalty=sent.presence_penalty or 0.0,
+        repetition_penalty=1.0 if sent.repetition_penalty is None else sent.repetition_penalty,
+        stop=stop,
+        stop_token_ids=tuple(sent.stop_token_ids or ()),
+        ignore_eos=bool(sent.ignore_eos),
+        skip_special_tokens=sent.skip_special_tokens is not False,
+        no_stop_trim=bool(sent.no_stop_trim),
+        seed=sent.sampling_seed,
+    )
+    _check_ranges(sampling, wanted)
+    return sampling
+
+
+def _check_ranges(sampling: EngineSampling, wanted: int | None) -> None:
+    top_k, minimum = sampling.top_k, sampling.min_new_tokens
+    checks: tuple[tuple[bool, str, float | None], ...] = (
+        (sampling.temperature >= 0, "temperature must be a non-negative finite number", sampling.temperature),
+        (0 < sampling.top_p <= 1, "top_p must be in (0, 1]", sampling.top_p),
+        (0 <= sampling.min_p <= 1, "min_p must be in [0, 1]", sampling.min_p),
+        (top_k == -1 or top_k >= 1, "top_k must be -1 (disable) or at least 1", top_k),
+        (-2 <= sampling.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", sampling.frequency_penalty),
+        (-2 <= sampling.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", sampling.presence_penalty),
+        (0 < sampling.repetition_penalty <= 2, "repetition_penalty must be in (0, 2]", sampling.repetition_penalty),
+        (wanted is None or wanted >= 0, "max_new_tokens must be at least 0", wanted),
+        (minimum >= 0 and (wanted is None or minimum <= wanted), f"min_new_tokens must be in [0, {wanted}]", minimum),
+    )
+    for holds, rule, got in checks:
+        if not holds:
+            raise _rejected(f"{rule}, got {got}")
+
+
+def _rejected(message: str) -> RequestRejected:
+    return RequestRejected(message, status=400)
+
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_T = TypeVar("_T")
+
+
+class GenerateBody(msgspec.Struct):
+    """The body of `/generate`; unknown fields are ignored, as at SGLang."""
+
+    text: str | list[str] | None = None
+    input_ids: list[_Int64 | list[_Int64]] | None = None
+    sampling_params: msgspec.Raw = msgspec.Raw(b"null")
+    rid: str | list[str] | None = None
+    stream: bool = False
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    return_prompt_token_ids: bool = False
+    cache_salt: str | list[str] | None = None
+    extra_key: str | list[str] | None = None
+    top_logprobs_num: object = None
+    token_ids_logprob: object = None
+    return_text_in_logprobs: bool = False
+    input_embeds: object = None
+    image_data: object = None
+    video_data: object = None
+    audio_data: object = None
+    lora_path: object = None
+    session_id: str | None = None
+    session_params: object = None
+    custom_logit_processor: object = None
+    return_hidden_states: object = None
+    return_routed_experts: bool = False
+    return_indexer_topk: bool = False
+    return_entropy: bool = False
+    return_sampling_mask: object = None
+    sampling_logprobs_mode: object = None
+    watermark: object = None
+
+
+_UNSUPPORTED_OPTIONS: Final = (
+    "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "input_embeds", "image_data", "video_data",
+    "audio_data", "lora_path", "session_id", "session_params", "custom_logit_processor", "return_hidden_states",
+    "return_routed_experts", "return_indexer_topk", "return_entropy", "return_sampling_mask", "sampling_logprobs_mode",
+    "watermark",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """A checked `/generate` request."""
+
+    requests: tuple[EngineRequest, ...]
+    """By prompt, then by sample."""
+    batched: bool
+    """The reply is a list, even of one; streamed events carry their index."""
+    return_logprob: tuple[bool, ...]
+    """One for each of `requests`."""
+    return_prompt_ids: bool
+    stream_interval: int
+    """Tokens between two streamed events of a request."""
+
+
+class _Prompts(NamedTuple):
+    ids: list[list[int]]
+    batched: bool
+
+
+def decode_generate(body: bytes) -> tuple[GenerateBody, Sampling | list[Sampling]]:
+    """Return a body of `/generate` and its sampling parameters: one for all prompts, or a list with one for each.
+
+    Raises:
+        BadBody, BadSampling: naming the field.
+    """
+    sent = decode_body(body, GenerateBody)
+    raw = bytes(sent.sampling_params)
+    if raw == b"null":
+        return sent, Sampling()
+    if raw[:1] not in (b"{", b"["):
+        raise BadBody(f"1 validation error:\n  sampling_params must be an object or a list of objects, got {raw[:40]!r}")
+    try:
+        return sent, msgspec.json.decode(raw, type=Sampling | list[Sampling])
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadSampling(f"sampling_params: {error}") from None
+
+
+def plan_generate(
+    sent: GenerateBody, params: Sampling | list[Sampling], info: EngineInfo, encode: Callable[[str], list[int]]
+) -> GenerateCall:
+    """Return the engine requests that a body asks for.
+
+    Args:
+        sent: the body.
+        params: its sampling parameters.
+        info: what requests are validated against.
+        encode: `Engine.encode`, for requests with `text`.
+
+    Raises:
+        RequestRejected: naming what is wrong.
+    """
+    for name in _UNSUPPORTED_OPTIONS:
+        if getattr(sent, name):
+            raise rejected(f"{name} is not supported by this server")
+    prompts = _prompts(sent, encode)
+    total = len(prompts.ids)
+    sampled = params if isinstance(params, list) else [params] * total
+    count = _samples(sampled, total)
+    batched = prompts.batched or count > 1
+    rids = _rids(sent.rid, total, count, batched=batched)
+    scored = _each(sent.return_logprob, total, batched, "return_logprob", default=False)
+    starts = _each(sent.logprob_start_len, total, batched, "logprob_start_len", default=-1)
+    salts = _each(sent.cache_salt, total, batched, "cache_salt", default="")
+    keys = _each(sent.extra_key, total, batched, "extra_key", default="")
+    requests: list[EngineRequest] = []
+    for at, prompt in enumerate(prompts.ids):
+        sampling = _check_prompt(prompt, sampled[at], info)
+        start = _check_start(starts[at], prompt) if scored[at] else -1
+        requests += [
+            EngineRequest(
+                rid=rids[at * count + sample],
+                input_ids=prompt,
+                sampling=sampling,
+                logprob_start_len=start,
+                stream=sent.stream,
+                cache_key=(keys[at], salts[at]),
+            )
+            for sample in range(count)
+        ]
+    return GenerateCall(
+        requests=tuple(requests),
+        batched=batched,
+        return_logprob=tuple(flag for flag in scored for _ in range(count)),
+        return_prompt_ids=sent.return_prompt_token_ids,
+        stream_interval=max(sampled[0].stream_interval or 1, 1) if sampled else 1,
+    )
+
+
+def _samples(sampled: list[Sampling], total: int) -> int:
+    """Return how many samples of each prompt are wanted; none or fewer count as one, as at SGLang."""
+    if len(sampled) != total:
+        raise rejected(f"{len(sampled)} sampling_params for {total} prompts; send one, or a list with one for each")
+    counts = {max(one.n or 1, 1) for one in sampled} or {1}
+    if len(counts) > 1:
+        raise rejected("n must be the same for all prompts of a call")
+    return counts.pop()
+
+
+def _prompts(sent: GenerateBody, encode: Callable[[str], list[int]]) -> _Prompts:
+    ids = sent.input_ids
+    if ids is None:
+        if sent.text is None:
+            raise rejected("either text, input_ids or input_embeds should be provided")
+        if isinstance(sent.text, str):
+            return _Prompts([encode(sent.text)], batched=False)
+        return _Prompts([encode(text) for text in sent.text], batched=True)
+    if not ids:
+        raise rejected("input_ids cannot be empty; a prompt needs at least one token")
+    lists = sum(isinstance(item, list) for item in ids)
+    if lists not in (0, len(ids)):
+        raise BadBody("1 validation error:\n  input_ids must be a list of ids or a list of such lists, not a mixture")
+    return _Prompts(cast("list[list[int]]", ids), True) if lists else _Prompts([cast("list[int]", ids)], False)
+
+
+def _check_prompt(prompt: list[int], sent: Sampling, info: EngineInfo) -> EngineSampling:
+    length, context = len(prompt), info.max_context_tokens
+    if not length:
+        raise rejected("a prompt is empty; it needs at least one token")
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= info.vocab_size:
+        raise rejected(f"input id {low if low < 0 else high} is outside the vocabulary of {info.vocab_size}")
+    if length >= context:
+        raise rejected(f"the input ({length} tokens) is longer than the model's context length ({context} tokens)")
+    wanted = sent.max_new_tokens
+    if isinstance(wanted, int) and length + wanted > context:
+        raise rejected(
+            f"{length} prompt tokens and max_new_tokens {wanted} make {length + wanted}, over the context of {context}"
+        )
+    if length >= context - CONTEXT_RESERVE:
+        raise rejected(
+            f"the input length ({length} tokens) reaches the maximum allowed length ({context - CONTEXT_RESERVE} tokens), "
+            f"{CONTEXT_RESERVE} below the context length"
+        )
+    return engine_sampling(sent, room=context - 2 - length)
+
+
+def _check_start(start: int, prompt: list[int]) -> int:
+    if not -1 <= start <= len(prompt):
+        raise rejected(f"logprob_start_len must be from -1 to the number of prompt tokens, {len(prompt)}; got {start}")
+    return start
+
+
+def _each(value: _T | list[_T] | None, total: int, batched: bool, name: str, *, default: _T) -> list[_T]:
+    """Return one value for each prompt."""
+    if not isinstance(value, list):
+        return [default if value is None else value] * total
+    if not batched:
+        raise rejected(f"{name} should not be a list for a single request")
+    if len(value) != total:
+        raise rejected(f"{len(value)} values of {name} for {total} prompts; send one, or one for each")
+    return value
+
+
+def _rids(sent: str | list[str] | None, prompts: int, count: int, *, batched: bool) -> list[str]:
+    """Return the request ids; several samples of a prompt get new ones, whatever was sent, as at SGLang."""
+    if isinstance(sent, list) and len(sent) != prompts:
+        raise rejected(f"the number of rids, {len(sent)}, is not that of the prompts, {prompts}")
+    if isinstance(sent, list) and len(set(sent)) != len(sent):
+        raise rejected(f"duplicate request ids within the request: {sent}")
+    if sent is None or count > 1:
+        return [uuid.uuid4().hex for _ in range(prompts * count)]
+    if isinstance(sent, str):
+        return [f"{sent}_{index}" for index in range(prompts)] if batched else [sent]
+    return sent
+
+
+def rejected(message: str) -> RequestRejected:
+    """Return the error for a value that cannot be served."""
+    return RequestRejected(message, status=400)

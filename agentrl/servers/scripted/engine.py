@@ -1,0 +1,281 @@
+"""A script behind the HTTP server: the engine that `agentrl.servers.http.app` serves when no model is wanted.
+
+Invariant: it and the `ScriptedServer` it is made from are one server: the same calls, versions, faults and records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+from anyio.abc import TaskGroup
+
+from agentrl.errors import RequestRejected
+from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EngineRequest, Finish, PauseMode, Progress, Sink
+from agentrl.servers.scripted.playback import Performance
+from agentrl.servers.scripted.script import Fault, scripted_logprobs
+from agentrl.servers.scripted.server import ScriptedServer
+from agentrl.weights.checksum import tensor_checksum
+from agentrl.weights.types import Bucket, GroupAddress, scripted_checksums
+
+
+class ScriptedEngine:
+    """Implements `Engine` over a scripted server."""
+
+    def __init__(
+        self,
+        server: ScriptedServer,
+        *,
+        model_path: str = "scripted",
+        max_context_tokens: int = 1 << 20,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """Begin with nothing to answer.
+
+        Args:
+            server: the script; its `stage` is shared.
+            model_path: reported until the first weight update.
+            max_context_tokens: longest prompt plus output.
+            decode: turns ids into text for replies, that of the server by default; without either they have none.
+        """
+        self._server, self._stage = server, server.stage
+        self._model_path = model_path
+        self._max_context_tokens = max_context_tokens
+        self._decode = decode or self._stage.decode
+        self._mode: PauseMode | None = None
+        self._tasks: TaskGroup | None = None
+        self._checksums: Mapping[str, str] = {}
+        self._waiting: dict[str, Performance] = {}
+        self.groups = ScriptedGroups(self)
+        """Pretends to take weights from process groups."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `Engine.info`; version 0 is called "default", as SGLang does."""
+        version = self._stage.version
+        return EngineInfo(
+            model_path=self._model_path,
+            weight_version=str(version) if version else "default",
+            vocab_size=self._stage.vocab_size,
+            max_context_tokens=self._max_context_tokens,
+            max_running_requests=1024,
+            max_total_tokens=1 << 24,
+            engine="scripted",
+        )
+
+    @property
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        count = len(self._stage.playing)
+        return EngineLoad(num_running=0 if self._mode else count, num_waiting=count if self._mode else 0, paused=self._mode)
+
+    async def run(self) -> None:
+        """See `Engine.run`."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            await anyio.sleep_forever()
+
+    def prepare(self, request: EngineRequest) -> Performance:
+        """Ask the script for the reply to a request that is to be submitted, or answered by other means."""
+        ids = np.array(request.input_ids, np.int32)
+        performance = self._stage.begin(request.rid, "", ids, request.sampling)
+        self._waiting[request.rid] = performance
+        return performance
+
+    def withdraw(self, rid: str) -> None:
+        """Take note that a prepared request was answered, or not answered, by other means."""
+        del self._waiting[rid]
+        self._stage.finish(rid)
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        """See `Engine.submit`."""
+        if self._tasks is None:
+            raise RequestRejected("the scripted engine is not running yet", status=503)
+        if not request.sampling.max_new_tokens:
+            self._tasks.start_soon(self._score, request, sink)
+            return
+        performance = self._waiting.pop(request.rid, None)
+        if performance is None:
+            performance = self.prepare(request)
+            del self._waiting[request.rid]
+        self._tasks.start_soon(self._play, request, sink, performance)
+
+    def abort(self, rid: str = "", *, abort_all: bool = False, exact: bool = False) -> int:
+        """See `Engine.abort`."""
+        ended = 0
+        for playing, performance in self._stage.playing.items():
+            if abort_all or (rid == playing if exact else rid and playing.startswith(rid)):
+                self._server.aborted.append(playing)
+                performance.abort("Aborted")
+                ended += 1
+        return ended
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`."""
+        if mode == "abort":
+            self.abort(abort_all=True)
+        self._mode = mode
+        self._stage.pause(retract=mode == "retract")
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        self._mode = None
+        self._stage.resume()
+
+    async def update_weights(
+        self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
+    ) -> ControlReply:
+        """See `Engine.update_weights`; digests of the safetensors files are read, the weights are not used."""
+        if abort_all_requests:
+            self.abort(abort_all=True)
+        if flush_cache and self._mode == "in_place" and self._stage.playing:
+            return ControlReply(success=False, message="the cache cannot be flushed while requests keep their KV")
+        try:
+            self._checksums = dict(digests(model_path))
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            return ControlReply(success=False, message=f"{model_path}: {error}")
+        self._model_path = model_path
+        if weight_version is not None:
+            self._stage.version = int(weight_version)
+        return ControlReply(success=True, message="scripted")
+
+    async def settled(self) -> None:
+        """See `Engine.settled`: at once."""
+        await anyio.lowlevel.checkpoint()
+
+    async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
+        """See `Engine.set_weight_version`."""
+        if abort_all_requests:
+            self.abort(abort_all=True)
+        self._stage.version = int(weight_version)
+
+    async def flush_cache(self, timeout_s: float) -> bool:
+        """See `Engine.flush_cache`; there is none, and nothing is waited for."""
+        return self._mode == "retract" or not self._stage.playing
+
+    def checksums(self) -> Mapping[str, str]:
+        """See `Engine.checksums`."""
+        wrong = self._server.control_faults.get("checksums") is Fault.WRONG_WEIGHTS
+        return {name: digest[::-1] if wrong else digest for name, digest in self._checksums.items()}
+
+    def serve(self, checksums: Mapping[str, str], weight_version: str) -> None:
+        """Take over weights that did not come from files."""
+        self._checksums, self._stage.version = checksums, int(weight_version)
+
+    def encode(self, text: str) -> list[int]:
+        """See `Engine.encode`."""
+        raise RequestRejected(f"the scripted engine has no tokenizer to encode {text[:20]!r} with", status=400)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """See `Engine.decode`."""
+        return "" if self._decode is None else self._decode(ids)
+
+    def _versions(self) -> list[tuple[str, int]]:
+        return [(str(self._stage.version), 0)]
+
+    async def _score(self, request: EngineRequest, sink: Sink) -> None:
+        wrong = self._server.control_faults.get("score") is Fault.WRONG_WEIGHTS
+        ids = np.array(request.input_ids, np.int32)
+        scores = scripted_logprobs(ids, self._stage.version) - np.float32(0.5 if wrong else 0.0)
+        start = max(request.logprob_start_len, 0)
+        progress = Progress(request=request, versions=self._versions(), finish=Finish(kind="length"))
+        progress.input_logprobs = [None, *scores.tolist()][start:]
+        if start and progress.input_logprobs:
+            progress.input_logprobs[0] = None
+        sink.finish(progress)
+
+    async def _play(self, request: EngineRequest, sink: Sink, performance: Performance) -> None:
+        progress = Progress(request=request, versions=self._versions())
+        try:
+            async for _ in performance.tokens():
+                progress.output_ids, progress.output_logprobs = performance.ids, performance.logprobs
+                progress.versions = [(str(version), start) for version, start in performance.spans]
+                if request.stream:
+                    sink.progress(progress)
+        finally:
+            self._stage.finish(request.rid)
+            progress.num_retractions = performance.retractions
+            finished = len(performance.ids) == len(performance.planned)
+            progress.finish = Finish(kind=performance.stop, matched=performance.matched)
+            if not finished:
+                progress.finish = Finish(kind="abort", message=performance.aborted or "the server stops")
+            sink.finish(progress)
+
+
+class ScriptedGroups:
+    """Implements `WeightGroups` by keeping account; nothing is sent or received."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        """Begin in no group."""
+        self._engine = engine
+        self._names: set[str] = set()
+        self._taken: Bucket | None = None
+
+    async def join(self, address: GroupAddress, rank: int) -> ControlReply:
+        """See `WeightGroups.join`."""
+        self._names.add(address.name)
+        return ControlReply(success=True, message="scripted")
+
+    async def leave(self, name: str) -> ControlReply:
+        """See `WeightGroups.leave`."""
+        known = name in self._names
+        self._names.discard(name)
+        return ControlReply(success=known, message="scripted" if known else "there is no such group")
+
+    async def begin(self) -> ControlReply:
+        """See `WeightGroups.begin`."""
+        if self._taken is not None:
+            return ControlReply(success=False, message="a session is open already")
+        self._taken = ()
+        return ControlReply(success=True, message="scripted")
+
+    async def receive(
+        self,
+        bucket: Bucket,
+        group: str,
+        *,
+        flat: bool,
+        weight_version: str | None,
+        flush_cache: bool,
+        abort_all_requests: bool,
+    ) -> ControlReply:
+        """See `WeightGroups.receive`; without a session too, as SGLang did before 0.5.21."""
+        if group not in self._names:
+            return ControlReply(success=False, message=f"group {group} is not there")
+        self._taken = (*(self._taken or ()), *bucket)
+        if weight_version is not None:
+            self._engine.serve(scripted_checksums(int(weight_version), [self._taken]), weight_version)
+            self._taken = ()
+        return ControlReply(success=True, message="scripted")
+
+    async def end(self) -> ControlReply:
+        """See `WeightGroups.end`."""
+        known, self._taken = self._taken is not None, None
+        return ControlReply(success=known, message="scripted" if known else "no session is open")
+
+
+def digests(folder: str) -> list[tuple[str, str]]:
+    """Return the name and `tensor_checksum` of each tensor in the safetensors files of a folder.
+
+    Raises:
+        OSError, ValueError, msgspec.DecodeError: when one cannot be read.
+    """
+    found: list[tuple[str, str]] = []
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        data = memoryview(file.read_bytes())
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = msgspec.json.decode(bytes(data[8:start]), type=dict[str, dict[str, object]])
+        header.pop("__metadata__", None)
+        for name, tensor in msgspec.convert(header, dict[str, _Tensor]).items():
+            low, high = tensor.data_offsets
+            found.append((name, tensor_checksum(name, tensor.dtype, tensor.shape, data[start + low : start + high])))
+    return found
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]

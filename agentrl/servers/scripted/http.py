@@ -1,0 +1,193 @@
+"""A scripted server on a real socket: agentrl's own HTTP app in front of a script, and the faults only a socket can have.
+
+Invariant: without faults the app alone answers. What a fault or an emulated older version changes is changed between the
+app and the socket, so the client under test meets the bytes it would meet in the field.
+
+Example:
+    async with serve_scripted(ScriptedServer(script, vocab_size=300)) as http:
+        async with SGLangServer(http.url, vocab_size=300) as server:
+            generation = await server.generate(request)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import anyio
+import msgspec
+import orjson
+from aiohttp import web
+
+from agentrl.errors import RequestRejected
+from agentrl.servers.engine import EngineRequest
+from agentrl.servers.http.app import create_app
+from agentrl.servers.http.requests import Sampling, engine_sampling
+from agentrl.servers.scripted.engine import ScriptedEngine
+from agentrl.servers.scripted.playback import Performance
+from agentrl.servers.scripted.script import Fault
+from agentrl.servers.scripted.server import ControlCall, ScriptedServer
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_CONTROL: dict[str, ControlCall] = {
+    "/server_info": "connect",
+    "/model_info": "check",
+    "/pause_generation": "pause",
+    "/continue_generation": "resume",
+    "/update_weights_from_disk": "load_weights",
+    "/weights_checker": "checksums",
+    "/init_weights_update_group": "join_group",
+    "/update_weights_from_distributed": "receive_weights",
+}
+
+
+@dataclass(slots=True)
+class ScriptedHTTP:
+    """A running scripted server."""
+
+    url: str
+    seen: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+    """(path, body) of every request, in order of arrival."""
+
+    def bodies(self, path: str) -> list[Any]:
+        """Return the JSON bodies sent to a path."""
+        return [orjson.loads(body) for seen, body in self.seen if seen == path]
+
+
+@asynccontextmanager
+async def serve_scripted(
+    server: ScriptedServer, *, api_key: str | None = None, sglang_version: str | None = None
+) -> AsyncGenerator[ScriptedHTTP, None]:
+    """Serve a script on a free loopback port; needs the asyncio event loop.
+
+    Args:
+        server: the script; faults of calls and of control calls apply.
+        api_key: demanded of clients.
+        sglang_version: pretend to be this version of SGLang: before 0.5.20 without version spans, before 0.5.21 under the
+            endpoint names of that time.
+
+    Cancellation: calls in flight are aborted and the port is closed.
+    """
+    engine = ScriptedEngine(server)
+    http = ScriptedHTTP(url="")
+    app = create_app(engine, api_key=api_key)
+    app.middlewares.append(_Front(server, engine, http, sglang_version).middleware)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        http.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield http
+    finally:
+        with anyio.CancelScope(shield=True):  # closes sockets, and waits 0.1 s for handlers
+            await runner.cleanup()
+
+
+class _Front:
+    """Stands between the app and the socket."""
+
+    def __init__(self, server: ScriptedServer, engine: ScriptedEngine, http: ScriptedHTTP, version: str | None) -> None:
+        self._server, self._engine, self._http, self._version = server, engine, http, version
+        number = tuple(int(part) for part in version.split(".")[:3]) if version else (9,)
+        self._spans, self._get_names = number >= (0, 5, 20), number < (0, 5, 21)
+
+        @web.middleware
+        async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self.handle(request, handler)
+
+        self.middleware = middleware
+
+    async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        body = await request.read()
+        self._http.seen.append((request.path, body))
+        if self._get_names and request.path in ("/server_info", "/model_info", "/v1/loads"):
+            return web.json_response({"error": {"message": "not found"}}, status=404)
+        if request.path == "/generate":
+            sent = cast("dict[str, Any]", orjson.loads(body))
+            if sent["sampling_params"]["max_new_tokens"]:
+                return await self._generate(request, handler, sent)
+        fault = self._server.control_faults.get(_CONTROL.get(request.path, "score"))
+        if (failed := await self._fail(request, fault)) is not None:
+            return failed
+        response = await handler(request)
+        return self._as_version(response) if request.path.endswith("server_info") else response
+
+    async def _generate(self, request: web.Request, handler: Handler, sent: dict[str, Any]) -> web.StreamResponse:
+        try:
+            params = msgspec.convert(sent["sampling_params"], Sampling)
+            sampling = engine_sampling(params, room=self._engine.info.max_context_tokens)
+        except (msgspec.ValidationError, RequestRejected):
+            return await handler(request)  # which says what is wrong
+        performance = self._engine.prepare(EngineRequest(rid=sent["rid"], input_ids=sent["input_ids"], sampling=sampling))
+        fault = performance.reply.fault
+        if fault in (None, Fault.ABORT) and self._spans:
+            return await handler(request)
+        try:
+            if (failed := await self._fail(request, fault)) is not None:
+                return failed
+            if fault is Fault.DIE and not sent.get("stream"):
+                return self._cut(request)
+            return await self._perform(request, performance, stream=bool(sent.get("stream")))
+        finally:
+            self._engine.withdraw(sent["rid"])
+
+    async def _fail(self, request: web.Request, fault: Fault | None) -> web.StreamResponse | None:
+        if fault is Fault.REFUSE:
+            return self._cut(request)
+        if fault is Fault.HANG:
+            await anyio.sleep_forever()
+        if fault is Fault.BAD_REQUEST:
+            return web.json_response({"error": {"message": "scripted"}}, status=400)
+        if fault is Fault.SERVER_ERROR:
+            return web.json_response({"error": {"message": "scripted"}}, status=500)
+        if fault is Fault.NOT_JSON:
+            return web.Response(text="<html>Bad gateway</html>", content_type="text/html")
+        return None
+
+    async def _perform(self, request: web.Request, performance: Performance, *, stream: bool) -> web.StreamResponse:
+        """Answer in the app's place, with the fault in the reply or without what the emulated version lacks."""
+        fault = performance.reply.fault
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream" if stream else "application/json"})
+        if stream:
+            await response.prepare(request)
+        async for _ in performance.tokens():
+            if stream and len(performance.ids) < len(performance.planned):
+                event = {"output_ids": performance.ids, "meta_info": {"finish_reason": None}}
+                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+                if fault is Fault.DIE:
+                    return self._cut(request, response)
+        body = performance.body(request.path)
+        if not self._spans:
+            del body["meta_info"]["weight_versions"]
+        payload = orjson.dumps(body)
+        if fault in (Fault.RESET_MID_BODY, Fault.SLOW_DRIP):
+            if not stream:
+                response.content_length = len(payload)
+                await response.prepare(request)
+            await response.write(payload[: len(payload) // 2])
+            if fault is Fault.SLOW_DRIP:
+                await anyio.sleep_forever()
+            return self._cut(request, response)
+        if not stream:
+            return web.Response(body=payload, content_type="application/json")
+        await response.write(b"data: " + payload + b"\n\ndata: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    def _as_version(self, response: web.StreamResponse) -> web.StreamResponse:
+        if self._version is None or not isinstance(response, web.Response) or not isinstance(response.body, bytes):
+            return response
+        info = cast("dict[str, Any]", orjson.loads(response.body))
+        info.pop("engine", None)
+        info["version"] = self._version
+        return web.Response(body=orjson.dumps(info), content_type="application/json")
+
+    @staticmethod
+    def _cut(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:
+        if request.transport is not None:
+            request.transport.abort()
+        return response or web.Response(status=500)

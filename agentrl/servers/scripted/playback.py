@@ -1,0 +1,240 @@
+"""How a scripted reply is played: token by token, held where the script says, interrupted by pauses, swaps and aborts.
+
+Invariant: each token carries the version and log-prob of the weights at the moment it was played; a reply that was
+aborted is taken up where it stopped when the client sends the rest, so interruption changes no ids.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from agentrl.errors import ConfigError, RequestRejected
+from agentrl.inference.backend import SamplingParams
+from agentrl.servers.scripted.script import (
+    Decode,
+    Encode,
+    Fault,
+    Script,
+    ScriptedCall,
+    ScriptedReply,
+    Words,
+    corrupt,
+    end_of,
+    scripted_logprobs,
+)
+from agentrl.types import Int32Array
+
+_MAX_UNFINISHED = 1024
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Performance:
+    """One reply being played."""
+
+    stage: Stage
+    call: ScriptedCall
+    reply: ScriptedReply
+    planned: list[int]
+    """All ids of the reply, up to where it stops."""
+    stop: Literal["stop", "length"]
+    matched: int | str | None = None
+    """The stop token or stop string, for `stop`."""
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(version, index of its first token)."""
+    retractions: int = 0
+    aborted: str | None = None
+    _wait: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    async def tokens(self) -> AsyncGenerator[int, None]:
+        """Play the reply; yield each position when its token is there. Ends early when aborted."""
+        holds = {hold.at: hold for hold in self.reply.holds}
+        half = len(self.planned) // 2
+        for position, token in enumerate(self.planned):
+            if self.reply.fault is Fault.ABORT and position == half:
+                self.abort("aborted by the script")
+            if (hold := holds.get(position)) is not None:
+                hold.reached.set()
+                await self._until(hold.release)
+            await anyio.lowlevel.checkpoint()
+            while self.stage.gate is not None and self.aborted is None:
+                await self._until(self.stage.gate)
+            if self.aborted is not None:
+                return
+            self._push(position, token)
+            yield position
+
+    def abort(self, message: str) -> None:
+        """End the reply before its next token."""
+        self.aborted = message
+        self._wait.cancel()
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        """Return the reply as SGLang would write it, with the script's fault in it."""
+        count = len(self.ids)
+        played = self.spans or [(self.stage.version, 0)]
+        ends = [start for _, start in played[1:]] + [count]
+        spans = [{"version": str(v), "start": s, "end": e} for (v, s), e in zip(played, ends, strict=True)]
+        finish: dict[str, object] = {"type": "stop", "matched": self.matched}
+        if self.aborted is not None:
+            finish = {"type": "abort", "message": self.aborted}
+        elif self.stop == "length":
+            finish = {"type": "length", "length": count}
+        body = {
+            "text": "",
+            "output_ids": list(self.ids),
+            "meta_info": {
+                "id": request_id,
+                "prompt_tokens": len(self.call.input_ids),
+                "completion_tokens": count,
+                "cached_tokens": 0,
+                "num_retractions": self.retractions,
+                "finish_reason": finish,
+                "output_token_logprobs": [[lp, token, None] for lp, token in zip(self.logprobs, self.ids, strict=True)],
+                "weight_version": str(self.stage.version),
+                "weight_versions": spans,
+            },
+        }
+        return corrupt(body, self.reply.fault, self.stage.vocab_size) if count else body
+
+    async def _until(self, event: anyio.Event) -> None:
+        with anyio.CancelScope() as self._wait:
+            await event.wait()
+
+    def _push(self, position: int, token: int) -> None:
+        version = self.stage.version
+        if not self.spans or self.spans[-1][0] != version:
+            self.spans.append((version, position))
+        if self.reply.logprobs is not None:
+            logprob = float(self.reply.logprobs[position])
+        else:
+            before = self.planned[position - 1] if position else int(self.call.input_ids[-1])
+            logprob = float(scripted_logprobs(np.array([before, token], np.int32), version)[0])
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+
+
+class Stage:
+    """What all replies of one scripted server share: the script, the version, the pause, and who has been answered."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        vocab_size: int,
+        encode: Encode | None,
+        decode: Decode | None,
+        eos_id: int | None,
+        version: int,
+    ) -> None:
+        """Begin with no call answered; see `ScriptedServer` for the arguments."""
+        self._script, self._encode, self._eos_id = script, encode, eos_id
+        self.decode = decode
+        self.vocab_size = vocab_size
+        self.version = version
+        self.gate: anyio.Event | None = None
+        """Set, and None again, when a pause ends."""
+        self.calls: list[ScriptedCall] = []
+        self.playing: dict[str, Performance] = {}
+        self._answered: defaultdict[str, int] = defaultdict(int)
+        self._contexts: dict[bytes, int] = {}
+        self._lengths: set[int] = set()
+        self._unfinished: OrderedDict[tuple[str, bytes], tuple[Performance, list[int]]] = OrderedDict()
+        """By episode and context."""
+
+    def begin(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Performance:
+        """Ask the script for a reply, or take up one that was aborted. `finish` must follow.
+
+        Raises:
+            RequestRejected: for a request id in use.
+            ConfigError: when the script's reply cannot be played.
+        """
+        if request_id in self.playing:
+            raise RequestRejected(f"request id {request_id} is in use", status=400)
+        taken_up = self._unfinished.pop((episode_id, input_ids.tobytes()), None)
+        if taken_up is not None:
+            original, rest = taken_up
+            performance = replace(original, planned=rest, reply=ScriptedReply(), ids=[], logprobs=[], spans=[], aborted=None)
+            performance.call = replace(original.call, request_id=request_id, input_ids=input_ids, sampling=sampling)
+        else:
+            performance = self._ask(request_id, episode_id, input_ids, sampling)
+        self.playing[request_id] = performance
+        return performance
+
+    def finish(self, request_id: str) -> None:
+        """Take note of how a reply ended."""
+        performance = self.playing.pop(request_id)
+        context = np.concatenate([performance.call.input_ids, np.array(performance.ids, np.int32)])
+        rest = performance.planned[len(performance.ids) :]
+        if performance.aborted is not None and rest:
+            self._unfinished[performance.call.episode_id, context.tobytes()] = (performance, rest)
+            if len(self._unfinished) > _MAX_UNFINISHED:
+                self._unfinished.popitem(last=False)
+        elif not rest:
+            self._answered[performance.call.episode_id] += 1
+            if not performance.call.episode_id:
+                self._contexts[context.tobytes()] = performance.call.turn + 1
+                self._lengths.add(len(context))
+
+    def pause(self, *, retract: bool) -> None:
+        """Hold all replies before their next token."""
+        if self.gate is None:
+            self.gate = anyio.Event()
+        for performance in self.playing.values():
+            performance.retractions += retract and bool(performance.ids)
+
+    def resume(self) -> None:
+        """Let all replies go on."""
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            gate.set()
+
+    def _ask(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Performance:
+        call = ScriptedCall(
+            index=len(self.calls),
+            turn=self._answered[episode_id] if episode_id else self._turn(input_ids),
+            episode_id=episode_id,
+            request_id=request_id,
+            input_ids=input_ids,
+            sampling=sampling,
+            version=self.version,
+        )
+        self.calls.append(call)
+        answer = self._script(call)
+        reply = answer if isinstance(answer, ScriptedReply) else ScriptedReply(output=answer)
+        ids, text = self._ids(reply), reply.output if isinstance(reply.output, str) else None
+        words = Words(text=text, encode=self._encode, decode=self.decode)
+        end = end_of(ids, sampling, eos_id=self._eos_id, words=words)
+        return Performance(
+            stage=self, call=call, reply=reply, planned=ids[: end.num_ids], stop=end.kind, matched=end.matched
+        )
+
+    def _turn(self, input_ids: Int32Array) -> int:
+        for length in sorted(self._lengths, reverse=True):
+            if length < len(input_ids) and (turn := self._contexts.get(input_ids[:length].tobytes())) is not None:
+                return turn
+        return 0
+
+    def _ids(self, reply: ScriptedReply) -> list[int]:
+        if not isinstance(reply.output, str):
+            ids = [int(token) for token in reply.output]
+        elif self._encode is None and reply.output:
+            raise ConfigError("the script answers with text, so the scripted server needs encode=, such as a renderer's")
+        else:
+            ids = list(self._encode(reply.output)) if self._encode is not None else []
+            ids += [] if self._eos_id is None else [self._eos_id]
+        if reply.fault is not None and not ids:
+            ids = [0, 1]
+        if not ids or min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise ConfigError(f"a scripted reply needs ids in 0..{self.vocab_size - 1}, at least one; got {ids[:8]}")
+        if reply.logprobs is not None and len(reply.logprobs) != len(ids):
+            raise ConfigError(f"a scripted reply has {len(ids)} ids but {len(reply.logprobs)} logprobs")
+        return ids

@@ -1,0 +1,298 @@
+"""Starting and ending an inference server: address, key, readiness, signals. `python -m agentrl.servers.serve` runs one.
+
+Invariant: the server listens off loopback only with a key; it prints one JSON line with its URL once it answers; SIGTERM,
+SIGINT and, where asked for, the end of its standard input stop it within two seconds; requests in flight get what they have.
+A signal that was ignored when it began stays ignored; one that comes while it stops changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import anyio
+import orjson
+from aiohttp import web
+
+from agentrl.configbase import DEVICE_PATTERN
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.inference.backend import CONTEXT_HEADROOM
+from agentrl.servers.embedded.faults import Hazard, parse_faults
+from agentrl.servers.engine import Engine
+from agentrl.servers.http.app import create_app
+
+_SHUTDOWN_S: Final = 1.0
+_KEEPALIVE_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How to run an embedded server."""
+
+    model_path: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 picks a free port."""
+    api_key: str | None = None
+    weight_version: str = "default"
+    """What SGLang calls the weights it started with; a policy version of 0."""
+    max_running_requests: int = 64
+    max_context_tokens: int = 4096
+    """Longest context plus output of one request."""
+    threads: int = 1
+    device: str = "auto"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    memory_fraction: float = 0.25
+    random_seed: int = 0
+    exit_with_stdin: bool = False
+    """End when standard input is closed: what a parent process holds open for as long as it lives."""
+    faults: frozenset[Hazard] = frozenset()
+    """Hazards of SGLang's to copy, for tests of clients."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers no server can work with, naming the option.
+
+        Raises:
+            ConfigError: for the first that is out of bounds.
+        """
+        for name, (low, high, default) in _BOUNDS.items():
+            given = getattr(self, name)
+            if given < low or (high is not None and given > high):
+                bounds = f"at least {low}" if high is None else f"{low} to {high}"
+                raise ConfigError(f"{_flag(name)}: expected {bounds}, got {given}; leave it out for {default}")
+        if not 0 < self.memory_fraction <= 1:
+            got = f"{self.memory_fraction:g}; leave it out for 0.25"
+            raise ConfigError(f"{_flag('memory_fraction')}: expected over 0 and at most 1, got {got}")
+        if re.fullmatch(DEVICE_PATTERN, self.device) is None:
+            raise ConfigError(f"{_flag('device')}: expected auto, cpu, cuda or cuda:N, got {self.device!r}")
+
+
+_BOUNDS: Final = {
+    "port": (0, 65_535, "the default; 0 picks a free one"),
+    "max_running_requests": (1, None, 64),
+    "max_context_tokens": (8, None, 4096),
+    "threads": (1, 1024, 1),
+    "random_seed": (0, None, 0),
+}
+"""Lowest and highest value of an option, and what it is when left out."""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check_address(host: str, api_key: str | None) -> None:
+    """Refuse an address that others can reach when there is no key.
+
+    Raises:
+        ConfigError: saying what to do.
+
+    Example:
+        >>> check_address("127.0.0.1", None)
+        >>> check_address("0.0.0.0", None)
+        Traceback (most recent call last):
+        ...
+        agentrl.errors.ConfigError: host '0.0.0.0' can be reached from other machines: ...
+    """
+    if api_key == "":
+        raise ConfigError("the api key is empty; set one, or leave it out and listen on 127.0.0.1")
+    if api_key is not None or host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigError(f"host {host!r} can be reached from other machines: give an api key, or listen on 127.0.0.1")
+
+
+@asynccontextmanager
+async def serving(
+    engine: Engine,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    api_key: str | None = None,
+    blocking_health: bool = False,
+) -> AsyncGenerator[str]:
+    """Serve `engine` for the length of the block; yields the base URL. Needs the asyncio event loop.
+
+    Args: as for `serve`.
+
+    Raises:
+        ConfigError: for an address off loopback without a key, or one that cannot be bound.
+
+    Cancellation: requests in flight are finished as aborted, the port is closed.
+    """
+    check_address(host, api_key)
+    runner = web.AppRunner(
+        create_app(engine, api_key=api_key, blocking_health=blocking_health),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_SHUTDOWN_S,
+        keepalive_timeout=_KEEPALIVE_S,
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port, backlog=1024).start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        bound = runner.addresses[0]
+        yield f"http://[{bound[0]}]:{bound[1]}" if ":" in str(bound[0]) else f"http://{bound[0]}:{bound[1]}"
+    finally:
+        engine.abort(abort_all=True)
+        with anyio.CancelScope(shield=True):  # waits at most _SHUTDOWN_S for handlers
+            await runner.cleanup()
+
+
+async def serve(
+    engine: Engine,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    api_key: str | None = None,
+    exit_with_stdin: bool = False,
+    on_ready: Callable[[str], None] | None = None,
+    on_signal: Callable[[signal.Signals], None] | None = None,
+    blocking_health: bool = False,
+) -> None:
+    """Serve `engine` until SIGTERM, SIGINT or, if asked, the end of standard input; needs the asyncio event loop.
+
+    Args:
+        engine: samples the tokens.
+        host: address to listen on.
+        port: 0 picks a free one.
+        api_key: demanded of every call.
+        exit_with_stdin: also end when standard input is closed.
+        on_ready: called with the base URL once the server answers.
+        on_signal: called with the signal that ended the server, once it has ended; further ones still change nothing then.
+        blocking_health: see `create_app`.
+
+    Raises:
+        ConfigError: for an address off loopback without a key, or one that cannot be bound.
+
+    Cancellation: as for `serving`.
+    """
+    stop: signal.Signals | None = None
+    heard = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
+    with anyio.open_signal_receiver(*heard) as signals:
+        async with anyio.create_task_group() as group:
+            async with serving(engine, host=host, port=port, api_key=api_key, blocking_health=blocking_health) as url:
+                if on_ready is not None:
+                    on_ready(url)
+                if exit_with_stdin:
+                    group.start_soon(_end_with_stdin, group.cancel_scope)
+                stop = await anext(signals)
+            group.cancel_scope.cancel()
+        if on_signal is not None and stop is not None:
+            on_signal(stop)
+
+
+async def _end_with_stdin(scope: anyio.CancelScope) -> None:
+    descriptor = sys.stdin.fileno()
+    try:
+        while True:
+            await anyio.wait_readable(descriptor)
+            if not os.read(descriptor, 4096):
+                break
+    except OSError:
+        # A file or /dev/null cannot be waited for, and has no other end that could close it.
+        return
+    scope.cancel()
+
+
+def run_server(
+    options: ServeOptions, on_ready: Callable[[str], None], on_signal: Callable[[signal.Signals], None] | None = None
+) -> None:
+    """Load the model and serve it until told to end; takes over the process (threads, event loop, signals).
+
+    Args:
+        options: what to serve, and how.
+        on_ready: see `serve`.
+        on_signal: see `serve`.
+
+    Raises:
+        ConfigError: when the model, the device or the address cannot be used.
+    """
+    check_address(options.host, options.api_key)
+    import torch
+
+    from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
+
+    torch.set_num_threads(options.threads)
+    engine = EmbeddedEngine(
+        EngineOptions(
+            model_path=options.model_path,
+            weight_version=options.weight_version,
+            max_running_requests=options.max_running_requests,
+            max_context_tokens=options.max_context_tokens + CONTEXT_HEADROOM,
+            device=options.device,
+            dtype=options.dtype,
+            memory_fraction=options.memory_fraction,
+            random_seed=options.random_seed,
+            faults=options.faults,
+        )
+    )
+
+    async def main() -> None:
+        await serve(
+            engine,
+            host=options.host,
+            port=options.port,
+            api_key=options.api_key,
+            exit_with_stdin=options.exit_with_stdin,
+            on_ready=on_ready,
+            on_signal=on_signal,
+            blocking_health=Hazard.BLOCKING_HEALTH in options.faults,
+        )
+
+    anyio.run(main)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m agentrl.servers.serve`; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m agentrl.servers.serve", description="Serve a small model over HTTP.")
+    parser.add_argument("--model-path", required=True, help="local HF model directory")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 picks a free port (default)")
+    parser.add_argument("--api-key-env", help="name of the environment variable that holds the key")
+    parser.add_argument("--weight-version", default="default", help="what the weights are called until the first update")
+    parser.add_argument("--max-running-requests", type=int, default=64)
+    parser.add_argument("--max-context-tokens", type=int, default=4096)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument("--memory-fraction", type=float, default=0.25, help="share of memory the KV cache may grow to")
+    parser.add_argument("--random-seed", type=int, default=0)
+    parser.add_argument("--fault", action="append", default=[], help="a hazard of SGLang's to copy; may be repeated")
+    parser.add_argument("--exit-with-stdin", action="store_true", help="end when standard input is closed")
+    given = vars(parser.parse_args(arguments))
+    try:
+        key_name = given.pop("api_key_env")
+        if key_name is not None and not os.environ.get(key_name):
+            raise ConfigError(f"--api-key-env: the environment variable {key_name} is not set")
+        key = os.environ[key_name] if key_name else None
+        run_server(ServeOptions(api_key=key, faults=parse_faults(given.pop("fault")), **given), announce)
+    except AgentRLError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def announce(url: str) -> None:
+    """Print the line a parent process waits for: `{"event":"ready","url":...}`."""
+    sys.stdout.write(orjson.dumps({"event": "ready", "url": url}).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Chat templates: their Jinja environment, the guard against control tokens, incremental rendering."""

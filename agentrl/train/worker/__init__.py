@@ -1,0 +1,1 @@
+"""The trainer in a process of its own: the process, its protocol, its client."""

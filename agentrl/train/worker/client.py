@@ -1,0 +1,430 @@
+"""The driver's side of a trainer worker: a `Trainer` whose calls go to a subprocess. No torch here.
+
+Invariant: the process lives exactly as long as the `launch_trainer` block, and every call ends in its reply, in the
+worker's own error, or in a `TrainError` that says how the worker died or for how long it was waited for.
+
+The driver's side of the groups between a trainer worker and its servers: a `WeightChannel` over the worker's protocol.
+
+Invariant: the worker is never asked to step while weights leave it, and whatever ends a sending, its groups are finished or
+closed and the worker can be used; a cancelled caller waits for the worker's answer, which comes at once but for digests, in
+`sending`, and for what is on the wire, in `finish`.
+
+The trainer worker's log: opened for the process, quoted when it dies.
+
+Invariant: a log that cannot be written or read is said so in a message, never in a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn, Protocol, TypeVar
+
+import anyio
+from anyio.abc import Process
+
+from agentrl import errors
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import AgentRLError, ConfigError, InvariantError, TrainError, WeightSyncError
+from agentrl.train.base import StepReport, TrainBatch
+from agentrl.train.batches import pack_batch, pack_sequences, split_logprobs
+from agentrl.train.config import TrainerConfig
+from agentrl.train.worker import protocol
+from agentrl.train.worker.protocol import (
+    BeginSending,
+    FinishSending,
+    GroupsOpened,
+    OpenGroups,
+    Reply,
+    Request,
+    SendingBegun,
+    SendingFinished,
+    SendingStarted,
+    StartSending,
+)
+from agentrl.types import Float32Array, Int32Array, Publication
+from agentrl.weights.config import SyncConfig
+from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
+
+AnyReply = TypeVar("AnyReply", bound=Reply)
+
+
+class Call(Protocol):
+    """An exchange with the worker, bounded by its own deadline."""
+
+    def __call__(self, request: Request, expected: type[AnyReply], what: str, /) -> Awaitable[AnyReply]:
+        """Return the worker's reply."""
+        ...
+
+
+class TrainerChannel:
+    """The groups of one trainer worker."""
+
+    def __init__(self, call: Call) -> None:
+        """Talk to the worker by `call`."""
+        self._call = call
+        # Held by whoever needs the weights to change, or to stay as they are.
+        self._weights = anyio.Lock()
+        self._stepping = False
+
+    @asynccontextmanager
+    async def stepping(self) -> AsyncGenerator[None]:
+        """Wait until no weights are being sent, and keep them from being sent for the length of the block."""
+        async with self._weights:
+            self._stepping = True
+            try:
+                yield
+            finally:
+                self._stepping = False
+
+    async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
+        """Listen for the servers of `requests`; see `WeightChannel.open`.
+
+        Raises:
+            WeightSyncError: while the trainer is in a step.
+            ConfigError: the address is not the worker's, or the backend cannot be used.
+            TrainError: the worker died.
+
+        Cancellation: the groups are open.
+        """
+        self._check_idle()
+        request = OpenGroups(tuple(requests), tuple(keep))
+        return (await _answer(self._call, request, GroupsOpened, "listening for servers")).addresses
+
+    @asynccontextmanager
+    async def sending(
+        self, version: int, groups: Sequence[str], *, dtype: str, digests: bool, again: bool
+    ) -> AsyncGenerator[WorkerSending]:
+        """Hold the weights still and make ready to send them; see `WeightChannel.sending`.
+
+        Raises:
+            WeightSyncError: `again`, and the trainer is in a step or has other weights by now.
+            TrainError: the worker died.
+
+        Cancellation: groups that were not finished are closed; the trainer can be used.
+        """
+        if again:
+            self._check_idle()
+        async with self._weights:
+            request = BeginSending(version, tuple(groups), dtype, digests, again)
+            begun = await _answer(self._call, request, SendingBegun, f"preparing version {version} for the servers")
+            sending = WorkerSending(self._call, begun.manifest)
+            try:
+                yield sending
+            finally:
+                if not sending.finished:
+                    await sending.finish(groups)
+
+    def _check_idle(self) -> None:
+        if self._stepping:
+            raise WeightSyncError("the trainer is in a step; the server gets weights with the next update")
+
+
+class WorkerSending:
+    """One version on its way; a `Sending`."""
+
+    def __init__(self, call: Call, manifest: Manifest) -> None:
+        """Begin with nothing sent; see `TrainerChannel.sending`."""
+        self._call = call
+        self.manifest = manifest
+        """What is sent."""
+        self.finished = False
+        """Whether `finish` was called."""
+
+    async def start(self, groups: Sequence[str]) -> None:
+        """Send to `groups`.
+
+        Cancellation: they are sent to.
+        """
+        await _answer(self._call, StartSending(tuple(groups)), SendingStarted, "starting to send weights")
+
+    async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
+        """Close the abandoned groups, wait for what goes to the others (at most `sync.timeout_s`), and let the trainer step.
+
+        Cancellation: waits all the same.
+        """
+        self.finished = True
+        request = FinishSending(tuple(abandoned))
+        return (await _answer(self._call, request, SendingFinished, "sending weights to the servers")).failures
+
+
+async def _answer(call: Call, request: Request, expected: type[AnyReply], what: str) -> AnyReply:
+    """Return the answer, also to a caller that is cancelled: an exchange cut in two would break the worker's stream."""
+    with anyio.CancelScope(shield=True):  # the call has its own deadline
+        return await call(request, expected, what)
+    raise AssertionError("nobody cancels the scope")
+
+
+_TAIL_BYTES = 4000
+"""End of the log that a message carries."""
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Return the log, open for appending.
+
+    Raises:
+        ConfigError: when it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        raise ConfigError(f"cannot write the trainer worker's log {path}: {error.strerror}") from error
+
+
+def log_tail(path: Path) -> str:
+    """Return the end of the log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").strip() or "(nothing was written)"
+    except OSError as error:
+        return f"(cannot be read: {error.strerror})"
+
+
+_QUIT_S = 2.0
+"""Seconds an idle worker gets to end by itself after its input is closed."""
+_KILL_S = 2.0
+"""Seconds a killed worker gets to disappear."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreReport:
+    """Where a restored trainer goes on."""
+
+    policy_version: int
+    """Version of the restored weights."""
+    steps: int
+    """Batches consumed before the checkpoint."""
+    note: str
+    """What was given to `save`."""
+
+
+class RemoteTrainer:
+    """A `Trainer` in a process of its own; made by `launch_trainer`. Calls are answered one at a time, in order.
+
+    After a call was cancelled or failed to come back, the stream's state is unknown and every later call raises
+    `TrainError`.
+    """
+
+    def __init__(self, process: Process, log_path: Path, timeout_s: float) -> None:
+        self.pid: int = process.pid
+        """Id of the worker process."""
+        self.device = ""
+        """Device the model is on, such as `cpu` or `cuda`."""
+        self.num_parameters = 0
+        """Trained numbers of the model."""
+        self.channel = TrainerChannel(self._call)
+        """Process groups with servers, for `sync.method: distributed`."""
+        self._process = process
+        self._log_path = log_path
+        self._timeout_s = timeout_s
+        self._broken: str | None = None
+        # Guards the pair of streams: a request and its reply are one exchange, whoever calls at the same time.
+        self._exchange_lock = anyio.Lock()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the worker waits for a request, so that it can end by itself."""
+        return self._broken is None
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        """Train on `batch` and return what happened; see `agentrl.train.base.Trainer`.
+
+        Raises:
+            TrainError: when the worker dies, misses its deadline, or gives up after too many non-finite steps in a row.
+            StaleDataError: for a trained token over the staleness bound; nothing was changed.
+            InvariantError: when the batch contradicts itself; nothing was changed.
+
+        Cancellation: the worker goes on with the step; this trainer is not to be used again.
+        """
+        async with self.channel.stepping():
+            reply = await self._call(pack_batch(batch), protocol.Stepped, f"training on {len(batch.samples)} samples")
+        return StepReport(metrics=reply.metrics, skipped=reply.skipped)
+
+    async def publish(self, version: int, directory: str) -> Publication:
+        """Write the current weights to `directory/v<version>`, atomically, and return where and what they are.
+
+        Earlier versions stay; remove them with `agentrl.weights.disk.prune` when no server reads them.
+
+        Raises:
+            TrainError: naming the path and the cause, such as a full disk; earlier versions are untouched.
+
+        Cancellation: the directory is complete or absent; this trainer is not to be used again.
+        """
+        reply = await self._call(protocol.Publish(version, directory), protocol.Published, f"publishing version {version}")
+        return Publication(
+            version=reply.version, path=reply.path, checksum=reply.checksum, tensor_checksums=reply.tensor_checksums
+        )
+
+    async def logprobs(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+        """Return, for each [L] int32 sequence, [L-1] float32 log-probs of tokens 1.. under the current weights.
+
+        Raises:
+            InvariantError: for an id outside the vocabulary.
+            TrainError: when the worker dies or misses its deadline.
+
+        Cancellation: this trainer is not to be used again.
+        """
+        what = f"computing the log-probs of {len(sequences)} sequences"
+        reply = await self._call(pack_sequences(sequences), protocol.LogprobsReply, what)
+        return split_logprobs(reply, sequences)
+
+    async def save(self, directory: str, note: str = "") -> None:
+        """Write a checkpoint that appears as `directory` whole or not at all; `note` comes back from `restore`.
+
+        Raises:
+            TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.
+
+        Cancellation: the directory is complete or absent; this trainer is not to be used again.
+        """
+        await self._call(protocol.Save(directory, note), protocol.Saved, f"saving {directory}")
+
+    async def restore(self, directory: str) -> RestoreReport:
+        """Load the checkpoint at `directory` and go on exactly where it was written.
+
+        Raises:
+            TrainError: when it is missing, incomplete or damaged.
+            ConfigError: when it is the checkpoint of another model.
+
+        Cancellation: this trainer is not to be used again.
+        """
+        async with self.channel.stepping():
+            reply = await self._call(protocol.Restore(directory), protocol.Restored, f"restoring {directory}")
+        return RestoreReport(policy_version=reply.policy_version, steps=reply.steps, note=reply.note)
+
+    async def set_up(self, setup: protocol.Setup) -> None:
+        """Load the model; called once, by `launch_trainer`."""
+        reply = await self._call(setup, protocol.Ready, f"loading {setup.model_path}")
+        self.device = reply.device
+        self.num_parameters = reply.num_parameters
+
+    async def _call(self, request: protocol.Request, expected: type[AnyReply], what: str) -> AnyReply:
+        frame = protocol.encode_frame(request)
+        async with self._exchange_lock:
+            if self._broken is not None:
+                raise TrainError(f"{what}: the trainer worker cannot be used any more: {self._broken}")
+            self._broken = f"{what} did not come back"
+            try:
+                with anyio.fail_after(self._timeout_s):
+                    reply = await self._exchange(frame)
+            except TimeoutError:
+                self._broken = f"{what} took more than {self._timeout_s:g} s (trainer.call_timeout_s)"
+                raise TrainError(f"the driver waits for the trainer worker (pid {self.pid}): {self._broken}") from None
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
+                self._broken = f"it died while {what}; {await self._obituary()}"
+                raise TrainError(f"trainer worker: {self._broken}") from None
+            self._broken = None
+        if isinstance(reply, protocol.Failed):
+            _raise(reply)
+        if not isinstance(reply, expected):
+            raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
+        return reply
+
+    async def _exchange(self, frame: bytes) -> protocol.Reply:
+        assert self._process.stdin is not None
+        await self._process.stdin.send(frame)
+        return protocol.decode_reply(await self._receive(protocol.body_length(await self._receive(protocol.HEADER_BYTES))))
+
+    async def _receive(self, count: int) -> bytearray:
+        assert self._process.stdout is not None
+        received = bytearray()
+        while len(received) < count:
+            received += await self._process.stdout.receive(count - len(received))
+        return received
+
+    async def _obituary(self) -> str:
+        with anyio.move_on_after(_KILL_S):
+            await self._process.wait()
+        code = self._process.returncode
+        how = "still running but its output is closed" if code is None else f"exit code {code}"
+        return f"{how}; the end of {self._log_path}:\n{log_tail(self._log_path)}"
+
+
+@asynccontextmanager
+async def launch_trainer(
+    config: TrainerConfig,
+    algorithm: AlgorithmConfig,
+    *,
+    model_path: str | Path,
+    total_steps: int,
+    seed: int,
+    log_path: str | Path,
+    sync: SyncConfig | None = None,
+) -> AsyncGenerator[RemoteTrainer]:
+    """Yield a trainer in a subprocess with the model loaded; the process is gone when the block is left.
+
+    Args:
+        config: optimizer, device and limits.
+        algorithm: the loss and the staleness bound.
+        model_path: local HF checkpoint; its config and tokenizer files go into everything that is published.
+        total_steps: batches of the run; the learning-rate schedule ends there.
+        seed: of the worker's random generators.
+        log_path: file the worker's output is appended to.
+        sync: how weights go to servers from memory; None means the defaults.
+
+    Raises:
+        ConfigError: when the model cannot be loaded or the device is not there.
+        TrainError: when the process does not come up.
+
+    Cancellation: the worker is ended, killed if it is busy; at most 5 seconds.
+    """
+    setup = protocol.Setup(
+        model_path=str(model_path),
+        trainer=config.model_dump_json(),
+        algorithm=algorithm.model_dump_json(),
+        sync=(sync or SyncConfig()).model_dump_json(),
+        total_steps=total_steps,
+        seed=seed,
+    )
+    _check_model(Path(model_path))
+    log = Path(log_path)
+    with open_log(log) as output:
+        process = await anyio.open_process(
+            [sys.executable, "-m", "agentrl.train.worker.process"], stderr=output, env=_environment(config)
+        )
+    trainer = RemoteTrainer(process, log, config.call_timeout_s)
+    try:
+        await trainer.set_up(setup)
+        yield trainer
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process, idle=trainer.idle)
+
+
+def _environment(config: TrainerConfig) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(config.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # a server that hangs ends its group, not this process
+    }
+
+
+async def _end(process: Process, *, idle: bool) -> None:
+    assert process.stdin is not None
+    if idle:
+        with anyio.move_on_after(_QUIT_S):
+            await process.stdin.aclose()
+            await process.wait()
+    with suppress(ProcessLookupError):  # it may end by itself between the question and the signal
+        if process.returncode is None:
+            process.kill()
+    with anyio.move_on_after(_KILL_S):
+        await process.aclose()
+
+
+def _raise(reply: protocol.Failed) -> NoReturn:
+    kind = getattr(errors, reply.kind, None)
+    if isinstance(kind, type) and issubclass(kind, AgentRLError):
+        raise kind(reply.message)
+    raise TrainError(f"{reply.kind}: {reply.message}")
+
+
+def _check_model(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path}: expected a local Hugging Face model directory with a config.json (model.path)")

@@ -1,0 +1,189 @@
+"""The trainer process: `python -m agentrl.train.worker.process` answers requests on its standard streams, one at a time.
+
+Invariant: each request gets one reply, in order; an error that is part of the contract (`agentrl.errors`) is a reply and
+leaves the worker usable, anything else ends the process with a traceback on its standard error. It ends when its standard
+input closes, so it never outlives the driver by more than the request it is working on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import AgentRLError, InvariantError, TrainError, WeightSyncError
+from agentrl.train.batches import unpack_batch, unpack_sequences
+from agentrl.train.checkpoint import read_checkpoint, write_checkpoint
+from agentrl.train.config import TrainerConfig
+from agentrl.train.worker import protocol
+from agentrl.weights.config import SyncConfig
+from agentrl.weights.disk import publish
+
+if TYPE_CHECKING:
+    from agentrl.train.policy import PolicyTrainer
+    from agentrl.weights.sender import WeightSender
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker:
+    trainer: PolicyTrainer
+    sender: WeightSender
+    source: Path
+    given_out: int | None = None
+    """Version under which servers were given the weights as they are; None while nobody was."""
+
+    def answer(self, request: protocol.Request) -> protocol.Reply:
+        match request:
+            case protocol.OpenGroups():
+                return protocol.GroupsOpened(tuple(self.sender.open(request.requests, request.keep)))
+            case protocol.BeginSending():
+                return self._begin_sending(request)
+            case protocol.StartSending():
+                self.sender.start(request.groups)
+                return protocol.SendingStarted()
+            case protocol.FinishSending():
+                return protocol.SendingFinished(self.sender.finish(request.abandoned))
+            case protocol.Step() | protocol.Restore() if self.sender.sending:
+                raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
+            case protocol.Step():
+                self.given_out = None
+                report = self.trainer.step(unpack_batch(request))
+                return protocol.Stepped(dict(report.metrics), report.skipped)
+            case protocol.Publish():
+                return self._publish(request)
+            case protocol.Logprobs():
+                values = self.trainer.logprobs(unpack_sequences(request))
+                return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
+            case protocol.Save():
+                return self._save(request)
+            case protocol.Restore():
+                self.given_out = None
+                checkpoint = read_checkpoint(Path(request.directory))
+                self.trainer.restore(checkpoint)
+                return protocol.Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
+            case protocol.Setup():
+                raise InvariantError("the trainer worker was set up twice")
+
+    def _publish(self, request: protocol.Publish) -> protocol.Published:
+        # Absolute: a server that reads it may run in another working directory.
+        directory = Path(request.directory).absolute()
+        done = publish(self.trainer.model.export(), version=request.version, directory=directory, source=self.source)
+        self._given_out(request.version)
+        return protocol.Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
+
+    def _begin_sending(self, request: protocol.BeginSending) -> protocol.SendingBegun:
+        if request.again and request.version != self.given_out:
+            raise WeightSyncError(
+                f"the trainer's weights are past version {request.version}; the server gets weights with the next update"
+            )
+        manifest = self.sender.begin(
+            request.version, self.trainer.model.weights(), request.groups, dtype=request.dtype, digests=request.digests
+        )
+        self._given_out(request.version)
+        return protocol.SendingBegun(manifest)
+
+    def _given_out(self, version: int) -> None:
+        self.trainer.published(version)
+        self.given_out = version
+
+    def _save(self, request: protocol.Save) -> protocol.Saved:
+        write_checkpoint(
+            Path(request.directory),
+            weights=self.trainer.model.export(),
+            optimizer=self.trainer.optimizer_tensors(),
+            state=self.trainer.state,
+            source=self.source,
+            note=request.note,
+        )
+        return protocol.Saved()
+
+
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Answer the requests of `requests` on `replies` until it ends; the first must be `Setup`.
+
+    Raises:
+        InvariantError: when what is read is not a sequence of frames.
+    """
+    worker: _Worker | None = None
+    try:
+        while (request := _read(requests)) is not None:
+            try:
+                if worker is not None:
+                    reply = worker.answer(request)
+                else:
+                    worker, reply = _set_up(request)
+            except AgentRLError as error:
+                reply = protocol.Failed(type(error).__name__, str(error))
+            replies.write(protocol.encode_frame(reply))
+            replies.flush()
+    finally:
+        if worker is not None:
+            worker.sender.close()
+
+
+def main() -> None:
+    """Run the worker on the standard streams."""
+    # The driver ends its workers itself; a Ctrl-C in the terminal must not kill them in the middle of a checkpoint.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    # Whatever else reads or prints in this process, native libraries included, must not touch the two streams.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    try:
+        serve(requests, replies)
+    except BrokenPipeError:
+        sys.exit("the driver is gone")
+
+
+def _set_up(request: protocol.Request) -> tuple[_Worker, protocol.Ready]:
+    if not isinstance(request, protocol.Setup):
+        raise InvariantError(f"the first request to a trainer worker must be Setup, got {type(request).__name__}")
+    import torch
+
+    from agentrl.train.model import PolicyModel, resolve_device
+    from agentrl.train.policy import PolicyTrainer
+    from agentrl.weights.sender import WeightSender
+
+    config = TrainerConfig.model_validate_json(request.trainer)
+    algorithm = AlgorithmConfig.model_validate_json(request.algorithm)
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(request.seed)
+    model = PolicyModel(
+        request.model_path,
+        device=resolve_device(config.device),
+        dtype=config.dtype,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+    trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps)
+    count = sum(parameter.numel() for parameter in model.parameters.values())
+    ready = protocol.Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
+    sender = WeightSender(SyncConfig.model_validate_json(request.sync), model.device)
+    return _Worker(trainer=trainer, sender=sender, source=Path(request.model_path)), ready
+
+
+def _read(stream: BinaryIO) -> protocol.Request | None:
+    header = stream.read(protocol.HEADER_BYTES)
+    if not header:
+        return None
+    body = _exactly(stream, protocol.body_length(header)) if len(header) == protocol.HEADER_BYTES else b""
+    if not body:
+        raise TrainError("the request stream ended in the middle of a frame; the driver is gone")
+    return protocol.decode_request(body)
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    body = stream.read(count)
+    return body if len(body) == count else b""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What watches a running command: a blocked event loop, stacks, signals."""

@@ -1,0 +1,198 @@
+"""Weights handed over through a directory: written aside, then renamed into place.
+
+Invariant: a directory that is visible under its final name is complete, and its `manifest.json` names the version and the
+digest of every tensor in it. One process writes under one parent directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from agentrl.errors import TrainError, WeightSyncError
+from agentrl.types import Publication
+from agentrl.weights.checksum import model_checksum
+from agentrl.weights.tensors import RawTensor, read_safetensors, write_safetensors
+
+WEIGHTS_FILE = "model.safetensors"
+MANIFEST_FILE = "manifest.json"
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files of a HF checkpoint, besides the weights, that a copy of it needs; those present are copied byte for byte."""
+
+_PARTIAL = ".writing-"
+_PUBLISHED = "v"
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `manifest.json` says about the weights beside it."""
+
+    version: int
+    """Policy version."""
+    checksum: str
+    """Digest of the whole model; see `agentrl.weights.checksum`."""
+    tensor_checksums: dict[str, str]
+    """Digest of each tensor, by HF parameter name."""
+
+
+@contextmanager
+def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
+    """Yield an empty directory to fill; it becomes `final` when the block ends, or is removed when the block fails.
+
+    A directory already at `final` is replaced, and lost only after the new one is complete.
+
+    Args:
+        final: the name it gets.
+        durable: flush its files to the disk before the rename, so that it is whole even after a power cut. Without, it is
+            whole for every process, whoever is killed, as long as the machine runs.
+
+    Raises:
+        TrainError: naming the path and the cause when the disk is full or the path cannot be written.
+    """
+    partial = final.with_name(_PARTIAL + final.name)
+    replaced = final.with_name(f"{_PARTIAL}replaced-{final.name}")
+    try:
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)  # a writer was killed between the two renames of `_swap`
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        if durable:
+            for path in [*partial.iterdir(), partial]:
+                _flush(path)
+        _swap(partial, final, replaced)
+        if durable:
+            _flush(final.parent)
+    except OSError as error:
+        mend = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+        raise TrainError(f"cannot write {final}: {error.strerror or error}; {mend}, or write elsewhere") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> Manifest:
+    """Write weights, manifest, and copies of the other files of the checkpoint `source` into the existing `folder`.
+
+    Raises:
+        OSError: when the disk is full; wrap the call in `atomic_directory`.
+    """
+    digests = {name: tensor.checksum(name) for name, tensor in tensors.items()}
+    manifest = Manifest(version=version, checksum=model_checksum(digests), tensor_checksums=digests)
+    write_safetensors(folder / WEIGHTS_FILE, tensors)
+    for name in MODEL_FILES if source is not None else ():
+        if source is not None and (source / name).is_file():
+            (folder / name).write_bytes((source / name).read_bytes())
+    (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    return manifest
+
+
+def publish(
+    tensors: Mapping[str, RawTensor], *, version: int, directory: Path, source: Path | None, keep: int | None = None
+) -> Publication:
+    """Write `tensors` as policy `version` to `directory/v<version>`.
+
+    The files are not flushed to the disk: servers read them from memory, a few milliseconds later, and after a power cut
+    there is nobody left to read them. `verify_directory` finds what a crash of the machine may have torn.
+
+    Args:
+        tensors: weights by HF parameter name; a tied output head must not be listed twice.
+        version: policy version of the weights.
+        directory: parent of the published versions.
+        source: HF checkpoint whose config and tokenizer files are copied beside the weights; None copies nothing.
+        keep: newest versions that stay, this one included, 2 at least while servers may still read the one before; None
+            removes none: call `prune` when the servers are done.
+
+    Raises:
+        TrainError: naming the path and the cause; nothing partial stays behind, earlier versions are untouched.
+    """
+    final = directory / f"{_PUBLISHED}{version:08d}"
+    with atomic_directory(final, durable=False) as folder:
+        manifest = write_model(folder, tensors, version=version, source=source)
+    if keep is not None:
+        prune(directory, keep=keep)
+    return Publication(
+        version=version, path=str(final), checksum=manifest.checksum, tensor_checksums=manifest.tensor_checksums
+    )
+
+
+def prune(directory: Path, *, keep: int) -> None:
+    """Remove published versions under `directory` except the `keep` newest, and what killed writers left behind."""
+    published = sorted(path for path in directory.glob(f"{_PUBLISHED}[0-9]*") if path.is_dir())
+    leftovers = [*directory.glob(f"{_PARTIAL}{_PUBLISHED}[0-9]*"), *directory.glob(f"{_PARTIAL}replaced-{_PUBLISHED}[0-9]*")]
+    for path in [*published[: max(0, len(published) - keep)], *leftovers]:
+        # A server may read an old version at this moment: its open files stay valid, so a failed removal is no error.
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of a published directory.
+
+    Raises:
+        WeightSyncError: when it is missing or not a manifest.
+    """
+    try:
+        return msgspec.json.decode((path / MANIFEST_FILE).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise WeightSyncError(f"{path}: no readable {MANIFEST_FILE} ({error}); expected published weights here") from error
+
+
+def verify_directory(path: Path) -> Publication:
+    """Return what is published at `path` after computing the digest of every tensor in it.
+
+    Raises:
+        WeightSyncError: naming the first tensor that is missing, unexpected or altered.
+    """
+    manifest = read_manifest(path)
+    tensors = read_safetensors(path / WEIGHTS_FILE)
+    if tensors.keys() != manifest.tensor_checksums.keys():
+        difference = sorted(tensors.keys() ^ manifest.tensor_checksums.keys())
+        raise WeightSyncError(f"{path}: {WEIGHTS_FILE} and {MANIFEST_FILE} disagree about the tensors {difference[:5]}")
+    for name, tensor in tensors.items():
+        if tensor.checksum(name) != manifest.tensor_checksums[name]:
+            raise WeightSyncError(f"{path}: tensor {name!r} is not the one that was written; publish the version again")
+    if model_checksum(manifest.tensor_checksums) != manifest.checksum:
+        raise WeightSyncError(f"{path}: {MANIFEST_FILE} contradicts itself; publish the version again")
+    return Publication(
+        version=manifest.version,
+        path=str(path),
+        checksum=manifest.checksum,
+        tensor_checksums=manifest.tensor_checksums,
+    )
+
+
+def _swap(partial: Path, final: Path, replaced: Path) -> None:
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
+    try:
+        partial.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

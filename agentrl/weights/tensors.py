@@ -1,0 +1,134 @@
+"""Raw tensors and the safetensors file they live in; no torch, so that any process can write, read and check weights.
+
+Invariant: a written file is byte for byte determined by the names, types, shapes and elements; a read tensor is a view
+of the file, checked to lie inside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from agentrl.errors import WeightSyncError
+from agentrl.weights.checksum import tensor_checksum
+
+ITEM_BYTES: Mapping[str, int] = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4,
+    "BF16": 2, "F16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes per element of the safetensors types this project reads and writes."""
+
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawTensor:
+    """A tensor as bytes.
+
+    Example:
+        >>> tensor = RawTensor.of(np.ones((2, 3), np.float32))
+        >>> tensor.dtype, tensor.shape, len(tensor.data)
+        ('F32', (2, 3), 24)
+    """
+
+    dtype: str
+    """safetensors name of the type, such as `F32`."""
+    shape: tuple[int, ...]
+    data: memoryview
+    """The elements, row-major, little-endian, as bytes."""
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> RawTensor:
+        """Return `array` as a raw tensor; copies only if it is not contiguous.
+
+        Raises:
+            KeyError: for a type safetensors has no name for.
+        """
+        array = np.asarray(array)
+        name = _NUMPY_NAMES[array.dtype.newbyteorder("=").str[1:]]
+        flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+        return cls(dtype=name, shape=tuple(array.shape), data=flat.view(np.uint8).data)
+
+    def checksum(self, name: str) -> str:
+        """Return the digest of this tensor under its HF parameter name."""
+        return tensor_checksum(name, self.dtype, self.shape, self.data)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_NUMPY_NAMES = {
+    "f8": "F64",
+    "f4": "F32",
+    "f2": "F16",
+    "i8": "I64",
+    "i4": "I32",
+    "i2": "I16",
+    "i1": "I8",
+    "u1": "U8",
+    "b1": "BOOL",
+}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
+    """Write `tensors` to `path` in safetensors format.
+
+    Raises:
+        OSError: when the disk is full or the path cannot be written; the caller removes what is there.
+    """
+    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in order:
+        tensor = tensors[name]
+        header[name] = _Entry(tensor.dtype, tensor.shape, (at, at + len(tensor.data)))
+        at += len(tensor.data)
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little"))
+        file.write(encoded)
+        for name in order:
+            file.write(tensors[name].data)
+
+
+def read_safetensors(path: Path) -> dict[str, RawTensor]:
+    """Return the tensors of a safetensors file as read-only views of the mapped file.
+
+    Raises:
+        WeightSyncError: when the file is missing, cut short or its header contradicts itself.
+    """
+    try:
+        mapped = np.memmap(path, np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise WeightSyncError(f"{path}: cannot be read as safetensors: {error}") from error
+    size = int.from_bytes(mapped[:8].tobytes(), "little")
+    if len(mapped) < 8 or size > min(_MAX_HEADER_BYTES, len(mapped) - 8):
+        raise WeightSyncError(f"{path}: header of {size} bytes in a file of {len(mapped)}; the file is damaged or cut short")
+    try:
+        header = msgspec.json.decode(mapped[8 : 8 + size].tobytes(), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except msgspec.DecodeError as error:
+        raise WeightSyncError(f"{path}: header is not safetensors JSON ({error}); the file is damaged") from error
+    body = mapped.data[8 + size :]
+    return {name: _view(path, name, entry, body) for name, entry in entries.items()}
+
+
+def _view(path: Path, name: str, entry: _Entry, body: memoryview) -> RawTensor:
+    start, end = entry.data_offsets
+    expected = math.prod(entry.shape) * ITEM_BYTES.get(entry.dtype, -1)
+    if min(entry.shape, default=0) < 0 or not 0 <= start <= end <= len(body) or end - start != expected:
+        raise WeightSyncError(
+            f"{path}: tensor {name!r} {entry.dtype}{list(entry.shape)} at bytes {start}-{end} of {len(body)}: "
+            "the file is damaged or cut short"
+        )
+    return RawTensor(dtype=entry.dtype, shape=entry.shape, data=body[start:end])

@@ -1,0 +1,215 @@
+"""`agentrl eval`: a failed episode is data, never a reward of 0, and an evaluation that says nothing is an error."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrl.cli.evaluate import Target, evaluate_target
+from agentrl.client import Client
+from agentrl.config import RunConfig, parse_config
+from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
+from agentrl.types import Task
+from tests.cli.test_cli import agentrl, write_run
+
+DEAD = Target(endpoint="http://127.0.0.1:9/v1", model="m")
+"""Nothing listens there; a workflow that makes no call does not notice."""
+
+
+def make(count: int) -> list[Task]:
+    return [Task(id=f"t{number}", data={"fails": number % 4 == 0}) for number in range(count)]
+
+
+async def ask(task: Task, client: Client) -> float:
+    await client.chat.completions.create(messages=[{"role": "user", "content": "Say good."}])
+    return 1.0
+
+
+async def always_fails(task: Task, client: Client) -> float:
+    raise LookupError("a broken tool")
+
+
+async def fails_at_times(task: Task, client: Client) -> float:
+    if task["fails"]:
+        raise LookupError("a broken tool")
+    return 1.0
+
+
+def make_run(workflow: str, **changes: object) -> RunConfig:
+    tasks = {"factory": f"{__name__}:make", "factory_args": {"count": 1}, "eval_factory_args": {"count": 8}}
+    return parse_config({"workflow": f"{__name__}:{workflow}", "tasks": tasks, "model": {"path": "model"}, **changes})
+
+
+def evaluate(
+    run: RunConfig, target: Target = DEAD, *, episodes: int | None = None, output: Path | None = None
+) -> dict[str, Any]:
+    """Evaluate and return the metrics."""
+    return dict(anyio.run(partial(evaluate_target, run, target, episodes=episodes, output=output)).metrics())
+
+
+def test_a_dead_endpoint_is_an_error_that_says_so_and_no_success_rate_of_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "report.json"
+    with pytest.raises(ErrorBudgetExceeded, match=r"(?s)2 of 2 episodes failed: 2 server_error.*no success rate") as error:
+        evaluate(make_run("ask"), episodes=2, output=output)
+    assert "task t0, was ServerUnavailable: " in str(error.value)
+    assert "http://127.0.0.1:9/v1" in str(error.value)
+    assert "test_evaluate.py" in str(error.value)  # where the workflow called
+    assert "httpcore" not in str(error.value)  # not how the connection broke
+    assert "success_rate" not in capsys.readouterr().out
+    written = json.loads(output.read_text())
+    assert "success_rate" not in written
+    assert (written["episodes"], written["failed"], written["failed_episodes.server_error"]) == (2, 2, 2)
+    assert written["first_failure"]["kind"] == "ServerUnavailable"
+    assert "Connection error" in written["first_failure"]["message"]
+
+
+def test_the_command_ends_with_status_one_when_nothing_was_evaluated(tmp_path: Path) -> None:
+    write_run(tmp_path, tmp_path)
+    result = agentrl(tmp_path, "eval", "run.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--episodes", "1")
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("agentrl: 1 of 1 episodes failed: 1 server_error")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_workflow_that_always_raises_is_an_error_with_its_traceback() -> None:
+    with pytest.raises(ErrorBudgetExceeded, match=r"(?s)8 of 8 episodes failed: 8 workflow_error.*raise LookupError"):
+        evaluate(make_run("always_fails", rollout={"max_failure_rate": 1.0}), episodes=8)
+
+
+def test_the_rate_is_over_the_episodes_that_did_not_fail_and_the_first_failure_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "report.json"
+    metrics = evaluate(make_run("fails_at_times"), episodes=8, output=output)
+    assert (metrics["success_rate"], metrics["failed"], metrics["failed_episodes.workflow_error"]) == (1.0, 2, 2)
+    shown = capsys.readouterr()
+    assert "success_rate                   1\n" in shown.out
+    assert "2 of 8 episodes failed: 2 workflow_error; success rate and returns are over the other 6." in shown.err
+    assert "The first one, task t0, was WorkflowError: " in shown.err
+    assert "LookupError: a broken tool" in shown.err
+    assert json.loads(output.read_text())["first_failure"]["task_id"] == "t0"
+
+
+def test_more_failures_than_the_run_allows_are_an_error_although_there_is_a_rate(tmp_path: Path) -> None:
+    run, output = make_run("fails_at_times", rollout={"max_failure_rate": 0.2}), tmp_path / "report.json"
+    with pytest.raises(ErrorBudgetExceeded, match=r"2 of 8 episodes failed.*over rollout.max_failure_rate 20%"):
+        evaluate(run, episodes=8, output=output)
+    assert json.loads(output.read_text())["success_rate"] == 1.0
+
+
+def test_an_evaluation_without_failures_says_nothing_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "report.json"
+    tasks = {"factory": f"{__name__}:make_good", "eval_factory_args": {}}
+    metrics = evaluate(make_run("fails_at_times", tasks=tasks), episodes=3, output=output)
+    assert (metrics["success_rate"], metrics["failed"]) == (1.0, 0)
+    assert capsys.readouterr().err == ""
+    assert json.loads(output.read_text())["first_failure"] is None
+
+
+def make_good() -> list[Task]:
+    return [Task(id="good", data={"fails": False})]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "expected"),
+    [
+        (DEAD, {"episodes": 0}, "--episodes 0: expected at least 1; leave it out for engine.eval_episodes = 128"),
+        (DEAD, {"episodes": -3}, "--episodes -3: expected at least 1"),
+        (
+            Target(endpoint="http://127.0.0.1:9/v1", model="m", api_key_env="NO_SUCH_KEY"),
+            {},
+            "--api-key-env NO_SUCH_KEY: this environment variable is not set; export it, or drop the flag",
+        ),
+        (Target(api_key_env="NO_SUCH_KEY"), {}, "--api-key-env NO_SUCH_KEY: it is for --endpoint"),
+        (Target(model="m"), {}, "--model m: it is for --endpoint"),
+        (DEAD, {"output": Path("/nowhere/report.json")}, "--output /nowhere/report.json: there is no directory /nowhere"),
+        (
+            DEAD,
+            {"output": Path("/proc/report.json")},
+            "--output /proc/report.json: cannot write in /proc: .*; mend that, or",
+        ),
+        (DEAD, {"output": Path("/tmp")}, "--output /tmp: expected the name of a file to write, but it is a directory"),
+        (DEAD, {"output": Path("/dev/null")}, "--output /dev/null: expected .* but it is not a file; name another"),
+        (DEAD, {"output": Path("/tmp/" + "n" * 255)}, "--output /tmp/n*: cannot write in /tmp: File name too long"),
+    ],
+)
+def test_a_flag_that_cannot_be_honoured_is_refused_before_anything_starts(
+    target: Target, options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        evaluate(make_run("no_such_workflow"), target, **options)
+
+
+@pytest.mark.parametrize("given", [None, "THE_KEY"])
+def test_the_key_is_that_of_the_variable_named_or_of_openai_s(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "usual")
+    monkeypatch.setenv("THE_KEY", "special")
+    run = make_run("reads_the_key", workflow_args={"expected": "special" if given else "usual"})
+    evaluate(run, Target(endpoint="http://127.0.0.1:9/v1", model="m", api_key_env=given), episodes=1)
+
+
+async def reads_the_key(task: Task, client: Client, expected: str) -> float:
+    assert client.api_key == expected
+    return 1.0
+
+
+def test_the_servers_logs_stay_and_are_named_only_if_something_failed(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inference = {"device": "cpu", "max_context_tokens": 256, "max_running_requests": 4}
+    changes = {"model": {"path": str(checkpoint)}, "inference": inference, "sampling": {"max_tokens": 4}}
+    assert evaluate(make_run("ask", **changes), Target(), episodes=2)["failed"] == 0
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ErrorBudgetExceeded, match="8 workflow_error"):
+        evaluate(make_run("always_fails", **changes), Target(), episodes=8)
+    [folder] = (tmp_path / "runs" / "eval-logs").iterdir()
+    assert f"The servers' logs are in {folder.relative_to(tmp_path)}/" in capsys.readouterr().err
+    assert [file.name for file in folder.iterdir()] == ["server-0.log"]
+
+
+async def takes_the_name(task: Task, client: Client, output: str) -> float:
+    """Make a directory where the report was to go: what cannot be foreseen, as a disk that fills up meanwhile."""
+    await anyio.Path(output).mkdir(exist_ok=True)
+    if task["fails"]:
+        raise LookupError("a broken tool")
+    return 1.0
+
+
+@pytest.mark.parametrize(("limit", "error"), [(1.0, RunStopped), (0.2, ErrorBudgetExceeded)])
+def test_a_report_that_cannot_be_written_in_the_end_is_an_error_after_the_results_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: float, error: type[Exception]
+) -> None:
+    output = tmp_path / "report.json"
+    settings = {"workflow_args": {"output": str(output)}, "rollout": {"max_failure_rate": limit}}
+    with pytest.raises(error) as raised:
+        evaluate(make_run("takes_the_name", **settings), episodes=8, output=output)
+    shown, unsaved = capsys.readouterr(), f"cannot write --output {output}: Is a directory; the results are only printed"
+    assert "success_rate                   1\n" in shown.out
+    assert unsaved in shown.err
+    assert (str(raised.value) == unsaved) == (error is RunStopped)
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_an_existing_report_is_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "report.json"
+    output.write_text("an older one")
+    evaluate(make_run("fails_at_times"), episodes=8, output=output)
+    assert json.loads(output.read_text())["episodes"] == 8
+
+
+def test_the_command_refuses_a_directory_as_output_with_status_two_and_evaluates_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, tmp_path)
+    result = agentrl(tmp_path, "eval", "run.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--output", ".")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("agentrl: --output .: expected the name of a file to write, but it is a directory")

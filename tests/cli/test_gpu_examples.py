@@ -1,0 +1,48 @@
+"""The GPU examples are valid runs, and their plans say what a machine like this one lacks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.memory import GIB, server_memory, shape_of, shared_gpus, trainer_memory
+from agentrl.config import load_config
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_dry_run_prints_the_plan_without_weights_or_gpu(path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("agentrl")), "train", str(path), "--dry-run"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^memory +trainer about [\d.]+ GiB", result.stdout, re.M)
+    assert "not on this machine: model.path: there is no directory /models/" in result.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_what_the_comment_says_fits_does_by_the_estimate(path: Path) -> None:
+    run = load_config(path)
+    shape = shape_of(run.model.path)
+    stated = re.search(r"of (\d+) GB", path.read_text())
+    assert shape is not None
+    assert stated is not None
+    gpu = int(stated[1]) * 1e9
+    trainer, server = trainer_memory(run, shape), server_memory(run, shape)
+    fraction = float(run.inference.sglang_args[-1])
+    if shared_gpus(run):
+        assert trainer.total + fraction * gpu < gpu
+    assert trainer.total < gpu
+    assert server.fixed + 16 * (run.inference.max_context_tokens or 0) * server.kv_per_token < fraction * gpu
+    assert run.trainer.microbatch_tokens >= (run.inference.max_context_tokens or 0)
+    assert re.search(rf"about {trainer.total / GIB:.0f} GiB", path.read_text())
+
+
+def test_there_are_examples_for_one_and_for_eight_gpus() -> None:
+    names = " ".join(path.stem for path in EXAMPLES)
+    assert all(size in names for size in ("0.6b", "1.7b", "4b", "8b", "one-gpu", "eight-gpus"))

@@ -1,0 +1,165 @@
+"""The estimates of memory agree with what transformers builds and autograd saves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from agentrl.cli.memory import GIB, Shape, memory_rows, server_memory, shape_of, shared_gpus, trainer_memory
+from agentrl.config import parse_config
+
+GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
+
+
+def built(config: Qwen2Config | Qwen3Config) -> PreTrainedModel:
+    return cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
+
+
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-1.7B-Base", "qwen3-4b-instruct-2507", "Qwen3-8B"])
+def test_the_parameters_of_a_published_model_are_those_transformers_builds(name: str) -> None:
+    shape = shape_of(f"/nowhere/{name}")
+    assert shape is not None
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied,
+    )
+    with torch.device("meta"):
+        assert shape.num_parameters == built(config).num_parameters()
+
+
+@pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config])
+def test_the_shape_comes_from_config_json_where_there_is_one(
+    tmp_path: Path, kind: type[Qwen2Config] | type[Qwen3Config]
+) -> None:
+    config = kind(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    config.save_pretrained(tmp_path)
+    shape = shape_of(str(tmp_path))
+    assert shape is not None
+    assert shape.num_parameters == built(config).num_parameters()
+
+
+@pytest.mark.parametrize("content", ['{"num_experts": 8, "num_attention_heads": 4}', '{"model_type": "mamba"}', "{"])
+def test_a_model_that_is_no_dense_decoder_has_no_estimate(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert shape_of(str(tmp_path)) is None
+    assert memory_rows(parse_config(GOOD | {"model": {"path": str(tmp_path)}})) == []
+
+
+@pytest.mark.parametrize("name", ["Qwen3-32B", "Qwen3-4B.old", "Llama-3", "model"])
+def test_a_path_that_names_no_known_model_has_no_estimate(name: str) -> None:
+    assert shape_of(f"/nowhere/{name}") is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_are_what_autograd_saves(tmp_path: Path, dtype: str, checkpointing: bool) -> None:
+    estimated: list[int] = []
+    measured: list[int] = []
+    for layers in (2, 6):  # embeddings and the last norm save something too, which the difference leaves out
+        config = Qwen3Config(
+            vocab_size=64,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+        )
+        config.save_pretrained(tmp_path)
+        shape = shape_of(str(tmp_path))
+        assert shape is not None
+        measured.append(saved_bytes(built(config), tokens=512, dtype=dtype, checkpointing=checkpointing))
+        estimated.append(shape.saved_bytes(dtype, checkpointing=checkpointing) * 512)
+    assert estimated[1] - estimated[0] == pytest.approx(measured[1] - measured[0], rel=0.05)
+
+
+def saved_bytes(model: PreTrainedModel, *, tokens: int, dtype: str, checkpointing: bool) -> int:
+    """Return the bytes of the tensors one forward pass saves for the backward pass, weights and their casts aside."""
+    model.train(checkpointing)
+    if checkpointing:
+        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    shapes = {tuple(p.shape) for p in model.parameters()} | {tuple(p.shape)[::-1] for p in model.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights and tuple(tensor.shape) not in shapes:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"),
+    ):
+        model.base_model(input_ids=torch.zeros((1, tokens), dtype=torch.long), use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+def test_training_takes_sixteen_bytes_a_parameter_and_more() -> None:
+    shape = shape_of("Qwen3-8B")
+    assert shape is not None
+    trainer = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16", "gradient_checkpointing": True}}), shape)
+    assert trainer.weights + trainer.gradients + trainer.optimizer == 16 * 8_190_735_360
+    assert trainer.copies == 2 * 8_190_735_360
+    assert trainer.total > 141e9  # not on one H200 either
+
+
+def test_a_server_s_share_is_divided_over_its_gpus() -> None:
+    shape = shape_of("Qwen3-4B")
+    assert shape is not None
+    given = {"backend": "sglang", "dtype": "bfloat16", "max_running_requests": 10, "max_context_tokens": 1000}
+    one = server_memory(parse_config(GOOD | {"inference": given}), shape)
+    two = server_memory(parse_config(GOOD | {"inference": given | {"sglang_args": ["--tp", "2"]}}), shape)
+    assert one.weights == 2 * 4_022_468_096
+    assert one.kv_per_token == 36 * 8 * 128 * 2 * 2
+    assert one.kv_wanted == one.kv_per_token * 10_000
+    assert (two.weights, two.kv_per_token) == (one.weights // 2, one.kv_per_token // 2)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "inference", "expected"),
+    [
+        ("cuda", {"device": "cuda"}, (0,)),
+        ("cuda:1", {"device": "cuda", "servers": 2}, (1,)),
+        ("cuda:7", {"device": "cuda", "servers": 7}, ()),
+        ("cuda:3", {"device": "cuda", "servers": 2, "sglang_args": ["--tp", "2"]}, (3,)),
+        ("cpu", {"device": "cuda"}, ()),
+        ("cuda", {"device": "cpu"}, ()),
+        ("cuda", {"urls": ["http://127.0.0.1:1"]}, ()),
+    ],
+)
+def test_a_gpu_that_trainer_and_server_would_both_use_is_found(
+    trainer: str, inference: dict[str, object], expected: tuple[int, ...]
+) -> None:
+    given = {"trainer": {"device": trainer}, "inference": {"backend": "sglang", **inference}}
+    assert shared_gpus(parse_config(GOOD | given)) == expected
+
+
+def test_the_plan_s_rows_add_up(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    rows = dict(memory_rows(parse_config(GOOD)))
+    assert "trainer about" in rows["memory"]
+    assert "4.02e9 parameters" in rows["memory"]
+    shape = shape_of(GOOD["model"]["path"])
+    assert isinstance(shape, Shape)
+    assert f"{trainer_memory(parse_config(GOOD), shape).total / GIB:.1f} GiB" in rows["memory"]

@@ -1,0 +1,134 @@
+"""The plan says what a run will do, and its YAML reads back to the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentrl.cli.plan import describe_plan, missing_gpus, missing_here, resolved_yaml
+from agentrl.cli.train import load_parts
+from agentrl.client import Client
+from agentrl.config import parse_config
+from agentrl.errors import ConfigError
+from agentrl.types import Task
+
+GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
+
+
+async def solve(task: Task, client: Client) -> float:
+    return 1.0
+
+
+def make() -> list[Task]:
+    raise AssertionError("a plan calls no factory")
+
+
+HERE = GOOD | {"workflow": f"{__name__}:solve", "tasks": {"factory": f"{__name__}:make"}}
+"""A run of which everything but the model is here."""
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "at most 2 version(s) behind for every trained token; wait"),
+        (["--algorithm.max_staleness", "0"], "0: synchronous"),
+        (["--algorithm.staleness_policy", "drop"], "drop: groups with older tokens are dropped"),
+        (["--algorithm.advantage", "turn", "--algorithm.discount", "0.9"], "turn: return-to-go of each turn (discount 0.9)"),
+        (["--inference.urls", "[http://a:1]", "--inference.backend", "sglang", "--sync", "disk"], "server(s): http://a:1"),
+        (["--inference.pause_mode", "fast"], "keeps stale KV"),
+        (["--algorithm.behavior_weight_mode", "clamp"], "behavior weight always applied, clamp above 5"),
+        (["--trainer.device", "cuda:1"], "on cuda:1"),
+        (["--inference.backend", "sglang", "--inference.device", "cpu"], "1 SGLang, launched on 127.0.0.1, on the CPU"),
+        (
+            ["--inference.backend", "sglang", "--inference.device", "cuda:2", "--inference.sglang_args=--tp 2"],
+            "on GPU 2, 3, 2 each, as many requests as fit of up to the model's positions, float32",
+        ),
+        (["--trainer.dtype", "bfloat16"], "probe within 0.25 nats"),
+        (["--model.path", "/models/Qwen3-8B"], "AdamW 61.0, float32"),
+        ([], "1 embedded, launched on 127.0.0.1, device auto, 64 requests of 4096 tokens"),
+        (["--inference.backend", "sglang", "--inference.device", "cpu"], "on the CPU, 64 requests of up to the model's"),
+    ],
+)
+def test_the_plan_names_the_choice(flags: list[str], expected: str) -> None:
+    assert expected in describe_plan(parse_config(GOOD, flags))
+
+
+@pytest.mark.parametrize("flags", [[], ["--seed", "3", "--trainer.betas", "[0.9, 0.99]", "--inference.threads", "2"]])
+def test_the_resolved_yaml_reads_back_to_the_same_run(flags: list[str]) -> None:
+    run = parse_config(GOOD, flags)
+    assert parse_config(yaml.safe_load(resolved_yaml(run))) == run
+
+
+def test_the_plan_says_what_this_machine_lacks_and_demands_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENTRL_SGLANG_PYTHON", "/nowhere/python")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    flags = ["--trainer.device", "cuda", "--inference.device", "cuda:1", "--inference.backend", "sglang"]
+    assert missing_here(parse_config(HERE, flags)) == [
+        "model.path: there is no directory model",
+        "trainer.device: cuda, and there is no GPU",
+        "inference.device: cuda:1, and there is no GPU",
+        "$AGENTRL_SGLANG_PYTHON: /nowhere/python is not an executable; expected the Python of SGLang's environment",
+    ]
+    (tmp_path / "model").mkdir()
+    assert missing_here(parse_config(HERE)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"workflow": "no_such_module:Agent"}, "workflow: there is no module 'no_such_module'; looked in "),
+        ({"workflow": f"{__name__}:nothing"}, f"workflow: module {__name__} has no 'nothing'; it has solve"),
+        ({"tasks": {"factory": "no_such_module:make"}}, "tasks.factory: there is no module 'no_such_module'"),
+        ({"tasks": {"factory": f"{__name__}:none"}}, f"tasks.factory: cannot import {__name__}:none"),
+        ({"tasks": {"path": "no.jsonl"}}, "tasks.path: cannot read no.jsonl: No such file"),
+        (
+            {"tasks": {"path": "good.jsonl", "eval_path": "bad.jsonl"}},
+            "tasks.eval_path: bad.jsonl:1: expected a JSON object",
+        ),
+    ],
+)
+def test_the_plan_lists_what_cannot_be_imported_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "good.jsonl").write_text('{"q": 1}\n')
+    (tmp_path / "bad.jsonl").write_text("oops\n")
+    [line] = missing_here(parse_config(HERE | change))
+    assert line.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--trainer.device", "cuda:1"], []),
+        (["--trainer.device", "cuda:2"], ["trainer.device: cuda:2, and this machine has 2 GPU(s), counted from 0"]),
+        (["--trainer.device", "auto"], []),
+        (
+            ["--inference.backend", "sglang", "--inference.device", "cuda:1", "--inference.servers", "2"],
+            ["inference.device: cuda:1 for GPU 1 to 2, and this machine has 2 GPU(s), counted from 0"],
+        ),
+        (["--inference.backend", "sglang", "--inference.device", "cuda", "--inference.sglang_args=--tp 2"], []),
+    ],
+)
+def test_the_plan_counts_the_gpus_a_run_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], expected: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for device in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / device).touch()
+    assert missing_gpus(parse_config(GOOD, flags), root=tmp_path) == expected
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert missing_gpus(parse_config(GOOD, flags), root=tmp_path) == expected
+
+
+def test_a_gpu_that_is_not_here_is_an_error_before_anything_is_loaded_or_started() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.device: cuda:99, and .*; set it to auto or cpu"):
+        load_parts(parse_config(HERE, ["--trainer.device", "cuda:99"]))

@@ -1,0 +1,194 @@
+"""The whole chain: real embedded server processes, launched, updated, killed, brought back, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from agentrl.errors import ServerUnavailable
+from agentrl.inference.backend import Generation
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.launch.pool import launch_pool
+from agentrl.inference.sglang.server import SGLangServer
+from agentrl.servers.scripted.engine import digests
+from agentrl.types import Publication, StopReason
+from agentrl.weights.checksum import model_checksum
+from tests.support.scripted import all_serving, request, seen
+from tests.support.tiny import build_model
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def settings(**changes: object) -> InferenceConfig:
+    given = {
+        "health_interval_s": 0.5,
+        "max_running_requests": 8,
+        "max_context_tokens": 256,
+        "start_timeout_s": 60,
+        "device": "cpu",
+        **changes,
+    }
+    return InferenceConfig.model_validate(given)
+
+
+def vocabulary(checkpoint: Path) -> int:
+    return int(json.loads((checkpoint / "config.json").read_text())["vocab_size"])
+
+
+def published(folder: Path, checkpoint: Path, version: int) -> Publication:
+    config = json.loads((checkpoint / "config.json").read_text())
+    build_model(folder, vocab_size=config["vocab_size"], eos_id=config["eos_token_id"], seed=version)
+    tensors = dict(digests(str(folder)))
+    return Publication(version=version, path=str(folder), checksum=model_checksum(tensors), tensor_checksums=tensors)
+
+
+async def test_servers_are_launched_updated_killed_restarted_and_ended(checkpoint: Path, tmp_path: Path) -> None:
+    began = 0.0
+    pids: list[int] = []
+    others = set(_children())  # servers that other tests share
+    config = settings(servers=2)
+    async with launch_pool(config, model_path=checkpoint, vocab_size=vocabulary(checkpoint), log_dir=tmp_path) as pool:
+        assert len(pool.describe().servers) == 2
+        first = await pool.generate(request(1, 2, 3, max_new_tokens=8))
+        assert 1 <= len(first.output_ids) <= 8
+        assert first.spans[0].version == 0
+
+        report = await pool.update_weights(published(tmp_path / "v1", checkpoint, 1))
+        assert len(report.updated) == 2
+        second = await pool.generate(request(1, 2, 3, max_new_tokens=8))
+        assert [span.version for span in second.spans] == [1]
+
+        url = pool.describe().servers[0].url
+        [pid] = [process for process in _children() if url.rsplit(":", 1)[1] in _command(process)]
+        os.kill(pid, signal.SIGKILL)
+        await seen(pool, lambda status: "signal SIGKILL" in status.servers[0].reason or bool(status.servers[0].version == 0))
+        for episode in range(4):
+            assert (await pool.generate(request(1, 2, episode=str(episode), max_new_tokens=2))).spans[0].version == 1
+        with anyio.fail_after(60):
+            while len([s for s in pool.describe().servers if s.state == "serving"]) < 2:  # noqa: ASYNC110 - a process starts
+                await anyio.sleep(0.05)
+        await all_serving(pool)
+        assert [server.version for server in pool.describe().servers] == [1, 1]
+        pids = [process for process in _children() if process not in others]
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert len(pids) == 2
+    assert not [pid for pid in pids if "agentrl.servers.serve" in _command(pid)]
+
+
+async def test_the_only_server_may_be_killed_while_an_update_and_calls_need_it(checkpoint: Path, tmp_path: Path) -> None:
+    others = set(_children())  # servers that other tests share
+    versions: list[int] = []
+    async with launch_pool(settings(), model_path=checkpoint, vocab_size=vocabulary(checkpoint), log_dir=tmp_path) as pool:
+
+        async def call() -> None:
+            versions.append((await pool.generate(request(1, 2, max_new_tokens=2))).spans[0].version)
+
+        for version, delay_s in ((1, None), (2, 0.0), (3, 0.005)):
+            publication = published(tmp_path / f"v{version}", checkpoint, version)
+            [pid] = [process for process in _children() if process not in others]
+            if delay_s is None:
+                os.kill(pid, signal.SIGKILL)
+            with anyio.fail_after(100):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(pool.update_weights, publication)
+                    if delay_s is not None:
+                        await anyio.sleep(delay_s)
+                        os.kill(pid, signal.SIGKILL)
+                    tasks.start_soon(call)
+                await seen(pool, lambda status, pid=pid: not Path(f"/proc/{pid}").exists())
+                assert (await pool.generate(request(1, 2, max_new_tokens=2))).spans[0].version == version
+            assert version - 1 <= versions.pop() <= version
+
+
+async def test_tokens_in_flight_over_a_swap_equal_a_recompute_under_their_version(checkpoint: Path, tmp_path: Path) -> None:
+    config, size = settings(), vocabulary(checkpoint)
+    publication = published(tmp_path / "v1", checkpoint, 1)
+    prompt = np.arange(5, 25, dtype=np.int32)
+    async with launch_pool(config, model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
+        sent = request(*prompt.tolist(), max_new_tokens=200)
+        url = pool.describe().servers[0].url
+        ids: list[int] = []
+        last: Generation | None = None
+        async with pool.stream(sent) as stream:
+            async for chunk in stream:
+                if not ids:
+                    await pool.update_weights(publication)
+                ids += chunk.output_ids.tolist()
+                last = chunk.generation
+        assert last is not None
+        async with SGLangServer(url, vocab_size=size) as server:
+            scores = await server.score(np.concatenate([prompt, last.output_ids]))
+    assert ids == last.output_ids.tolist()
+    assert last.spans[-1].version == 1
+    start = last.spans[-1].start
+    np.testing.assert_allclose(scores[len(prompt) - 1 + start :], last.output_logprobs[start:], atol=1e-5)
+
+
+async def test_a_request_may_fill_the_context_that_was_promised(checkpoint: Path, tmp_path: Path) -> None:
+    size, config = vocabulary(checkpoint), settings(max_context_tokens=64)
+    async with launch_pool(config, model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
+        for prompt, room in ((63, 1), (32, 32)):
+            done = await pool.generate(request(*([7] * prompt), max_new_tokens=room))
+            assert len(done.output_ids) == room or done.stop_reason is StopReason.STOP
+
+
+async def test_a_cancelled_call_frees_the_real_server(checkpoint: Path, tmp_path: Path) -> None:
+    size = vocabulary(checkpoint)
+    async with launch_pool(settings(), model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
+        async with pool.stream(request(1, 2, max_new_tokens=200)) as stream:
+            await anext(stream)
+        async with SGLangServer(pool.describe().servers[0].url, vocab_size=size) as server:
+            assert [load.num_running_reqs + load.num_waiting_reqs for load in await server.loads()] == [0]
+
+
+async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ServerUnavailable, match=r"(?s)server-0 .*ended with exit code 2; .*nothing-here"):
+        async with launch_pool(settings(), model_path=tmp_path / "nothing-here", vocab_size=9, log_dir=tmp_path):
+            pass
+
+
+async def test_cancelling_a_run_ends_its_servers(checkpoint: Path, tmp_path: Path) -> None:
+    pids: list[int] = []
+    others = set(_children())  # servers that other tests share
+    with anyio.CancelScope() as scope:
+        async with launch_pool(settings(), model_path=checkpoint, vocab_size=vocabulary(checkpoint), log_dir=tmp_path):
+            pids = [process for process in _children() if process not in others]
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert len(pids) == 1
+    assert not [pid for pid in pids if "agentrl.servers.serve" in _command(pid)]
+
+
+def _children() -> list[int]:
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and _parent(int(entry.name)) == os.getpid()
+    ]
+
+
+def _parent(pid: int) -> int:
+    try:
+        found = re.search(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return -1
+    return int(found[1]) if found else -1
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

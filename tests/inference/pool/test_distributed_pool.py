@@ -1,0 +1,214 @@
+"""Weights from a trainer's memory over a pool: groups, failing and returning servers, cancellation, under both loops."""
+
+from __future__ import annotations
+
+import anyio
+import numpy as np
+import pytest
+
+from agentrl.errors import ConfigError, ServerUnavailable, WeightSyncError
+from agentrl.inference.backend import Probe
+from agentrl.servers.scripted.server import ControlCall, Fault, ScriptedServer, scripted_logprobs
+from agentrl.train.scripted import ScriptedChannel
+from agentrl.weights.types import GroupRequest, WeightFeed
+from tests.support.scripted import VOCAB, all_serving, outlive, pool_of, request, seen
+
+
+def servers_of(count: int, timeout_s: float = 0.2) -> list[ScriptedServer]:
+    return [
+        ScriptedServer(lambda _: [4], vocab_size=VOCAB, url=f"scripted://{n}", timeout_s=timeout_s) for n in range(count)
+    ]
+
+
+def feed(version: int, channel: ScriptedChannel) -> WeightFeed:
+    return WeightFeed(version=version, channel=channel)
+
+
+async def test_every_server_gets_a_group_of_its_own_once_and_every_version_through_it() -> None:
+    servers, channel = servers_of(3), ScriptedChannel()
+    ids = np.array([1, 5, 9, 2], np.int32)
+    async with pool_of(*servers) as pool:
+        for version in (1, 2, 3):
+            probe = Probe(token_ids=ids, logprobs=scripted_logprobs(ids, version=version))
+            report = await pool.update_weights(feed(version, channel), probe)
+            assert (report.version, report.updated) == (version, tuple(server.url for server in servers))
+            assert report.num_bytes == 4
+    for server in servers:
+        assert len(server.groups.joined) == 1
+        assert [manifest.version for manifest in server.groups.received] == [1, 2, 3]
+    names = [server.groups.joined[0].name for server in servers]
+    assert len(set(names)) == 3
+    assert [(set(sending.started), sending.abandoned) for sending in channel.sendings] == [(set(names), ())] * 3
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.HANG, Fault.BAD_REQUEST])
+@pytest.mark.parametrize("call", ["join_group", "pause", "receive_weights", "checksums", "resume"])
+async def test_a_server_that_fails_is_left_out_and_comes_back_through_a_new_group(call: ControlCall, fault: Fault) -> None:
+    servers, channel = servers_of(3, timeout_s=0.05), ScriptedChannel()
+    async with pool_of(*servers) as pool:
+        servers[1].control_faults[call] = fault
+        with anyio.fail_after(20):
+            report = await pool.update_weights(feed(1, channel))
+            assert report.updated == ("scripted://0", "scripted://2")
+            assert report.evicted == ("scripted://1",)
+            assert not servers[0].paused
+            assert not servers[2].paused
+            servers[1].control_faults.clear()
+            await all_serving(pool)
+        assert servers[1].version == 1
+        assert not servers[1].paused
+        assert len(servers[0].groups.joined) == 1
+        assert len(servers[1].groups.joined) == (1 if call == "join_group" else 2)
+        assert channel.sendings[-1].groups == (servers[1].groups.joined[-1].name,)
+
+
+@pytest.mark.parametrize("call", ["pause", "receive_weights"])
+async def test_a_server_that_failed_before_the_end_is_abandoned_and_the_others_are_not(call: ControlCall) -> None:
+    servers, channel = servers_of(2), ScriptedChannel()
+    async with pool_of(*servers, health_interval_s=60) as pool:
+        await pool.update_weights(feed(1, channel))
+        servers[1].control_faults[call] = Fault.BAD_REQUEST
+        await pool.update_weights(feed(2, channel))
+        lost = servers[1].groups.joined[0].name
+        assert channel.sendings[1].abandoned == (lost,)
+        assert (lost in channel.sendings[1].started) == (call == "receive_weights")
+
+
+@pytest.mark.parametrize("call", ["join_group", "pause", "receive_weights", "checksums", "resume"])
+async def test_by_policy_one_failing_server_is_a_weight_sync_error_and_all_continue(call: ControlCall) -> None:
+    servers, channel = servers_of(2, timeout_s=0.05), ScriptedChannel()
+    async with pool_of(*servers, on_server_failure="stop") as pool:
+        servers[1].control_faults[call] = Fault.REFUSE
+        with pytest.raises(WeightSyncError, match=r"not every server holds version 1: scripted://1"):
+            await pool.update_weights(feed(1, channel))
+        assert not any(server.paused for server in servers)
+    assert all(sending.abandoned is not None for sending in channel.sendings)
+
+
+async def test_a_group_that_failed_at_the_trainers_end_only_is_a_failed_server() -> None:
+    servers, channel = servers_of(2), ScriptedChannel()
+    async with pool_of(*servers, health_interval_s=60) as pool:
+        await pool.update_weights(feed(1, channel))
+        channel.failures = {servers[0].groups.joined[0].name: "cut short"}
+        report = await pool.update_weights(feed(2, channel))
+        assert report.evicted == ("scripted://0",)
+        assert "cut short" in pool.describe().servers[0].reason
+
+
+async def test_other_tensors_than_were_sent_are_found() -> None:
+    servers, channel = servers_of(2), ScriptedChannel()
+    async with pool_of(*servers) as pool:
+        servers[0].control_faults["checksums"] = Fault.WRONG_WEIGHTS
+        report = await pool.update_weights(feed(1, channel))
+        assert report.evicted == ("scripted://0",)
+        assert "1 of 1 tensors differ from the published weights (the trainer's memory): steps_applied" in (
+            pool.describe().servers[0].reason
+        )
+
+
+async def test_a_restarted_server_gets_the_weights_again_as_long_as_the_trainer_has_them() -> None:
+    servers, channel = servers_of(1), ScriptedChannel()
+    async with pool_of(*servers) as pool:
+        await pool.update_weights(feed(1, channel))
+        servers[0].die()
+        with pytest.raises(ServerUnavailable):
+            await pool.generate(request())
+        servers[0].revive(version=0)
+        pool.report_started("scripted://0")
+        with anyio.fail_after(20):
+            await all_serving(pool)
+        assert servers[0].version == 1
+        assert [len(channel.sendings), len(servers[0].groups.joined)] == [2, 2]
+        assert servers[0].groups.left == [servers[0].groups.joined[0].name]
+        assert (await pool.generate(request())).spans[0].version == 1
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_server_that_returns_while_the_trainer_has_other_weights_waits_for_the_next_update(busy: bool) -> None:
+    servers, channel = servers_of(2), ScriptedChannel()
+    async with pool_of(*servers) as pool:
+        await pool.update_weights(feed(1, channel))
+        channel.stepping, channel.given_out = busy, None
+        servers[1].die()
+        pool.report_dead("scripted://1", "killed")
+        servers[1].revive(version=0)
+        pool.report_started("scripted://1")
+        with anyio.fail_after(20):
+            await seen(pool, lambda status: status.servers[1].state == "stuck")
+            assert "server gets weights" in pool.describe().servers[1].reason
+            for index in range(10):
+                await pool.generate(request(episode=str(index)))
+            assert servers[1].calls == []
+            channel.stepping = False
+            await pool.update_weights(feed(2, channel))
+            await all_serving(pool)
+        assert [server.version for server in servers] == [2, 2]
+
+
+@pytest.mark.parametrize("call", ["join_group", "pause", "receive_weights", "checksums", "resume"])
+async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(call: ControlCall) -> None:
+    servers, channel = servers_of(2, timeout_s=60), ScriptedChannel()
+    async with pool_of(*servers, control_timeout_s=60) as pool:
+        servers[1].control_faults[call] = Fault.HANG
+        with anyio.fail_after(20):
+            with anyio.move_on_after(0.05) as scope:
+                await pool.update_weights(feed(1, channel))
+            assert scope.cancelled_caught
+            assert all(sending.abandoned is not None for sending in channel.sendings)
+            assert not any(server.paused for server in servers)
+            servers[1].control_faults.clear()
+            report = await pool.update_weights(feed(2, channel))
+            assert pool.policy_version == 2
+            assert "scripted://0" in report.updated
+            await all_serving(pool)
+        assert [server.version for server in servers] == [2, 2]
+
+
+async def test_a_server_with_parts_of_two_versions_does_not_serve_before_it_has_all_of_one() -> None:
+    servers, channel = servers_of(2, timeout_s=60), ScriptedChannel()
+    async with pool_of(*servers, control_timeout_s=60) as pool:
+        await pool.update_weights(feed(1, channel))
+        servers[1].control_faults["receive_weights"] = Fault.HANG
+        with anyio.fail_after(20):
+            with anyio.move_on_after(0.05):
+                await pool.update_weights(feed(2, channel))
+            channel.given_out = None  # the trainer went on
+            # The first server proved that it has all of version 2; the second was cut off, and may have any part of it.
+            assert [server.state for server in pool.describe().servers] == ["serving", "behind"]
+            assert pool.policy_version == 2
+            await seen(pool, lambda status: status.servers[1].state == "stuck")
+            servers[1].control_faults.clear()
+            await pool.update_weights(feed(3, channel))
+            await all_serving(pool)
+        assert [server.version for server in servers] == [3, 3]
+
+
+async def test_a_server_that_cannot_take_weights_this_way_ends_the_run_with_the_field() -> None:
+    servers, channel = servers_of(1), ScriptedChannel()
+
+    def refuse() -> GroupRequest:
+        raise ConfigError("sync.method: too old")
+
+    servers[0].groups.request = refuse
+    async with pool_of(*servers) as pool:
+        with pytest.raises(ConfigError, match=r"sync\.method"):
+            await pool.update_weights(feed(1, channel))
+        assert not servers[0].paused
+
+
+async def test_one_scripted_server_takes_weights_by_itself() -> None:
+    [server], channel = servers_of(1), ScriptedChannel()
+    report = await server.update_weights(feed(1, channel))
+    assert (report.version, server.version) == (1, 1)
+    assert await server.checksums() == {"steps_applied": f"{1:032x}"}
+
+
+async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
+    servers, channel = servers_of(3, timeout_s=1), ScriptedChannel()
+    async with pool_of(*servers, request_retries=20) as pool:
+
+        async def update(version: int) -> None:
+            channel.given_out = None
+            await pool.update_weights(feed(version, channel))
+
+        await outlive(servers, pool, update)

@@ -1,0 +1,319 @@
+"""Weights broadcast to real embedded servers: exactness, servers that die or stop midway, cancellation, a real worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+import torch
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import ServerTimeout, TrainError, WeightSyncError
+from agentrl.inference.backend import Generation, Probe
+from agentrl.inference.pool.members import State
+from agentrl.inference.sglang.control import Control
+from agentrl.inference.sglang.groups import GroupCalls
+from agentrl.inference.sglang.server import SGLangServer
+from agentrl.inference.sglang.transport import Transport
+from agentrl.train.config import TrainerConfig
+from agentrl.train.worker.client import RemoteTrainer, launch_trainer
+from agentrl.weights.config import SyncConfig
+from agentrl.weights.disk import publish
+from agentrl.weights.tensors import read_safetensors
+from agentrl.weights.types import GroupAddress, WeightFeed
+from tests.support.channel import LocalTrainer
+from tests.support.scripted import all_serving, pool_of, request, seen
+from tests.support.tiny import build_tokenizer
+from tests.train.helpers import random_batch
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Models of 24 MB with different weights: more than sockets buffer, many buckets of a megabyte."""
+    return [_checkpoint(tmp_path_factory.mktemp("models") / f"v{seed}", seed) for seed in range(3)]
+
+
+def _checkpoint(folder: Path, seed: int) -> Path:
+    vocab_size = build_tokenizer(folder)
+    config = AutoConfig.for_model(
+        "qwen3",
+        vocab_size=vocab_size,
+        hidden_size=320,
+        intermediate_size=1280,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=80,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=2,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def vocabulary(checkpoint: Path) -> int:
+    return int(json.loads((checkpoint / "config.json").read_text())["vocab_size"])
+
+
+@asynccontextmanager
+async def served(checkpoint: Path, count: int = 2) -> AsyncGenerator[list[WatchedServer]]:
+    """Run embedded servers for the length of the block."""
+    command = [sys.executable, "-m", "agentrl.servers.serve", "--exit-with-stdin", "--max-context-tokens", "512"]
+    command += ["--device", "cpu", "--model-path", str(checkpoint)]
+    opened = [await anyio.open_process(command, stderr=None) for _ in range(count)]
+    try:
+        servers: list[WatchedServer] = []
+        for process in opened:
+            assert process.stdout is not None
+            with anyio.fail_after(120):
+                line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", 65_536)
+            servers.append(WatchedServer(json.loads(line)["url"], process, vocabulary(checkpoint)))
+        yield servers
+    finally:
+        for process in opened:
+            with suppress(ProcessLookupError):
+                process.kill()
+            with anyio.CancelScope(shield=True):
+                await process.aclose()
+
+
+class WatchedControl(Control):
+    """Control calls of which one bucket sets something off, before it is sent."""
+
+    def __init__(self, transport: Transport, pid: int) -> None:
+        super().__init__(transport, timeout_s=3)
+        self.pid = pid
+        self.signal: signal.Signals | None = None
+        """Sent to `pid` before the third bucket, once."""
+        self.reached = anyio.Event()
+        self._buckets = 0
+
+    async def weights(self, path: str, body: object, what: str) -> None:
+        if path == "/update_weights_from_distributed" and self.signal is not None:
+            self._buckets += 1
+            if self._buckets == 3:
+                os.kill(self.pid, self.signal)
+                self._buckets, self.signal = 0, None
+                self.reached.set()
+        await super().weights(path, body, what)
+
+
+class WatchedServer(SGLangServer):
+    """The client of a server whose process the test knows."""
+
+    def __init__(self, url: str, process: Process, vocab_size: int) -> None:
+        super().__init__(url, vocab_size=vocab_size, control_timeout_s=3)
+        self.process = process
+        self.watched = WatchedControl(self._transport, process.pid)
+        self.groups = GroupCalls(self.watched, lambda: (self.dialect, self._info), flush=self._flush, has=self._has)
+
+    def kill(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+
+def published(checkpoint: Path, folder: Path) -> dict[str, str]:
+    """Return the digests of a checkpoint as the disk path publishes it."""
+    tensors = read_safetensors(checkpoint / "model.safetensors")
+    return dict(publish(tensors, version=1, directory=folder, source=None).tensor_checksums)
+
+
+def feed(version: int, trainer: LocalTrainer) -> WeightFeed:
+    return WeightFeed(version=version, channel=trainer.channel)
+
+
+async def test_with_requests_in_flight_servers_get_exactly_what_the_disk_path_would_give(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
+    generations: list[Generation] = []
+    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=60, request_timeout_s=60) as pool:
+
+        async def call(episode: str) -> None:
+            generations.append(await pool.generate(request(episode=episode, max_new_tokens=400)))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for index in range(4):
+                    tasks.start_soon(call, str(index))
+                await seen(pool, lambda status: status.in_flight == 4)
+                report = await pool.update_weights(feed(1, trainer))
+                assert report.num_bytes is not None
+                assert report.num_bytes > 20 << 20
+        for server in servers:
+            assert await server.checksums() == published(checkpoints[1], tmp_path)
+    for generation in generations:
+        assert [span.version for span in generation.spans] in ([0], [0, 1], [1])
+        assert np.isfinite(generation.output_logprobs).all()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_that_dies_or_stops_in_the_middle_is_left_out_and_the_others_go_on(
+    checkpoints: list[Path], number: signal.Signals, tmp_path: Path
+) -> None:
+    trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
+    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=0.5) as pool:
+        lost = servers[1]
+        lost.watched.signal = number
+        with anyio.fail_after(60):
+            report = await pool.update_weights(feed(1, trainer))
+            assert (report.updated, report.evicted) == ((servers[0].url,), (lost.url,))
+            assert not trainer.sender.sending
+            assert (await pool.generate(request(max_new_tokens=3))).spans[0].version == 1
+            trainer.weights = LocalTrainer.of(checkpoints[2]).weights
+            report = await pool.update_weights(feed(2, trainer))
+            assert report.updated == (servers[0].url,)
+            if number is signal.SIGSTOP:
+                lost.kill(signal.SIGCONT)
+                await all_serving(pool)
+                assert await lost.checksums() == published(checkpoints[2], tmp_path)
+        assert await servers[0].checksums() == published(checkpoints[2], tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_by_policy_such_a_server_ends_the_update_and_the_others_are_continued(
+    checkpoints: list[Path], number: signal.Signals
+) -> None:
+    trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
+    async with (
+        served(checkpoints[0]) as servers,
+        pool_of(*servers, on_server_failure="stop", health_interval_s=60) as pool,
+    ):
+        servers[1].watched.signal = number
+        with anyio.fail_after(60):
+            with pytest.raises(WeightSyncError, match=f"not every server holds version 1: {servers[1].url}"):
+                await pool.update_weights(feed(1, trainer))
+        assert not trainer.sender.sending
+        assert not servers[0].paused
+
+
+async def test_a_broadcast_that_is_cancelled_leaves_trainer_and_servers_usable(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
+    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=0.5) as pool:
+        servers[1].watched.signal = signal.SIGSTOP
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(pool.update_weights, feed(1, trainer))
+                await servers[1].watched.reached.wait()
+                tasks.cancel_scope.cancel()
+            assert not trainer.sender.sending
+            assert not servers[0].paused
+            servers[1].kill(signal.SIGCONT)
+            trainer.weights = LocalTrainer.of(checkpoints[2]).weights
+            await pool.update_weights(feed(2, trainer))
+            await all_serving(pool)
+        for server in servers:
+            assert await server.checksums() == published(checkpoints[2], tmp_path)
+
+
+async def test_a_server_that_waits_for_a_trainer_ends_when_told_to(checkpoints: list[Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        address = GroupAddress("silent", "127.0.0.1", silent.getsockname()[1], 2, "gloo")
+        async with served(checkpoints[0], 1) as [server], server:
+            with anyio.fail_after(60):  # it would wait for twice as long
+                with pytest.raises(ServerTimeout, match=r"join the trainer's group"):
+                    await server.groups.join(address)
+                server.kill(signal.SIGTERM)
+                await server.process.wait()
+
+
+@asynccontextmanager
+async def worker(checkpoint: Path, folder: Path) -> AsyncGenerator[RemoteTrainer]:
+    async with launch_trainer(
+        TrainerConfig(lr=1e-3),
+        AlgorithmConfig(),
+        model_path=checkpoint,
+        total_steps=10,
+        seed=0,
+        log_path=folder / "trainer.log",
+        sync=SyncConfig(bucket_mb=1, timeout_s=20),
+    ) as trainer:
+        yield trainer
+
+
+async def test_a_worker_trains_sends_and_gives_the_same_weights_again(checkpoints: list[Path], tmp_path: Path) -> None:
+    ids = np.arange(30, dtype=np.int32)
+    async with (
+        served(checkpoints[0]) as servers,
+        worker(checkpoints[0], tmp_path) as trainer,
+        pool_of(*servers, health_interval_s=0.3) as pool,
+    ):
+        with anyio.fail_after(90):
+            for version in (1, 2):
+                await trainer.step(random_batch(version=version - 1))
+                [logprobs] = await trainer.logprobs([ids])
+                probe = Probe(token_ids=ids, logprobs=logprobs, tolerance=1e-4)
+                report = await pool.update_weights(WeightFeed(version=version, channel=trainer.channel), probe)
+                assert report.evicted == ()
+                written = await trainer.publish(version, str(tmp_path / "weights"))
+                for server in servers:
+                    assert await server.checksums() == written.tensor_checksums
+            pool.report_dead(servers[0].url, "so it seems")
+            await all_serving(pool)  # through a new group, with the weights the trainer still has
+            await trainer.step(random_batch(version=2))
+            pool.report_dead(servers[0].url, "so it seems")
+            await seen(pool, lambda status: status.servers[0].state is State.STUCK)
+            assert "past version 2; the server gets weights with the next update" in pool.describe().servers[0].reason
+            await pool.update_weights(WeightFeed(version=3, channel=trainer.channel))
+            await all_serving(pool)
+
+
+async def test_a_step_waits_until_the_weights_have_been_sent(checkpoints: list[Path], tmp_path: Path) -> None:
+    async with worker(checkpoints[0], tmp_path) as trainer:
+        stepped = anyio.Event()
+
+        async def step() -> None:
+            await trainer.step(random_batch(version=1))
+            stepped.set()
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                async with trainer.channel.sending(1, [], dtype="float32", digests=True, again=False) as sending:
+                    tasks.start_soon(step)
+                    await anyio.wait_all_tasks_blocked()
+                    assert not stepped.is_set()
+                    assert sending.manifest.tensor_checksums.keys() == {
+                        spec.name for bucket in sending.manifest.buckets for spec in bucket
+                    }
+                    assert await sending.finish(()) == {}
+                await stepped.wait()
+
+
+async def test_a_worker_that_dies_in_the_middle_ends_the_update_and_servers_are_continued(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    async with (
+        served(checkpoints[0]) as servers,
+        worker(checkpoints[0], tmp_path) as trainer,
+        pool_of(*servers, health_interval_s=60) as pool,
+    ):
+        servers[1].watched.pid, servers[1].watched.signal = trainer.pid, signal.SIGKILL
+        with anyio.fail_after(60):
+            with pytest.raises((TrainError, WeightSyncError)):
+                await pool.update_weights(WeightFeed(version=1, channel=trainer.channel))
+        assert not any(server.paused for server in servers)
+        with pytest.raises(TrainError, match="cannot be used any more"):
+            await trainer.logprobs([np.arange(3, dtype=np.int32)])

@@ -1,0 +1,355 @@
+"""Weight updates over a pool: the barrier, verification, failing servers, cancellation, under both event loops."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from agentrl.errors import ServerUnavailable, WeightSyncError
+from agentrl.inference.backend import Generation, Probe, UpdateReport
+from agentrl.inference.pool.members import State
+from agentrl.servers.scripted.server import Fault, Hold, Script, ScriptedReply, ScriptedServer, scripted_logprobs
+from tests.support.scripted import VOCAB, all_serving, others_ran, outlive, pool_of, publication, request, seen
+
+
+def servers_of(count: int, script: Script | None = None, timeout_s: float = 0.2) -> list[ScriptedServer]:
+    return [
+        ScriptedServer(script or (lambda _: [4]), vocab_size=VOCAB, url=f"scripted://{n}", timeout_s=timeout_s)
+        for n in range(count)
+    ]
+
+
+async def test_all_servers_get_the_weights_and_the_probe_agrees() -> None:
+    servers = servers_of(3)
+    ids = np.array([1, 5, 9, 2], np.int32)
+    async with pool_of(*servers) as pool:
+        report = await pool.update_weights(publication(1), Probe(token_ids=ids, logprobs=scripted_logprobs(ids, version=1)))
+        assert pool.policy_version == 1
+    assert report.updated == ("scripted://0", "scripted://1", "scripted://2")
+    assert (report.version, report.evicted, report.probe_difference) == (1, (), 0.0)
+    assert 0 <= report.pause_s < 5
+    assert [server.version for server in servers] == [1, 1, 1]
+    assert not any(server.paused for server in servers)
+
+
+async def test_no_server_continues_before_all_have_the_weights() -> None:
+    holds = [Hold(at=2), Hold(at=2)]
+    servers = servers_of(2, lambda call: ScriptedReply(output=range(4), holds=(holds[int(call.episode_id)],)), timeout_s=5)
+    generations: list[Generation] = []
+    async with pool_of(*servers) as pool:
+
+        async def call(episode: str) -> None:
+            generations.append(await pool.generate(request(episode=episode)))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call, "0")
+                tasks.start_soon(call, "1")
+                for hold in holds:
+                    await hold.reached.wait()
+                await pool.update_weights(publication(1))
+                assert generations == []
+                for hold in holds:
+                    hold.release.set()
+    for generation in generations:
+        assert [(span.start, span.end, span.version) for span in generation.spans] == [(0, 2, 0), (2, 4, 1)]
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.HANG, Fault.BAD_REQUEST])
+@pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
+async def test_a_server_that_fails_an_update_is_left_out_and_comes_back(call: str, fault: Fault) -> None:
+    servers = servers_of(3, timeout_s=0.05)
+    async with pool_of(*servers) as pool:
+        servers[1].control_faults[call] = fault  # pyright: ignore[reportArgumentType] - parametrized
+        with anyio.fail_after(20):
+            report = await pool.update_weights(publication(1))
+            assert report.updated == ("scripted://0", "scripted://2")
+            assert report.evicted == ("scripted://1",)
+            assert pool.policy_version == 1
+            assert not servers[0].paused
+            assert not servers[2].paused
+            servers[1].control_faults.clear()
+            await all_serving(pool)
+        assert servers[1].version == 1
+        assert not servers[1].paused
+
+
+@pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
+async def test_by_policy_one_failing_server_is_a_weight_sync_error_and_all_continue(call: str) -> None:
+    servers = servers_of(2, timeout_s=0.05)
+    async with pool_of(*servers, on_server_failure="stop") as pool:
+        servers[1].control_faults[call] = Fault.REFUSE  # pyright: ignore[reportArgumentType] - parametrized
+        with pytest.raises(WeightSyncError, match=r"not every server holds version 1: scripted://1"):
+            await pool.update_weights(publication(1))
+        assert not any(server.paused for server in servers)
+
+
+async def test_when_every_server_fails_the_error_names_each() -> None:
+    servers = servers_of(2)
+    async with pool_of(*servers) as pool:
+        for server in servers:
+            server.control_faults["load_weights"] = Fault.BAD_REQUEST
+        with pytest.raises(WeightSyncError, match=r"no server holds version 1: scripted://0: .*; scripted://1: "):
+            await pool.update_weights(publication(1))
+        assert not any(server.paused for server in servers)
+        assert pool.policy_version == 0
+
+
+async def test_other_tensors_than_published_are_found() -> None:
+    servers = servers_of(2)
+    async with pool_of(*servers) as pool:
+        servers[0].control_faults["checksums"] = Fault.WRONG_WEIGHTS
+        report = await pool.update_weights(publication(1))
+        assert report.evicted == ("scripted://0",)
+        reason = pool.describe().servers[0].reason
+    assert "1 of 1 tensors differ from the published weights (weights): w" in reason
+
+
+async def test_a_probe_that_differs_stops_the_update_with_the_figures() -> None:
+    servers = servers_of(2)
+    ids = np.array([1, 5, 9, 2], np.int32)
+    async with pool_of(*servers) as pool:
+        servers[1].control_faults["score"] = Fault.WRONG_WEIGHTS
+        with pytest.raises(WeightSyncError, match=r"scripted://1: with version 1, .* differ .* by up to 5.00e-01 nats"):
+            await pool.update_weights(publication(1), Probe(token_ids=ids, logprobs=scripted_logprobs(ids, version=1)))
+        assert not any(server.paused for server in servers)
+
+
+async def test_updates_asked_for_at_once_run_one_after_the_other() -> None:
+    servers = servers_of(2, timeout_s=60)
+    hold = anyio.Event()
+    done: list[int] = []
+    async with pool_of(*servers, control_timeout_s=60, health_interval_s=60) as pool, anyio.create_task_group() as tasks:
+
+        async def update(version: int) -> None:
+            done.append((await pool.update_weights(publication(version))).version)
+            hold.set()
+
+        servers[0].control_faults["load_weights"] = Fault.HANG
+        tasks.start_soon(update, 1)
+        while not pool.describe().updating:
+            await anyio.lowlevel.checkpoint()
+        tasks.start_soon(update, 2)
+        await anyio.wait_all_tasks_blocked()
+        assert done == []
+        servers[0].die("frozen for good")
+        await hold.wait()
+    assert done == [1, 2]
+    assert [update.version for update in servers[1].updates] == [1, 2]
+
+
+async def test_weights_never_go_back() -> None:
+    async with pool_of(*servers_of(1)) as pool:
+        await pool.update_weights(publication(2))
+        with pytest.raises(WeightSyncError, match="version 1 is older than the servers' version 2"):
+            await pool.update_weights(publication(1))
+
+
+@pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
+async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(call: str) -> None:
+    servers = servers_of(2, timeout_s=60)
+    async with pool_of(*servers, control_timeout_s=60) as pool:
+        servers[1].control_faults[call] = Fault.HANG  # pyright: ignore[reportArgumentType] - parametrized
+        with anyio.fail_after(20):
+            with anyio.move_on_after(0.05) as scope:
+                await pool.update_weights(publication(1))
+            assert scope.cancelled_caught
+            assert not servers[0].paused
+            servers[1].control_faults.clear()
+            assert not servers[1].paused
+            assert not pool.describe().updating
+            report = await pool.update_weights(publication(2))
+            assert pool.policy_version == 2
+            assert "scripted://0" in report.updated
+            await all_serving(pool)
+        assert [server.version for server in servers] == [2, 2]
+
+
+async def test_a_cancelled_update_that_reached_one_server_goes_on_with_the_new_weights() -> None:
+    servers = servers_of(2, timeout_s=60)
+    async with pool_of(*servers, control_timeout_s=60) as pool:
+        servers[1].control_faults["load_weights"] = Fault.HANG
+        with anyio.move_on_after(0.05):
+            await pool.update_weights(publication(1))
+        assert pool.policy_version == 1
+        servers[1].control_faults.clear()
+        await all_serving(pool)
+        assert servers[1].version == 1
+        assert (await pool.generate(request())).spans[0].version == 1
+
+
+async def test_calls_made_during_an_update_are_sampled_with_the_new_weights() -> None:
+    servers = servers_of(2, timeout_s=5)
+    results: list[Generation] = []
+    async with pool_of(*servers) as pool:
+
+        async def call(index: int) -> None:
+            results.append(await pool.generate(request(episode=str(index))))
+
+        await servers[0].pause("retract")
+        await servers[1].pause("retract")
+        async with anyio.create_task_group() as tasks:
+            for index in range(20):
+                tasks.start_soon(call, index)
+            tasks.start_soon(pool.update_weights, publication(1))
+    assert [generation.spans[0].version for generation in results] == [1] * 20
+
+
+async def test_an_update_with_no_server_left_says_why() -> None:
+    servers = servers_of(1)
+    async with pool_of(*servers) as pool:
+        servers[0].die("gone")
+        with pytest.raises(ServerUnavailable):
+            await pool.generate(request())
+        with pytest.raises(WeightSyncError, match=r"no server to give version 1: scripted://0 is dead: .*gone"):
+            await pool.update_weights(publication(1))
+
+
+async def test_an_update_waits_for_the_only_server_while_it_is_being_started_again() -> None:
+    [only] = servers_of(1)
+    reports: list[UpdateReport] = []
+    generations: list[Generation] = []
+    async with pool_of(only, health_interval_s=60) as pool:
+        pool.report_kept("scripted://0")
+        only.die("gone")
+        pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+
+        async def update() -> None:
+            reports.append(await pool.update_weights(publication(1)))
+
+        async def call() -> None:
+            generations.append(await pool.generate(request()))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                tasks.start_soon(call)
+                await others_ran()
+                assert (reports, generations) == ([], [])
+                only.revive()
+                pool.report_started("scripted://0")
+        assert [report.updated for report in reports] == [("scripted://0",)]
+        assert [generation.spans[0].version for generation in generations] == [1]
+        assert [update.version for update in only.updates] == [1]
+
+
+@pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
+async def test_an_update_that_loses_the_only_server_is_made_again_when_it_was_started_again(call: str) -> None:
+    [only] = servers_of(1, timeout_s=0.05)
+    reports: list[UpdateReport] = []
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+        only.control_faults[call] = Fault.HANG  # pyright: ignore[reportArgumentType] - parametrized
+
+        async def update() -> None:
+            reports.append(await pool.update_weights(publication(1)))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                await seen(pool, lambda status: status.updating)
+                only.die()
+                pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+                await seen(pool, lambda status: not status.updating)
+                await others_ran()
+                assert (reports, pool.describe().servers[0].state) == ([], State.STARTING)
+                only.control_faults.clear()
+                only.revive()
+                pool.report_started("scripted://0")
+        assert [report.updated for report in reports] == [("scripted://0",)]
+        assert (pool.policy_version, only.version, only.paused) == (1, 1, False)
+
+
+async def test_a_server_that_ends_while_others_still_load_is_left_out_of_the_update() -> None:
+    slow, quick = servers_of(2, timeout_s=20)
+    loading = slow.control_holds["load_weights"] = Hold()
+    reports: list[UpdateReport] = []
+    async with pool_of(slow, quick) as pool:
+        pool.report_kept("scripted://1")
+
+        async def update() -> None:
+            reports.append(await pool.update_weights(publication(1)))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                await loading.reached.wait()
+                await seen(pool, lambda _: quick.version == 1)
+                pool.report_dead("scripted://1", "signal SIGKILL", starting=True)
+                quick.revive(version=0)
+                pool.report_started("scripted://1")
+                loading.release.set()
+            assert [(report.updated, report.evicted) for report in reports] == [(("scripted://0",), ("scripted://1",))]
+            await all_serving(pool)
+        assert (slow.version, quick.version) == (1, 1)
+
+
+async def test_the_only_server_may_end_after_it_has_loaded() -> None:
+    [only] = servers_of(1, timeout_s=20)
+    held = only.control_holds["checksums"] = Hold()
+    reports: list[UpdateReport] = []
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+
+        async def update() -> None:
+            reports.append(await pool.update_weights(publication(1)))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                await held.reached.wait()
+                pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+                only.revive()
+                held.release.set()
+                await seen(pool, lambda status: not status.updating)
+                pool.report_started("scripted://0")
+        assert [report.updated for report in reports] == [("scripted://0",)]
+        assert [update.version for update in only.updates] == [1, 1]
+
+
+async def test_a_server_that_is_started_again_and_does_not_answer_is_dead() -> None:
+    [only] = servers_of(1)
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+        only.die("gone")
+        pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+        pool.report_started("scripted://0")
+        with anyio.fail_after(20):
+            with pytest.raises(WeightSyncError, match=r"version 1: scripted://0 is dead: .*gone"):
+                await pool.update_weights(publication(1))
+
+
+async def test_an_update_does_not_wait_for_a_server_that_is_not_started_again() -> None:
+    [only] = servers_of(1)
+    async with pool_of(only) as pool:
+        pool.report_kept("scripted://0")
+        pool.report_dead("scripted://0", "signal SIGKILL", starting=True)
+        only.die("gone")
+
+        async def give_up() -> None:
+            await others_ran()
+            pool.report_dead("scripted://0", "could not be started again: no memory")
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(give_up)
+                with pytest.raises(WeightSyncError, match=r"version 1: scripted://0 is dead: could not be started again"):
+                    await pool.update_weights(publication(1))
+
+
+async def test_a_server_that_starts_behind_the_others_waits_for_the_next_update() -> None:
+    ahead, behind = servers_of(2)
+    ahead.revive(version=2)
+    async with pool_of(ahead, behind) as pool:
+        assert pool.policy_version == 2
+        assert "has version 0" in pool.describe().servers[1].reason
+        report = await pool.update_weights(publication(3))
+    assert set(report.updated) == {"scripted://0", "scripted://1"}
+
+
+async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
+    servers = servers_of(3, timeout_s=1)
+    async with pool_of(*servers, request_retries=20) as pool:
+        await outlive(servers, pool, lambda version: pool.update_weights(publication(version)))

@@ -1,0 +1,239 @@
+"""What is the embedded HTTP server's own: keys, its refusals, live loads, seeds, its end. The protocol itself is tested,
+together with a real SGLang's, in tests/conformance."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import anyio.lowlevel
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
+from agentrl.servers.serve import serving
+from tests.support.tiny import tiny_checkpoint
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("http")
+    return [tiny_checkpoint(root / str(seed), seed=seed) for seed in range(2)]
+
+
+@dataclass
+class Server:
+    engine: EmbeddedEngine
+    url: str
+    session: aiohttp.ClientSession
+
+    async def post(self, path: str, body: object = None) -> tuple[int, Any]:
+        async with self.session.post(self.url + path, json=body if body is not None else {}) as response:
+            data = await response.read()
+            return response.status, json.loads(data) if data[:1] in (b"{", b"[") else data.decode()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(self.url + path) as response:
+            data = await response.read()
+            return response.status, json.loads(data) if data[:1] in (b"{", b"[") else data.decode()
+
+    async def generate(
+        self, ids: list[int], max_new_tokens: int = 8, *, sampling: dict[str, object] | None = None, **fields: object
+    ) -> dict[str, Any]:
+        chosen = {"max_new_tokens": max_new_tokens, "ignore_eos": True, **(sampling or {})}
+        sent = {"input_ids": ids, "sampling_params": chosen, "return_logprob": True, **fields}
+        status, body = await self.post("/generate", sent)
+        assert status == 200, body
+        return body
+
+    async def running(self, count: int) -> None:
+        with anyio.fail_after(30):
+            while self.engine.load.num_running != count:
+                await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def server(path: Path, *, api_key: str | None = None, key_sent: str | None = None) -> AsyncGenerator[Server]:
+    engine = EmbeddedEngine(EngineOptions(model_path=str(path), max_context_tokens=2048))
+    headers = {} if key_sent is None else {"Authorization": f"Bearer {key_sent}"}
+    async with serving(engine, api_key=api_key) as url, aiohttp.ClientSession(headers=headers) as session:
+        yield Server(engine, url, session)
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"input_ids": [[1], []]}, "a prompt is empty"),
+    ({"text": ""}, "a prompt is empty"),
+    ({"input_ids": [1, 100000]}, "id 100000 is outside the vocabulary"),
+    ({"input_ids": [-1]}, "id -1 is outside the vocabulary"),
+    ({"input_ids": [1], "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len must be from -1"),
+    ({"input_ids": [[1], [2]], "sampling_params": [{}]}, "1 sampling_params for 2 prompts"),
+    ({"input_ids": [1], "sampling_params": []}, "0 sampling_params for 1 prompts"),
+    ({"input_ids": [1], "return_logprob": [True]}, "return_logprob should not be a list"),
+    ({"input_ids": [[1], [2]], "extra_key": ["a"]}, "1 values of extra_key for 2 prompts"),
+    *(
+        ({"input_ids": [1], "sampling_params": {name: "a+"}}, f"{name} is not supported")
+        for name in ("regex", "json_schema")
+    ),
+    ({"input_ids": [1], "sampling_params": {"logit_bias": {"1": 1}}}, "logit_bias is not supported"),
+    ({"input_ids": [1], "top_logprobs_num": 3}, "top_logprobs_num is not supported"),
+    ({"input_ids": [1], "token_ids_logprob": [3]}, "token_ids_logprob is not supported"),
+    ({"input_ids": [1], "return_text_in_logprobs": True}, "return_text_in_logprobs is not supported"),
+    ({"input_ids": [1], "lora_path": "adapter"}, "lora_path is not supported"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSALS)
+async def test_what_sglang_dies_of_and_what_this_server_cannot_do_is_refused_by_name(
+    body: dict[str, Any], message: str, models: list[Path]
+) -> None:
+    async with server(models[0]) as s:
+        status, reply = await s.post("/generate", body)
+        assert (status, message in reply["error"]["message"]) == (400, True), reply
+        await s.running(0)
+        assert len((await s.generate([1], 1))["output_ids"]) == 1
+
+
+async def test_other_bad_calls_are_refused_and_the_server_goes_on(models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        status, reply = await s.post("/update_weights_from_disk", {"model_path": "x", "load_format": "npcache"})
+        assert (status, "load_format" in reply["error"]["message"]) == (400, True)
+        async with s.session.post(s.url + "/generate", data=io.BytesIO(b" " * (33 << 20))) as response:
+            assert response.status == 413
+        assert (await s.get("/health"))[0] == 200
+
+
+async def test_seeds_repeat_whole_and_streamed(models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        once, again, other = [
+            (await s.generate([5, 6], 20, sampling={"sampling_seed": seed}))["output_ids"] for seed in (4, 4, 5)
+        ]
+        assert once == again != other
+        sent = {
+            "input_ids": [5, 6],
+            "sampling_params": {"n": 2, "max_new_tokens": 20, "ignore_eos": True, "sampling_seed": 4},
+        }
+        assert [body["output_ids"] for body in (await s.post("/generate", sent))[1]] == [once, once]
+
+
+async def test_loads_are_live_in_a_pause_and_count_what_it_holds(models: list[Path]) -> None:
+    async with server(models[0]) as s, anyio.create_task_group() as group:
+        group.start_soon(s.generate, [3, 4], 2000)
+        await s.running(1)
+        await s.post("/pause_generation", {"mode": "retract"})
+        assert (await s.get("/health"))[0] == 200
+        loads = (await s.get("/v1/loads"))[1]["loads"][0]
+        assert (loads["num_running_reqs"], loads["queues"]) == (0, {"waiting": 0, "paused": 1, "retracted": 1})
+        await s.post("/abort_request", {"abort_all": True})
+
+
+async def test_digests_are_those_of_a_publication(models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        await s.post("/update_weights_from_disk", {"model_path": str(models[1])})
+        checksums = (await s.post("/weights_checker", {"action": "checksum"}))[1]["ranks"][0]["checksums"]
+        assert checksums == EmbeddedEngine(EngineOptions(model_path=str(models[1]))).checksums()
+
+
+async def test_a_refused_update_says_why(models: list[Path], tmp_path: Path) -> None:
+    async with server(models[0]) as s:
+        status, reply = await s.post("/update_weights_from_disk", {"model_path": str(tmp_path), "weight_version": "9"})
+        assert (status, "no weights at" in reply["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_two_updates_at_once_follow_one_another(paused: bool, models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        if paused:
+            await s.post("/pause_generation", {"mode": "retract"})
+        statuses: list[int] = []
+
+        async def update(version: int) -> None:
+            sent = {"model_path": str(models[version]), "weight_version": str(version)}
+            statuses.append((await s.post("/update_weights_from_disk", sent))[0])
+
+        async with anyio.create_task_group() as group:
+            for version in (0, 1):
+                group.start_soon(update, version)
+        assert statuses == [200, 200]
+        info = (await s.get("/model_info"))[1]
+        assert info["model_path"] == str(models[int(info["weight_version"])])
+        expected = EmbeddedEngine(EngineOptions(model_path=info["model_path"])).checksums()
+        assert s.engine.checksums() == expected
+
+
+async def test_server_info_names_the_engine(models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        status, info = await s.get("/server_info")
+        assert (status, info["version"], info["engine"], info["vocab_size"]) == (200, "0.5.23", "embedded", 357)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_disconnects_aborts_its_request_and_no_other(stream: bool, models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}, "stream": stream}
+        async with anyio.create_task_group() as group:
+
+            async def keep() -> None:
+                assert len((await s.generate([2], 1000, rid="ab"))["output_ids"]) == 1000
+
+            async def leave(scope: anyio.CancelScope) -> None:
+                with scope:
+                    async with s.session.post(s.url + "/generate", json={**body, "rid": "a"}) as response:
+                        await response.read()
+
+            scope = anyio.CancelScope()
+            group.start_soon(keep)
+            group.start_soon(leave, scope)
+            await s.running(2)
+            scope.cancel()
+            await s.running(1)
+        await s.running(0)
+
+
+async def test_every_route_wants_the_key(models: list[Path]) -> None:
+    for sent in (None, "wrong", "schlüssel"):
+        async with server(models[0], api_key="secret", key_sent=sent) as s:
+            for path in ("/health", "/ready", "/model_info", "/server_info", "/v1/loads", "/nothing"):
+                assert (await s.get(path))[0] == 401
+            for path in ("/generate", "/abort_request", "/pause_generation", "/update_weights_from_disk"):
+                assert (await s.post(path))[0] == 401
+    async with server(models[0], api_key="secret", key_sent="secret") as s:
+        assert len((await s.generate([1], 1))["output_ids"]) == 1
+
+
+async def test_a_port_that_is_taken_is_a_config_error(models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        port = int(s.url.rpartition(":")[2])
+        engine = EmbeddedEngine(EngineOptions(model_path=str(models[0])))
+        with pytest.raises(ConfigError, match="cannot listen on"):
+            async with serving(engine, port=port):
+                pass
+
+
+async def test_closing_the_server_answers_what_is_in_flight(models: list[Path]) -> None:
+    engine = EmbeddedEngine(EngineOptions(model_path=str(models[0])))
+    replies: list[dict[str, Any]] = []
+    async with aiohttp.ClientSession() as session, anyio.create_task_group() as group:
+        async with serving(engine) as url:
+            s = Server(engine, url, session)
+
+            async def call() -> None:
+                replies.append(await s.generate([1], 3000))
+
+            group.start_soon(call)
+            await s.running(1)
+        with anyio.fail_after(10):
+            while not replies:
+                await anyio.lowlevel.checkpoint()
+    assert replies[0]["meta_info"]["finish_reason"]["type"] == "abort"

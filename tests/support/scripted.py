@@ -1,0 +1,81 @@
+"""Requests, publications and pools that several test modules use."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from uuid import uuid4
+
+import anyio
+import anyio.lowlevel
+
+from agentrl.inference.backend import GenerateRequest, SamplingParams
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.pool.members import Server, State
+from agentrl.inference.pool.pool import PoolStatus, ServerPool
+from agentrl.servers.scripted.server import ScriptedServer
+from agentrl.types import Context, Publication
+
+VOCAB = 300
+
+
+def request(*ids: int, episode: str = "e", max_new_tokens: int = 64, stop: tuple[str, ...] = ()) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=uuid4().hex,
+        episode_id=episode,
+        context=Context.of(ids or (1, 2, 3)),
+        sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
+    )
+
+
+def publication(version: int, path: str = "weights") -> Publication:
+    return Publication(version=version, path=path, checksum="", tensor_checksums={"w": f"{version:032x}"})
+
+
+def pool_of(*servers: Server, **changes: object) -> ServerPool:
+    settings = {"health_interval_s": 0.05, "request_timeout_s": 20.0, "control_timeout_s": 0.2, **changes}
+    return ServerPool(servers, InferenceConfig.model_validate(settings))
+
+
+async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> None:
+    """Return once the pool's own tasks have brought `condition` about."""
+    with anyio.fail_after(20):
+        while not condition(pool.describe()):  # noqa: ASYNC110 - the pool's state is observed, as a user's display would
+            await anyio.sleep(0.002)
+
+
+async def outlive(servers: Sequence[ScriptedServer], pool: ServerPool, update: Callable[[int], Awaitable[object]]) -> None:
+    """Update a pool of three to versions 1 to 12 while servers die and eight episodes go on, none of which may go back."""
+    latest: dict[str, int] = {}
+    finished = anyio.Event()
+
+    async def episode(name: str) -> None:
+        while not finished.is_set():
+            generation = await pool.generate(request(episode=name))
+            for span in generation.spans:
+                assert span.version >= latest.get(name, 0)
+                latest[name] = span.version
+            await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for index in range(8):
+                tasks.start_soon(episode, str(index))
+            for version in range(1, 13):
+                victim = servers[version // 2 % 2]  # one of three always lives
+                if version % 2:
+                    victim.die()
+                await update(version)
+                if version % 2:
+                    victim.revive(version=0)
+            finished.set()
+    assert pool.policy_version == 12
+
+
+async def others_ran() -> None:
+    """Let every task that is not waiting go on until it waits, but for what takes time."""
+    for _ in range(50):
+        await anyio.lowlevel.checkpoint()
+
+
+async def all_serving(pool: ServerPool) -> None:
+    await seen(pool, lambda status: all(server.state is State.SERVING for server in status.servers))

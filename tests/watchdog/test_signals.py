@@ -1,0 +1,277 @@
+"""Ctrl-C, SIGTERM and a workflow that blocks: every command ends what it started and says where its results are."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import AGENTRL, children, write_run
+
+BLOCKING = """
+import sys, time
+
+async def solve(task, client):
+    await client.chat.completions.create(messages=[{"role": "user", "content": task["question"]}])
+    print("blocking", file=sys.stderr, flush=True)
+    time.sleep(1000)
+"""
+KEEPING = """
+import sys, time, anyio
+
+async def solve(task, client):
+    await client.chat.completions.create(messages=[{{"role": "user", "content": task["question"]}}])
+    print("going on", file=sys.stderr, flush=True)
+    while True:
+        try:
+            {line}
+        except:
+            pass
+"""
+CLOSING = """
+import sys, anyio
+from agentrl.env import open_environment
+
+class Slow:
+    observation, reward, is_done = "", 0.0, False
+    async def reset(self): ...
+    async def step(self, action): ...
+    async def close(self):
+        await anyio.sleep(1000)
+
+async def solve(task, client):
+    {line}
+        await client.chat.completions.create(messages=[{{"role": "user", "content": task["question"]}}])
+        print("going on", file=sys.stderr, flush=True)
+        await anyio.sleep_forever()
+"""
+WHERE = "my_agent.py:7 in solve: time.sleep(1000)"
+SUMMARY = Path("runs/small/summary.json")
+
+
+@contextmanager
+def started(folder: Path, *command: str) -> Generator[subprocess.Popen[str], None, None]:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], text: str, *, stdout: bool = False) -> str:
+    """Read lines until one holds `text`, and return them."""
+    lines, stream = "", process.stdout if stdout else process.stderr
+    assert stream is not None
+    for line in stream:
+        lines += line
+        if text in line:
+            return lines
+    raise AssertionError(f"it ended without {text!r}:\n{lines}")
+
+
+def ended(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -> str:
+    """Send signals, wait for the end and return what it wrote to standard error."""
+    for number in signals:
+        process.send_signal(number)
+    return process.communicate(timeout=60)[1]
+
+
+def watches(pids: Sequence[int]) -> list[int]:
+    """Return a descriptor for each process, which becomes readable when that process has ended."""
+    return [os.pidfd_open(pid) for pid in pids]
+
+
+def all_gone(descriptors: Sequence[int]) -> bool:
+    """Wait for processes that end by themselves; return whether they did."""
+    gone = [bool(select.select([descriptor], [], [], 10)[0]) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return all(gone)
+
+
+@pytest.mark.slow
+def test_a_blocking_workflow_ends_the_run_with_its_file_and_line_in_the_summary(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    (tmp_path / "my_agent.py").write_text(BLOCKING)
+    script = (
+        "import anyio; from functools import partial; from agentrl.config import load_config\n"
+        "from agentrl.cli.main import guarded; from agentrl.cli.train import train\n"
+        "guarded(lambda: anyio.run(partial(train, load_config('run.yaml'), max_block_s=1.5)))"
+    )
+    with started(tmp_path, sys.executable, "-c", script) as process:
+        read_until(process, "blocking")
+        below = children(process.pid)
+        said = ended(process, ())
+    assert process.returncode == 1, said
+    assert "agentrl: the event loop has not run for 1.5 s" in said
+    assert WHERE in said
+    assert "Traceback" not in said
+    assert len(below) == 2
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    assert WHERE in json.loads((tmp_path / SUMMARY).read_text())["error"]
+
+
+@pytest.mark.slow
+def test_one_interrupt_ends_a_blocked_run_within_five_seconds(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    (tmp_path / "my_agent.py").write_text(BLOCKING)
+    with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
+        read_until(process, "blocking")
+        below = children(process.pid)
+        begin = time.monotonic()
+        said = ended(process, [signal.SIGINT])
+        took = time.monotonic() - begin
+    assert process.returncode == 130, said
+    assert "Interrupted; everything this command started has ended. Results so far are in runs/small/." in said
+    assert "Traceback" not in said
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    assert json.loads((tmp_path / SUMMARY).read_text())["error"] == "Interrupted"
+    assert took < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "line", "number"),
+    [
+        (KEEPING, "await anyio.sleep(1000)", signal.SIGINT),
+        (KEEPING, "await anyio.to_thread.run_sync(time.sleep, 1000)", signal.SIGTERM),
+        (KEEPING, "time.sleep(1000)", signal.SIGINT),
+        (CLOSING, 'async with open_environment(Slow(), "slow", close_timeout_s=1000):', signal.SIGINT),
+    ],
+)
+def test_a_workflow_that_ignores_every_interrupt_or_closes_slowly_cannot_keep_a_run(
+    tmp_path: Path, checkpoint: Path, agent: str, line: str, number: signal.Signals
+) -> None:
+    write_run(tmp_path, checkpoint)
+    source = agent.format(line=line)
+    (tmp_path / "my_agent.py").write_text(source)
+    with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
+        read_until(process, "going on")
+        below = watches(children(process.pid))
+        said = ended(process, [number])
+        gone = all_gone(below)
+    word = "Interrupted" if number == signal.SIGINT else "Ended by SIGTERM"
+    assert process.returncode == 128 + number, said
+    assert f"{word} in the middle of a workflow that does not end when it is cancelled" in said
+    place = source[: source.index(line)].count("\n") + 1
+    assert f"my_agent.py:{place} in solve: {line}" in said
+    assert "Results so far are in runs/small/." in said
+    assert "Traceback" not in said
+    assert len(below) == 2
+    assert gone
+    assert json.loads((tmp_path / SUMMARY).read_text())["error"] == word
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_not_kept_by_an_episode_that_ignores_its_deadline(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint, rollout={"episode_timeout_s": 0.5})
+    (tmp_path / "my_agent.py").write_text(KEEPING.format(line="await anyio.sleep(1000)"))
+    script = (
+        "from functools import partial; from agentrl.config import load_config\n"
+        "from agentrl.cli.main import guarded; from agentrl.cli.evaluate import Target, evaluate_target\n"
+        "from agentrl.watchdog.loop import run_watched\n"
+        "job = partial(evaluate_target, load_config('run.yaml'), Target(), episodes=2)\n"
+        "guarded(lambda: run_watched(job, stall_timeout_s=1.5, last_words=lambda ending: 'No results.'))"
+    )
+    with started(tmp_path, sys.executable, "-c", script) as process:
+        said = ended(process, ())
+    assert process.returncode == 1, said
+    assert "agentrl: a workflow was cancelled 1.5 s ago and goes on" in said
+    assert "my_agent.py:9 in solve: await anyio.sleep(1000)" in said
+    assert "catch Exception" in said
+    assert said.rstrip().endswith("No results.")
+
+
+@pytest.mark.slow
+def test_sigterm_writes_the_summary_and_ends_the_servers_also_where_interrupts_are_ignored(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    write_run(tmp_path, checkpoint, engine={"steps": 100_000})
+    background = f"trap '' INT; exec {AGENTRL} train run.yaml"
+    with started(tmp_path, "/bin/sh", "-c", background) as process:
+        read_until(process, "step 1/100000")
+        process.send_signal(signal.SIGINT)
+        read_until(process, "step 2/100000")
+        below = children(process.pid)
+        said = ended(process, [signal.SIGTERM])
+    assert process.returncode == 143, said
+    assert "Ended by SIGTERM; everything this command started has ended. Results so far are in runs/small/." in said
+    assert "Traceback" not in said
+    assert len(below) == 2
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    summary = json.loads((tmp_path / SUMMARY).read_text())
+    assert summary["error"] == "Ended by SIGTERM"
+    assert summary["train_steps"] >= 2
+
+
+def test_an_interrupted_evaluation_that_blocks_says_that_there_are_no_results(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    (tmp_path / "my_agent.py").write_text(BLOCKING)
+    with started(tmp_path, AGENTRL, "eval", "run.yaml", "--episodes", "8") as process:
+        read_until(process, "blocking")
+        process.send_signal(signal.SIGINT)
+        said = read_until(process, "cut short")
+        said += ended(process, [signal.SIGTERM, signal.SIGINT])
+    assert process.returncode == 130, said
+    assert "An evaluation that is cut short has no results." in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_warm_start_says_what_it_has_written(
+    tmp_path: Path, checkpoint: Path, number: signal.Signals, status: int
+) -> None:
+    os.mkfifo(tmp_path / "data.jsonl")
+    write_run(tmp_path, checkpoint, sft={"data": "data.jsonl"})
+    with started(tmp_path, AGENTRL, "sft", "run.yaml", "student") as process, (tmp_path / "data.jsonl").open("w"):
+        said = ended(process, [number])  # it has opened the data, of which nothing comes
+    assert process.returncode == status, said
+    assert "Nothing was written to student." in said
+    assert "Traceback" not in said
+
+
+def test_an_interrupted_doctor_says_so(tmp_path: Path, checkpoint: Path) -> None:
+    write_run(tmp_path, checkpoint)
+    with started(tmp_path, AGENTRL, "doctor", "run.yaml") as process:
+        read_until(process, "model ", stdout=True)  # the next is the round trip
+        said = ended(process, [signal.SIGINT])
+    assert process.returncode == 130, said
+    assert "Interrupted; everything this command started has ended. Nothing it tried is kept." in said
+    assert "Traceback" not in said
+    assert not list((tmp_path / "runs").glob(".doctor*"))
+
+
+def test_an_interrupted_demo_says_where_its_results_are(tmp_path: Path) -> None:
+    with started(tmp_path, sys.executable, "-m", "agentrl_workflows.calculator.demo", "--smoke") as process:
+        read_until(process, "warm start", stdout=True)
+        said = ended(process, [signal.SIGINT])
+    assert process.returncode == 130, said
+    assert "Results so far are in runs/smoke/." in said
+    assert "Traceback" not in said
+
+
+def test_an_interrupt_while_the_command_is_still_importing_is_one_message(tmp_path: Path) -> None:
+    command = (sys.executable, "-X", "importtime", "-m", "agentrl", "train", "run.yaml")
+    with started(tmp_path, *command) as process:
+        read_until(process, "agentrl.configbase")  # the first seconds: what a run file may hold is being imported
+        said = ended(process, [signal.SIGINT])
+    assert process.returncode == 130, said
+    assert "Interrupted; everything" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("module", ["agentrl", "agentrl.cli.main"])
+def test_the_command_is_a_module_too(tmp_path: Path, module: str) -> None:
+    command = [sys.executable, "-m", module, "train", "none.yaml"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert "agentrl: cannot read the run file none.yaml" in result.stderr

@@ -1,0 +1,31 @@
+"""What keeps weights from being written is said as it is, with the mend that helps."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import TrainError
+from agentrl.weights.disk import atomic_directory
+
+
+@pytest.mark.parametrize(
+    ("number", "mend"),
+    [(errno.ENOSPC, "free space"), (errno.EDQUOT, "free space"), (errno.EACCES, "mend that"), (errno.EROFS, "mend that")],
+)
+def test_only_a_full_disk_is_told_to_be_freed(tmp_path: Path, number: int, mend: str) -> None:
+    final = tmp_path / "model"
+    with pytest.raises(TrainError) as error, atomic_directory(final):
+        raise OSError(number, os.strerror(number))
+    assert str(error.value) == f"cannot write {final}: {os.strerror(number)}; {mend}, or write elsewhere"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parent_that_is_a_file_is_the_cause_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = pytest.raises(TrainError, match=r"file/model: Not a directory; mend that, or write elsewhere")
+    with refused, atomic_directory(tmp_path / "file" / "model"):
+        raise AssertionError

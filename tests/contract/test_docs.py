@@ -82,13 +82,3 @@ def test_the_readme_s_dry_run_prints_the_plan() -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert "decoupled PPO" in result.stdout
-
-
-def test_every_module_docstring_says_more_than_nothing() -> None:
-    empty = [
-        f
-        for root in ("agentrl", "workflows", "envs")
-        for f in (ROOT / root).rglob("*.py")
-        if f.read_text().startswith('"""."""')
-    ]
-    assert empty == []

@@ -1,76 +1,142 @@
-"""Rules a linter does not know: annotations and docstrings on everything public, safe bytes only, one vocabulary."""
+"""Rules that a linter does not know, one test a rule: annotations, docstrings, names, safe bytes."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
+import agentrl
 
 ROOT = Path(__file__).parents[2]
-FILES = [file for root in ("agentrl", "workflows", "envs") for file in sorted((ROOT / root).rglob("*.py"))]
+SHIPPED = ("agentrl", "workflows", "envs")
 UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "torch.save"})
 UNSAFE_MODULES = frozenset({"pickle", "cloudpickle", "marshal", "dill", "shelve"})
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+METHODS = (property, classmethod, staticmethod)
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+# fmt: off
+DEFINED_TWICE = frozenset({
+    "Call", "Context", "Engine", "Group", "Manifest", "Match", "Outcome", "Probe", "Progress",
+    "Recipe", "Shape", "Step", "ToolCall", "_Entry", "_answer", "_check", "_checked", "_cut",
+    "_describe", "_digest", "_join", "_json", "_leave", "_load", "_mapping", "_mean", "_read",
+    "_refuse_constant", "_servers", "_split_reasoning", "_staleness", "_train", "_watched", "evaluate", "load_config", "opened",
+    "refuse", "run_episode", "serve", "supervise", "text_of", "train", "warm_start", "write_model",
+})
+# fmt: on
+"""Names that are still defined in more than one module. The list only falls."""
+IMPORTED_TESTS = frozenset(
+    {
+        "tests.cli.test_cli",
+        "tests.client.test_client",
+        "tests.client.test_endpoint",
+        "tests.conformance.test_generate",
+        "tests.tokens.test_encode",
+        "tests.tokens.test_words",
+        "tests.watchdog.test_signals",
+    }
+)
+"""Test modules that other tests still import. The list only falls."""
 
 
-def parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
+@cache
+def shipped() -> dict[str, ast.Module]:
+    """Return the syntax tree of every shipped file, by path."""
+    files = [file for root in SHIPPED for file in sorted((ROOT / root).rglob("*.py"))]
+    return {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in files}
 
 
-def public(tree: ast.Module) -> Iterator[Function | ast.ClassDef]:
-    """Yield public functions, classes and methods; a class's own nested helpers are private."""
-    bodies: list[list[ast.stmt]] = [tree.body]
-    while bodies:
-        for node in bodies.pop():
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-                yield node
-                if isinstance(node, ast.ClassDef):
-                    bodies.append(node.body)
+def nodes() -> Iterator[tuple[str, ast.AST]]:
+    """Yield every node of every shipped file, with its file."""
+    for file, tree in shipped().items():
+        for node in ast.walk(tree):
+            yield file, node
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_every_function_is_fully_annotated(file: Path) -> None:
+def definitions(body: list[ast.stmt]) -> list[Definition]:
+    return [node for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+
+
+def is_overload(node: Definition) -> bool:
+    return any(isinstance(decorator, ast.Name) and decorator.id == "overload" for decorator in node.decorator_list)
+
+
+def test_every_function_is_fully_annotated() -> None:
     missing: list[str] = []
-    for node in ast.walk(parse(file)):
+    for file, node in nodes():
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
             bare = [a.arg for a in arguments if a is not None and a.annotation is None and a.arg not in ("self", "cls")]
             if bare or node.returns is None:
-                missing.append(f"{node.lineno} {node.name} {bare or 'return'}")
+                missing.append(f"{file}:{node.lineno} {node.name} {bare or 'return'}")
     assert missing == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_everything_public_has_a_docstring(file: Path) -> None:
-    tree = parse(file)
-    bare = [f"{node.lineno} {node.name}" for node in public(tree) if ast.get_docstring(node) is None and not overload(node)]
-    assert ast.get_docstring(tree), f"{file} has no module docstring"
+def test_every_module_and_everything_that_it_exports_has_a_docstring() -> None:
+    bare: list[str] = []
+    for file, tree in shipped().items():
+        exported = [node for node in definitions(tree.body) if not node.name.startswith("_") and not is_overload(node)]
+        silent = [node for node in (tree, *exported) if not (ast.get_docstring(node) or "").strip(" .")]
+        bare += [f"{file} {getattr(node, 'name', 'the module')}" for node in silent]
     assert bare == []
 
 
-def overload(node: Function | ast.ClassDef) -> bool:
-    return any(
-        (isinstance(d, ast.Name) and d.id in ("overload", "override"))
-        or (isinstance(d, ast.Attribute) and d.attr == "setter")
-        for d in node.decorator_list
-    )
+def test_every_method_of_what_users_import_has_a_docstring() -> None:
+    bare: list[str] = []
+    for name in agentrl.__all__:
+        found = getattr(agentrl, name)
+        if isinstance(found, type):
+            public = [(key, value) for key, value in vars(found).items() if not key.startswith("_")]
+            methods = [(key, value) for key, value in public if callable(value) or isinstance(value, METHODS)]
+            bare += [f"{name}.{key}" for key, value in methods if not value.__doc__]
+    assert bare == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_unsafe_bytes_are_read(file: Path) -> None:
-    for node in ast.walk(parse(file)):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            assert name not in UNSAFE_CALLS, f"{file}:{node.lineno} calls {name}"
-        imported = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
-        assert not UNSAFE_MODULES.intersection(imported), f"{file} imports {imported}"
+def test_no_class_or_function_name_is_defined_twice() -> None:
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for file, tree in shipped().items():
+        for node in definitions(tree.body):
+            places[node.name].add(file)
+    del places["main"]  # of the modules that run with `python -m`
+    twice = {name: sorted(files) for name, files in places.items() if len(files) > 1}
+    assert {name: files for name, files in twice.items() if name not in DEFINED_TWICE} == {}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_the_banned_word_is_not_used(file: Path) -> None:
-    names = {node.id for node in ast.walk(parse(file)) if isinstance(node, ast.Name)}
-    names |= {node.arg for node in ast.walk(parse(file)) if isinstance(node, ast.arg)}
-    names |= {node.attr for node in ast.walk(parse(file)) if isinstance(node, ast.Attribute)}
-    assert not {name for name in names if name.startswith("old_") or "_old_" in name}
+def test_no_unsafe_bytes_are_read() -> None:
+    found: list[str] = []
+    for file, node in nodes():
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in UNSAFE_CALLS:
+            found.append(f"{file}:{node.lineno} calls {name}")
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported = {alias.name.partition(".")[0] for alias in node.names}
+            imported |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
+            found += [f"{file}:{node.lineno} imports {name}" for name in imported & UNSAFE_MODULES]
+    assert found == []
+
+
+def test_no_name_says_old() -> None:
+    found: list[str] = []
+    for file, node in nodes():
+        name = getattr(node, "id", None) or getattr(node, "arg", None) or getattr(node, "attr", None)
+        if isinstance(name, str) and (name.startswith("old_") or "_old_" in name):
+            found.append(f"{file} {name}")
+    assert found == []
+
+
+def test_no_test_imports_another_test_module() -> None:
+    found: set[str] = set()
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found |= {name for name in modules if name.startswith("tests.") and is_test_module(name)}
+    assert found - IMPORTED_TESTS == set()
+
+
+def is_test_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.name.startswith("test_") and path.with_suffix(".py").exists()

@@ -2,82 +2,18 @@
 
 Invariant: a trajectory is a tree of turns, each holding only the tokens it adds. Joining the turns from the root to any
 leaf gives exactly the ids the server saw and produced, in order; every token sampled is trained at most once.
-
-The context of a model call: its token ids and their JSON, in pieces that the calls of a conversation share.
-
-At 32k tokens they are 128 and 170 KiB. A call that goes on where another ended takes over its pieces and adds its own, so a
-turn costs what is new; whoever sends or reads the whole joins it.
-
-Invariant: the pieces of `json`, joined, are the ids, decimal and comma-joined; every id is at least 0 and below `bound`.
-
-Frozen records at a lower price: array fields kept as bytes, and records written field by field.
-
-A numpy array object takes 112 bytes beside its data, which is more than the data of a short turn. A packed field takes an
-array, keeps its bytes, and gives a read-only array over them. Where many records are made, they are written `opened`.
-
-Invariant: a packed field gives back exactly the values, in the declared type, that it was given; what was written `opened`
-and closed is the record its class would make.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MemberDescriptorType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
-import orjson
 from numpy.typing import NDArray
-
-from agentrl.errors import TokenError
-
-Record = TypeVar("Record")
-
-
-class PackedArray:
-    """The descriptor that stands in the place of a slot."""
-
-    def __init__(self, slot: MemberDescriptorType, dtype: type[np.generic]) -> None:
-        """Keep values in `slot`, as bytes of `dtype`."""
-        self.raw: Callable[[object], bytes] = slot.__get__
-        """Returns the bytes of the array of a record."""
-        self.put: Callable[[object, object], None] = slot.__set__
-        """Sets the bytes of the array of a record, be it frozen or not."""
-        self._dtype = np.dtype(dtype)
-        self.__doc__ = slot.__doc__
-
-    def __get__(self, record: object, owner: type | None = None) -> NDArray[Any] | PackedArray:
-        return self if record is None else np.frombuffer(self.raw(record), self._dtype)
-
-    def __set__(self, record: object, value: object) -> None:
-        array = np.asarray(value, self._dtype)
-        kept = cast("object", array.base)  # an array over whole bytes shares them
-        self.put(record, kept if type(kept) is bytes and len(kept) == array.nbytes else array.tobytes())
-
-
-def packed(**dtypes: type[np.generic]) -> Callable[[type[Record]], type[Record]]:
-    """Return a decorator for a slotted dataclass that packs the named one-dimensional array fields."""
-
-    def pack(record: type[Record]) -> type[Record]:
-        for name, dtype in dtypes.items():
-            setattr(record, name, PackedArray(record.__dict__[name], dtype))
-        return record
-
-    return pack
-
-
-def opened(record: type) -> type[Any]:
-    """Return a class with the slots of a frozen dataclass, but writable; its objects become records by their `__class__`.
-
-    The `__init__` of a frozen dataclass finds out anew how to set each field, at six times the cost. Packed fields take
-    bytes here, and no default is filled in: a field that is left out is an AttributeError when it is read.
-    """
-    return type(record.__name__, (), {"__slots__": vars(record)["__slots__"]})
-
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Int32Array: TypeAlias = NDArray[np.int32]
@@ -157,7 +93,6 @@ class VersionSpan:
     version: int
 
 
-@packed(context_ids=np.int32, output_ids=np.int32, output_logprobs=np.float32)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One model call: the tokens it adds to its parent and what the server returned.
@@ -346,63 +281,3 @@ class Group:
         """Return the oldest policy version among the sampled tokens (`admitted_version` if none was sampled)."""
         turns = (turn for episode in self.episodes for turn in episode.turns)
         return min((span.version for turn in turns for span in turn.spans), default=self.admitted_version)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """Weights of one policy version, written where servers can read them."""
-
-    version: int
-    path: str
-    """Directory of a HF-format checkpoint; complete when it is visible under this name."""
-    checksum: str
-    """Digest over all tensors; see `agentrl.weights.checksum`."""
-    tensor_checksums: Mapping[str, str]
-    """Digest of each tensor, by HF parameter name."""
-
-
-INT32 = np.dtype(np.int32)
-
-
-class Context(msgspec.Struct, frozen=True):
-    """Token ids from the root of a conversation to where the model writes.
-
-    Example:
-        >>> context = Context.of([5, 6, 7])
-        >>> context.size, context.ids().tolist(), context.json
-        (3, [5, 6, 7], (b'5,6,7',))
-    """
-
-    packed: tuple[bytes, ...]
-    """The ids, int32, in pieces."""
-    json: tuple[bytes, ...]
-    """The ids as they are sent, in pieces."""
-    size: int
-    """How many there are."""
-    bound: int
-    """All of them are below it: the size of the vocabulary they are from, or less."""
-
-    @classmethod
-    def of(cls, ids: Sequence[int] | Int32Array) -> Context:
-        """Return the context of these ids.
-
-        Raises:
-            TokenError: if they are no list of whole numbers, or one is negative or no int32.
-        """
-        given = np.asarray(ids)
-        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise TokenError(f"a context is a list of token ids, got an array of {given.dtype} with shape {given.shape}")
-        low, high = (int(given.min()), int(given.max())) if given.size else (0, -1)
-        if low < 0 or high >= 2**31:
-            raise TokenError(f"token ids must be in 0..{2**31 - 1}, got {low}..{high}")
-        packed = given.astype(INT32).tobytes()
-        return cls((packed,), (json_of(packed),), given.size, high + 1)
-
-    def ids(self) -> Int32Array:
-        """Return all ids, [N] int32, read-only."""
-        return np.frombuffer(b"".join(self.packed), INT32)
-
-
-def json_of(packed: bytes) -> bytes:
-    """Return int32 ids as JSON, without brackets."""
-    return orjson.dumps(np.frombuffer(packed, INT32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]

@@ -44,12 +44,13 @@ import numpy as np
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.engine.clock import Signal
-from agentrl.inference.backend import GenerateRequest, SamplingParams
+from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.pool.members import PAUSES
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.types import Context, Int32Array, Publication
+from agentrl.types import Int32Array
+from agentrl.weights.types import Publication
 from benchmarks.machine import describe_machine
 from tests.support.servers import Kind
 from tests.support.tiny import build_tokenizer

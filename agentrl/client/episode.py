@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from os import urandom
+from uuid import uuid4
 
 import numpy as np
 
@@ -19,10 +19,7 @@ from agentrl.errors import ReplyError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import EpisodeFailure, Int32Array, StopReason, Trajectory, Turn, opened
-
-_OpenRequest = opened(GenerateRequest)
-_ABORT = StopReason.ABORT  # asking an enum for its member takes longer than comparing
+from agentrl.types import EpisodeFailure, Int32Array, StopReason, Trajectory, Turn
 
 
 class Episode:
@@ -86,16 +83,13 @@ class Episode:
             room = left if left < room else room
         if self._max_tokens is not None:
             room = min(room, self._max_tokens - self._output_tokens)
-        request = _OpenRequest()
-        request.request_id, request.episode_id = urandom(16).hex(), self.id
-        request.context = prompt.context
-        request.sampling = sampling if room == sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
-        request.__class__ = GenerateRequest
-        return request
+        if room != sampling.max_new_tokens:
+            sampling = replace(sampling, max_new_tokens=room)
+        return GenerateRequest(request_id=uuid4().hex, episode_id=self.id, context=prompt.context, sampling=sampling)
 
     def check_whole(self, request: GenerateRequest, generation: Generation) -> None:
         """Raise `ServerUnavailable` for an aborted completion: the server cut it, so it is no answer of the policy."""
-        if generation.stop_reason is _ABORT:
+        if generation.stop_reason is StopReason.ABORT:
             raise ServerUnavailable(
                 f"episode {self.id}, request {request.request_id}: the server aborted the call after "
                 f"{len(generation.output_ids)} tokens; nothing was recorded, and calling again is safe"

@@ -28,34 +28,28 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from agentrl.errors import ReplyError, TokenError, WorkflowError
+from agentrl.inference.backend import INT32, Context, json_of
 from agentrl.tokens.history import Match, TurnIndex
 from agentrl.tokens.messages import role_of, tools_key
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import (
-    INT32,
-    Context,
     EpisodeFailure,
     Float32Array,
     ForkReason,
     Int32Array,
     Message,
-    PackedArray,
     StopReason,
     Trajectory,
     Turn,
     VersionSpan,
-    json_of,
-    opened,
 )
 from agentrl.validation import check_reward, check_spans, sound_logprobs
-
-CONTEXT_IDS, OUTPUT_IDS = (cast("PackedArray", vars(Turn)[name]) for name in ("context_ids", "output_ids"))
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -141,7 +135,7 @@ class PromptBuilder:
         pieces: list[bytes] = []
         while turn is not None:
             record = self._turns[turn]
-            pieces += (OUTPUT_IDS.raw(record), CONTEXT_IDS.raw(record))
+            pieces += (record.output_ids.tobytes(), record.context_ids.tobytes())
             turn = record.parent
         return pieces[::-1]
 
@@ -294,7 +288,6 @@ class Placer:
 
 __all__ = ["Prompt", "TokenGraph"]
 
-_OpenTurn = opened(Turn)
 _FLOAT32, _UINT32 = np.dtype(np.float32), np.dtype(np.uint32)
 
 
@@ -413,15 +406,20 @@ class TokenGraph:
         parsed = self._renderer.parse(
             numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=placed.thinking_open, salt=self
         )
-        turn = _OpenTurn()
         output = ids.tobytes()
-        turn.context_ids, turn.output_ids, turn.output_logprobs = prompt.added, output, logprobs.tobytes()
-        turn.spans = spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version)
-        turn.stop_reason, turn.temperature, turn.reward = stop_reason, temperature, None
-        turn.parent, turn.fork, turn.kept_thinking = parent, placed.fork, placed.kept_thinking
-        turn.message = parsed.to_message()
-        turn.prompt_digest = self._prompts.recorded(len(self._turns), prompt, output)
-        turn.__class__ = Turn
+        turn = Turn(
+            context_ids=np.frombuffer(prompt.added, INT32),
+            output_ids=np.frombuffer(output, INT32),
+            output_logprobs=np.frombuffer(logprobs.tobytes(), _FLOAT32),
+            spans=spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version),
+            stop_reason=stop_reason,
+            parent=parent,
+            message=parsed.to_message(),
+            temperature=temperature,
+            fork=placed.fork,
+            kept_thinking=placed.kept_thinking,
+            prompt_digest=self._prompts.recorded(len(self._turns), prompt, output),
+        )
         return self._add(turn, prompt, numbers, thought=parsed.reasoning is not None)
 
     def set_reward(self, turn: int, value: float) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agentrl.types import Float32Array, Int32Array, Publication, Sample
-from agentrl.weights.types import WeightChannel
+from agentrl.types import Float32Array, Int32Array, Sample
+from agentrl.weights.types import Publication, WeightChannel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

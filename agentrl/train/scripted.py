@@ -20,10 +20,10 @@ import numpy as np
 
 from agentrl.errors import InvariantError, TrainError, WeightSyncError
 from agentrl.train.base import StepReport, TrainBatch
-from agentrl.types import Float32Array, Int32Array, Publication
+from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.disk import atomic_directory, publish, write_model
 from agentrl.weights.tensors import RawTensor
-from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, TensorSpec, scripted_checksums
+from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication, TensorSpec, scripted_checksums
 
 
 class ScriptedSending:

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import TrainError, WeightSyncError
-from agentrl.types import Publication
 from agentrl.weights.checksum import model_checksum
 from agentrl.weights.tensors import RawTensor, read_safetensors, write_safetensors
+from agentrl.weights.types import Publication
 
 WEIGHTS_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"

@@ -19,6 +19,19 @@ WIRE_DTYPES: Mapping[str, tuple[str, int]] = {"float32": ("F32", 4), "bfloat16":
 """Types weights are sent in, by torch's name: safetensors' name and the bytes of an element."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Weights of one policy version, written where servers can read them."""
+
+    version: int
+    path: str
+    """Directory of a HF-format checkpoint; complete when it is visible under this name."""
+    checksum: str
+    """Digest over all tensors; `agentrl.weights.checksum` makes it."""
+    tensor_checksums: Mapping[str, str]
+    """Digest of each tensor, by HF parameter name."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     """One tensor on the wire.
 

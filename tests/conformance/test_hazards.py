@@ -25,7 +25,8 @@ from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.embedded.faults import Hazard
 from agentrl.servers.embedded.weights import Weights
 from agentrl.servers.serve import serving
-from agentrl.types import Publication, StopReason
+from agentrl.types import StopReason
+from agentrl.weights.types import Publication
 from tests.servers.embedded.judge import Judge
 from tests.support.api import Api, api_of
 from tests.support.calls import Whole, ask, begin, begin_whole, give_up_update

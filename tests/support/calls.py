@@ -7,9 +7,9 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
+from agentrl.inference.backend import Backend, Context, GenerateRequest, Generation, SamplingParams
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.types import Context, Publication
+from agentrl.weights.types import Publication
 from tests.support.servers import CONTROL_S
 from tests.support.tap import Tap
 

@@ -23,7 +23,8 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_episode
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import Publication, Task, Trajectory
+from agentrl.types import Task, Trajectory
+from agentrl.weights.types import Publication
 from agentrl.workflow import RolloutWorkflow
 
 Update = Callable[[ServerPool, Publication], Awaitable[UpdateReport]]

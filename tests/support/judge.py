@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.inference.backend import Probe
-from agentrl.types import Int32Array, Publication, Sample, Trajectory
+from agentrl.types import Int32Array, Sample, Trajectory
+from agentrl.weights.types import Publication
 from tests.support.accounts import positions
 
 TOLERANCE = 1e-5

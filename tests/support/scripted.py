@@ -8,12 +8,12 @@ from uuid import uuid4
 import anyio
 import anyio.lowlevel
 
-from agentrl.inference.backend import GenerateRequest, SamplingParams
+from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.members import Server, State
 from agentrl.inference.pool.pool import PoolStatus, ServerPool
 from agentrl.servers.scripted.server import ScriptedServer
-from agentrl.types import Context, Publication
+from agentrl.weights.types import Publication
 
 VOCAB = 300
 

@@ -21,9 +21,8 @@ from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import Publication
 from agentrl.weights.disk import WEIGHTS_FILE
-from agentrl.weights.types import WeightFeed
+from agentrl.weights.types import Publication, WeightFeed
 from tests.support.accounts import check_accounts, cut_versions, split_turns
 from tests.support.channel import LocalTrainer
 from tests.support.interruption import Interrupted, Plan, interrupt

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.types import Publication
 from agentrl.weights.disk import WEIGHTS_FILE, publish
 from agentrl.weights.tensors import RawTensor, read_safetensors
+from agentrl.weights.types import Publication
 
 UNRELATED = 0.3
 """Scale at which a token's log-prob under another version is another number altogether."""

@@ -17,8 +17,7 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, WeightSyncError
 from agentrl.inference.backend import WeightSource
 from agentrl.inference.pool.members import Member, Roster
-from agentrl.types import Publication
-from agentrl.weights.types import GroupAddress, Sending, WeightChannel, WeightFeed
+from agentrl.weights.types import GroupAddress, Publication, Sending, WeightChannel, WeightFeed
 
 Each: TypeAlias = Callable[[Callable[[Member], Awaitable[None]]], Awaitable[Sequence[Member]]]
 """Does something to every server that is to have the weights, at once, and returns those that did not fail."""

@@ -19,8 +19,8 @@ from agentrl.concurrency import Deadline
 from agentrl.errors import ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk, WeightSource
 from agentrl.inference.sglang.groups import Receiver
-from agentrl.types import Float32Array, Int32Array, Publication
-from agentrl.weights.types import WeightChannel
+from agentrl.types import Float32Array, Int32Array
+from agentrl.weights.types import Publication, WeightChannel
 
 PauseMode = Literal["retract", "in_place"]
 PAUSES: Mapping[Literal["exact", "fast"], PauseMode] = {"exact": "retract", "fast": "in_place"}

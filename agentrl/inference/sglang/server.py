@@ -38,7 +38,8 @@ from agentrl.inference.sglang.wire import (
     parse_version,
     score_body,
 )
-from agentrl.types import Float32Array, Int32Array, Publication
+from agentrl.types import Float32Array, Int32Array
+from agentrl.weights.types import Publication
 
 
 class SGLangServer:

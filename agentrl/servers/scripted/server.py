@@ -5,7 +5,7 @@ Invariant: it keeps every promise of `Backend` and `Inference` that a real serve
 
 Example:
     >>> import anyio
-    >>> from agentrl.types import Context
+    >>> from agentrl.inference.backend import Context
     >>> from agentrl.inference.backend import GenerateRequest, SamplingParams
     >>> def encode(text: str) -> list[int]:
     ...     return list(text.encode())
@@ -58,8 +58,8 @@ from agentrl.servers.scripted.script import (
     ScriptedReply,
     scripted_logprobs,
 )
-from agentrl.types import Float32Array, Int32Array, Publication
-from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, scripted_checksums
+from agentrl.types import Float32Array, Int32Array
+from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication, scripted_checksums
 
 ControlCall = Literal[
     "connect", "check", "pause", "load_weights", "checksums", "score", "resume", "join_group", "receive_weights"

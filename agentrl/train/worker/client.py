@@ -46,9 +46,9 @@ from agentrl.train.worker.protocol import (
     SendingStarted,
     StartSending,
 )
-from agentrl.types import Float32Array, Int32Array, Publication
+from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
-from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
+from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication
 
 AnyReply = TypeVar("AnyReply", bound=Reply)
 

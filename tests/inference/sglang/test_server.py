@@ -36,7 +36,8 @@ from agentrl.servers.scripted.server import (
     ScriptedServer,
     scripted_logprobs,
 )
-from agentrl.types import Publication, StopReason
+from agentrl.types import StopReason
+from agentrl.weights.types import Publication
 from tests.support.scripted import VOCAB, publication, request
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable
-from agentrl.inference.backend import SamplingParams
+from agentrl.inference.backend import Context, SamplingParams
 from agentrl.inference.sglang.assembly import Assembly
 from agentrl.inference.sglang.dialect import dialect_of
 from agentrl.inference.sglang.wire import (
@@ -25,7 +25,7 @@ from agentrl.inference.sglang.wire import (
     score_body,
 )
 from agentrl.servers.scripted.script import Fault, corrupt
-from agentrl.types import Context, StopReason, VersionSpan
+from agentrl.types import StopReason, VersionSpan
 from tests.support.scripted import request
 
 URL = "http://s"

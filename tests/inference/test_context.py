@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import TokenError
-from agentrl.types import Context
+from agentrl.inference.backend import Context
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 

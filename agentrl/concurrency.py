@@ -1,10 +1,6 @@
-"""Deadlines and task groups as the inference side uses them.
+"""Task groups that raise one error, and deadlines that name who waited for whom.
 
-Invariant: whoever waits has a deadline, and its message says for what; a task group with one failure raises that failure.
-
-A task group whose failure is one error, not a group of one.
-
-Invariant: no task outlives the block; the first of our own errors among the failures is the one that leaves it.
+Invariant: no task outlives the block that started it, and every wait that ends too late raises a message of its own.
 """
 
 from __future__ import annotations
@@ -35,34 +31,35 @@ def flatten(error: BaseException) -> Iterator[BaseException]:
 
 
 @asynccontextmanager
-async def open_tasks() -> AsyncGenerator[TaskGroup]:
-    """Yield a task group; when a task fails, the others are cancelled and that error is raised by itself.
+async def task_group() -> AsyncGenerator[TaskGroup]:
+    """Yield a task group; when a task fails, the group cancels the others, and the block raises that error by itself.
 
-    Of several failures the first agentrl error is raised, else the first of all; the group stays as its cause. A group that
-    holds something other than errors, such as a keyboard interrupt, passes unchanged.
+    Of several errors the block raises the first agentrl error, or else the first of all, with the group as its cause. A
+    group of several that holds more than errors, such as a keyboard interrupt, passes unchanged.
 
-    Cancellation: every task is cancelled and awaited.
+    Cancellation: the group cancels every task and waits for it.
     """
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
-    except ExceptionGroup as group:
+    except BaseExceptionGroup as group:
         errors = list(flatten(group))
-        first = next((e for e in errors if isinstance(e, AgentRLError)), errors[0])
         if len(errors) == 1:
-            raise first from first.__cause__
-        raise first from group
+            raise errors[0] from errors[0].__cause__
+        if not isinstance(group, ExceptionGroup):
+            raise
+        raise next((error for error in errors if isinstance(error, AgentRLError)), errors[0]) from group
 
 
 class Deadline:
-    """Bounds one block. Others may call it off: the block ends at its next await, without an error if there is still time.
+    """Bounds one block. `call_off` ends the block at its next await, without an error if there is still time.
 
     Example:
         with Deadline(60, lambda: f"{url}: no sign of life", url):
             await server.check()
 
     Raises:
-        ServerTimeout: on leaving a block that the deadline has ended, with the message and the seconds.
+        ServerTimeout: the deadline ended the block; carries the message and the seconds.
 
     Cancellation: passes through.
     """
@@ -72,22 +69,22 @@ class Deadline:
     def __init__(
         self, seconds: float, message: Callable[[], str], url: str | None = None, *, since: float | None = None
     ) -> None:
-        """Begin to count.
+        """Start the clock.
 
         Args:
-            seconds: until the block is ended.
-            message: who waited for what; asked only when the deadline has passed.
-            url: of the server that was waited for.
-            since: where the seconds began, by `anyio.current_time()`; None: now.
+            seconds: until the deadline ends the block.
+            message: returns who waited for what; called only after the deadline.
+            url: of the server that the block waits for.
+            since: start of the seconds, by `anyio.current_time()`; None: now.
         """
         self._seconds, self._message, self._url = seconds, message, url
         self._scope = anyio.CancelScope(deadline=(anyio.current_time() if since is None else since) + seconds)
         self.call_off: Callable[[], None] = self._scope.cancel
-        """Ends the block at its next await; does nothing once it is left."""
+        """Ends the block at its next await; does nothing after the block."""
         self._waits: set[Deadline] = set()
 
     def join(self, waits: set[Deadline]) -> None:
-        """Be one of `waits`, and of no others, until the block is left."""
+        """Enter `waits`, and leave any other set, until the end of the block."""
         self._waits.discard(self)
         self._waits = waits
         waits.add(self)
@@ -104,27 +101,3 @@ class Deadline:
         if self._scope.cancelled_caught and anyio.current_time() >= self._scope.deadline:
             raise ServerTimeout(f"{self._message()} (deadline {self._seconds:g} s)", url=self._url)
         return done
-
-
-def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one exception in `group`, however deeply nested; `group` itself when there are several."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
-        found = found.exceptions[0]
-    return group if isinstance(found, BaseExceptionGroup) else found
-
-
-@asynccontextmanager
-async def task_group() -> AsyncGenerator[TaskGroup, None]:
-    """Open a task group that raises a single failure as itself, not wrapped in a group.
-
-    Cancellation: the tasks of the group are cancelled and awaited.
-    """
-    try:
-        async with anyio.create_task_group() as group:
-            yield group
-    except BaseExceptionGroup as failures:
-        error = only_error(failures)
-        if error is failures:
-            raise
-        raise error from error.__cause__

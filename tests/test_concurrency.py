@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 import trio.testing
 
-from agentrl.concurrency import Deadline
+from agentrl.concurrency import Deadline, task_group
 from agentrl.errors import ServerTimeout, ServerUnavailable
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import Fault, Hold, ScriptedCall, ScriptedReply, ScriptedServer
@@ -216,3 +216,40 @@ def test_a_stream_that_is_asked_again_after_its_caller_gave_up_counts_at_its_new
             assert [server.in_flight for server in pool.describe().servers] == [0, 0]
 
     in_virtual_time(main)
+
+
+async def fail_with(error: BaseException) -> None:
+    raise error
+
+
+async def test_a_task_group_with_one_error_raises_it_by_itself() -> None:
+    with pytest.raises(KeyError, match="one"):
+        async with task_group() as tasks:
+            tasks.start_soon(fail_with, KeyError("one"))
+
+
+async def test_a_task_group_with_one_keyboard_interrupt_raises_it_by_itself() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        async with task_group(), task_group():
+            raise KeyboardInterrupt
+
+
+async def test_of_several_errors_the_first_of_agentrl_leaves_the_block_and_the_group_is_its_cause() -> None:
+    with pytest.raises(ServerTimeout, match="ours") as caught:
+        async with task_group():
+            raise ExceptionGroup("both", [ValueError("other"), ServerTimeout("ours")])
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+
+
+async def test_of_several_errors_without_one_of_agentrl_the_first_leaves_the_block() -> None:
+    with pytest.raises(KeyError, match="a") as caught:
+        async with task_group():
+            raise ExceptionGroup("both", [KeyError("a"), ValueError("b")])
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+
+
+async def test_a_group_of_several_with_more_than_errors_passes_unchanged() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with task_group():
+            raise BaseExceptionGroup("both", [KeyError("a"), KeyboardInterrupt()])
+    assert len(caught.value.exceptions) == 1  # of the group that anyio adds

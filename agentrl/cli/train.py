@@ -33,7 +33,7 @@ from anyio.abc import TaskStatus
 
 from agentrl.cli.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.cli.tasks import TaskSets, load_tasks
-from agentrl.concurrency import open_tasks
+from agentrl.concurrency import task_group
 from agentrl.config import RunConfig
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport
@@ -146,7 +146,7 @@ async def opened_together(
             task_status.started()
             await leave.wait()
 
-    async with open_tasks() as holders:
+    async with task_group() as holders:
         async with anyio.create_task_group() as starters:
             for index, manager in enumerate((first, second)):
                 starters.start_soon(holders.start, hold, index, manager)

@@ -20,7 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import open_tasks
+from agentrl.concurrency import task_group
 from agentrl.engine.buffer import GroupBuffer, Ticket
 from agentrl.engine.clock import Signal, VersionClock
 from agentrl.engine.config import EngineConfig
@@ -185,7 +185,7 @@ class Engine:
         """
         journal = self._journal
         try:
-            async with open_tasks() as background:
+            async with task_group() as background:
                 background.start_soon(journal.write)
                 background.start_soon(self._watchdog.watch)
                 background.start_soon(self._progress.show, journal.snapshot)
@@ -201,7 +201,7 @@ class Engine:
     async def _work(self) -> None:
         requests, due = anyio.create_memory_object_stream[int](1)
         with due:
-            async with open_tasks() as work:
+            async with task_group() as work:
                 work.start_soon(self._evaluate_on_request, due)
                 work.start_soon(self._dispatch, work)
                 with requests:  # closed after the last step: the evaluation task ends when it has done what was asked

@@ -15,7 +15,7 @@ from functools import partial
 import anyio
 
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import open_tasks
+from agentrl.concurrency import task_group
 from agentrl.engine.tasks import check_tasks
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import Backend
@@ -159,7 +159,7 @@ async def evaluate_with(
         if on_episode is not None:
             on_episode(episode)
 
-    async with open_tasks() as group:
+    async with task_group() as group:
         for number in range(count):
             group.start_soon(one, number)
     return EvalReport(

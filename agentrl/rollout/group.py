@@ -14,7 +14,7 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import open_tasks
+from agentrl.concurrency import task_group
 from agentrl.rollout.config import RolloutConfig
 from agentrl.types import EpisodeFailure, Group, Task, Trajectory
 
@@ -76,7 +76,7 @@ async def run_group(
     """
     members = _Members(task, index, run, rollout, on_episode, slots)
     try:
-        async with open_tasks() as tasks:
+        async with task_group() as tasks:
             for member in range(group_size):
                 await slots.acquire()
                 members.holding.add(member)

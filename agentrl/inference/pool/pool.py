@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from agentrl.concurrency import Deadline, only_error, task_group
+from agentrl.concurrency import Deadline, task_group
 from agentrl.errors import AgentRLError, ServerError, ServerTimeout, ServerUnavailable, TrainError, WeightSyncError
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk, Probe, UpdateReport, WeightSource
 from agentrl.inference.config import InferenceConfig
@@ -124,7 +124,7 @@ class ServerPool:
         """
         try:
             await self._connect()
-            tasks = await self._stack.enter_async_context(anyio.create_task_group())
+            tasks = await self._stack.enter_async_context(task_group())
             tasks.start_soon(self._stop_when_failed)
             for member in self._roster.members:
                 tasks.start_soon(self._watch, member)
@@ -138,12 +138,12 @@ class ServerPool:
         """Stop the health checks and close all connections."""
         try:
             await self._stack.__aexit__(kind, error, None)
-        except BaseExceptionGroup as group:
+            if error is not None and self._fatal is not None:
+                raise self._fatal
+        except Exception:
             if self._fatal is not None:
                 raise self._fatal from None
-            only = only_error(group)
-            if only is not error:
-                raise only from only.__cause__
+            raise
         finally:
             await self._close()
 

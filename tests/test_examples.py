@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from agentrl.client.config import SamplingConfig
 from agentrl.config import load_config
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
@@ -42,7 +42,7 @@ async def test_the_agent_is_rewarded_by_turn_and_by_answer(
         vocab_size=renderer.vocab_size,
         eos_id=tokenizer.token_to_id("<|im_end|>"),
     )
-    episode = await run_episode(
+    episode = await run_policy_episode(
         CalculatorAgent(), TASK, backend=server, renderer=renderer, rollout=RolloutConfig(), sampling=SamplingConfig()
     )
     assert episode.failure is None

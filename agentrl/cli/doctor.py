@@ -31,7 +31,7 @@ from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.sglang.dialect import dialect_of
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.worker.client import launch_trainer
 from agentrl.types import Trajectory
@@ -241,7 +241,7 @@ async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow
         async with launch_pool(
             run.resolved_inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs
         ) as pool:
-            episode = await run_episode(
+            episode = await run_policy_episode(
                 workflow,
                 tasks.train[0],
                 backend=pool,

@@ -49,7 +49,7 @@ async def run_episode(
     inference = InferenceConfig(urls=(url,) if url else ())
     with tempfile.TemporaryDirectory(prefix="agentrl-") as logs:
         async with launch_pool(inference, model_path=model, vocab_size=renderer.vocab_size, log_dir=logs) as pool:
-            return await episode.run_episode(
+            return await episode.run_policy_episode(
                 flow,
                 task,
                 backend=pool,

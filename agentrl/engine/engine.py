@@ -38,7 +38,7 @@ from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.stall import WaitBoard, Watchdog
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.group import DroppedGroup, run_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.base import Trainer
@@ -246,7 +246,7 @@ class Engine:
     async def _episode(self, task: Task, *, episode_id: str, sampling: SamplingConfig, group: int | None) -> Trajectory:
         with self._flights.episode(episode_id, task.id, group) as on_turn:
             try:
-                return await run_episode(
+                return await run_policy_episode(
                     self._workflow,
                     task,
                     backend=self._backend,

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference.backend import Backend
 from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.group import EpisodeRunner
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
@@ -110,7 +110,7 @@ async def evaluate(
     """
     if greedy:
         sampling = sampling.model_copy(update={"temperature": 0.0})
-    run = partial(run_episode, workflow, backend=backend, renderer=renderer, rollout=rollout, sampling=sampling)
+    run = partial(run_policy_episode, workflow, backend=backend, renderer=renderer, rollout=rollout, sampling=sampling)
     return await evaluate_with(
         run, tasks, max_concurrent=rollout.max_concurrent_episodes, episodes=episodes, greedy=greedy, on_episode=on_episode
     )

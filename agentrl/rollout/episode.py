@@ -1,7 +1,7 @@
 """Run one episode: a workflow on a task, under its own deadline and budgets.
 
 Invariant: an episode ends as a trajectory. One that has no usable result has `failure` set and no final reward; it is never
-a reward of 0. Only a broken invariant, or cancellation from outside, leaves `run_episode` as an exception.
+a reward of 0. Only a broken invariant, or cancellation from outside, leaves `run_policy_episode` as an exception.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _AnyClient: TypeAlias = Client | EndpointClient
 _RUN_ENDING = (InvariantError, StaleDataError, WeightSyncError, TrainError, RunStopped)
 
 
-async def run_episode(
+async def run_policy_episode(
     workflow: RolloutWorkflow,
     task: Task,
     *,
@@ -113,13 +113,13 @@ async def run_endpoint_episode(
         model: the model's name at the endpoint.
         rollout: deadline and budgets; an endpoint that reports no `usage` cannot keep to `max_episode_tokens`: SERVER_ERROR.
         sampling: defaults of the model calls; None leaves them to the endpoint.
-        episode_id: as for `run_episode`.
-        on_turn: as for `run_episode`.
+        episode_id: as for `run_policy_episode`.
+        on_turn: as for `run_policy_episode`.
 
     Raises:
-        InvariantError: as for `run_episode`.
+        InvariantError: as for `run_policy_episode`.
 
-    Cancellation: as for `run_episode`.
+    Cancellation: as for `run_policy_episode`.
     """
     identity = episode_id or uuid4().hex
     turns = _Turns(on_turn)

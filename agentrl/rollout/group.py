@@ -20,7 +20,7 @@ from agentrl.types import EpisodeFailure, Group, Task, Trajectory
 
 
 class EpisodeRunner(Protocol):
-    """Runs one episode; `functools.partial` of `run_episode` with everything but task and id is one."""
+    """Runs one episode; `functools.partial` of `run_policy_episode` with everything but task and id is one."""
 
     async def __call__(self, task: Task, *, episode_id: str) -> Trajectory:
         """Return the trajectory of the episode; a failed one has `failure` set."""

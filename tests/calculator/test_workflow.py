@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from agentrl.client import SamplingConfig
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.script import Fault, ScriptedReply
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
@@ -51,7 +51,7 @@ async def play(
     rollout: RolloutConfig | None = None,
     **arguments: object,
 ) -> Trajectory:
-    return await run_episode(
+    return await run_policy_episode(
         as_workflow(Calculator, {"p_busy": 0.0, **arguments}),
         task,
         backend=server(renderer, tokenizer, texts),
@@ -134,7 +134,9 @@ async def test_replaying_demonstrations_records_exactly_the_tokens_and_mask_they
 async def test_cancelling_an_episode_leaves_nothing_running(renderer: Renderer, tokenizer: Tokenizer):
     hangs = ScriptedServer(lambda _call: ScriptedReply(fault=Fault.HANG), vocab_size=renderer.vocab_size)
     with anyio.move_on_after(0.05) as scope:
-        await run_episode(Calculator(), TASK, backend=hangs, renderer=renderer, rollout=RolloutConfig(), sampling=SAMPLING)
+        await run_policy_episode(
+            Calculator(), TASK, backend=hangs, renderer=renderer, rollout=RolloutConfig(), sampling=SAMPLING
+        )
     assert scope.cancelled_caught
     assert len(hangs.aborted) == 1
 

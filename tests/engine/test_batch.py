@@ -14,7 +14,7 @@ from agentrl.client import Client
 from agentrl.engine.batch import prepare_batch
 from agentrl.errors import InvariantError, StaleDataError
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, Group, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
@@ -27,7 +27,7 @@ MASKING = GROUPWISE.model_copy(update={"staleness_policy": "mask"})
 
 
 async def sampled(renderer: Renderer, text: str, version: int, temperature: float = 1.0) -> Trajectory:
-    return await run_episode(
+    return await run_policy_episode(
         Judge(),
         TASK,
         backend=make_server(renderer, says(text), version=version),

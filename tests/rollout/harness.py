@@ -11,7 +11,7 @@ import anyio
 
 from agentrl.client import Client, SamplingConfig
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import Script, ScriptedCall, ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
@@ -75,7 +75,7 @@ async def episode(
 ) -> Trajectory:
     """Run one episode against a scripted server."""
     with anyio.fail_after(PATIENCE_S):
-        return await run_episode(
+        return await run_policy_episode(
             workflow,
             task,
             backend=make_server(renderer, script),

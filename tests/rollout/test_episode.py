@@ -12,7 +12,7 @@ import pytest
 from agentrl.client import Client
 from agentrl.errors import EnvironmentFault, InvariantError, ServerUnavailable
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
@@ -122,7 +122,9 @@ async def test_a_hanging_workflow_ends_at_the_deadline(renderer: Renderer) -> No
 async def test_a_hanging_server_ends_at_the_deadline_and_its_request_is_aborted(renderer: Renderer) -> None:
     server = make_server(renderer, lambda call: ScriptedReply(output="good", fault=Fault.HANG))
     rollout = RolloutConfig(episode_timeout_s=0.05)
-    trajectory = await run_episode(Judge(), TASK, backend=server, renderer=renderer, rollout=rollout, sampling=SAMPLING)
+    trajectory = await run_policy_episode(
+        Judge(), TASK, backend=server, renderer=renderer, rollout=rollout, sampling=SAMPLING
+    )
     assert trajectory.stop_reason is StopReason.DEADLINE
     assert len(server.aborted) == 1
 
@@ -295,7 +297,7 @@ async def test_the_client_of_a_failed_episode_refuses_further_calls(renderer: Re
 
 async def test_turns_are_announced_as_they_are_recorded(renderer: Renderer) -> None:
     seen: list[Turn] = []
-    await run_episode(
+    await run_policy_episode(
         Judge(),
         TASK,
         backend=make_server(renderer, says("good")),

@@ -21,7 +21,7 @@ from agentrl.engine.clock import Signal
 from agentrl.inference.backend import UpdateReport
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_episode
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.weights.types import Publication
@@ -162,7 +162,7 @@ async def interrupt(
                 return
             identity = f"{number}.{count}"
             task = Task(id=identity, data={"seed": f"{plan.seed}.{identity}"})
-            trajectory = await run_episode(
+            trajectory = await run_policy_episode(
                 Talker(plan, progress.tick),
                 task,
                 backend=pool,

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
-from agentrl.servers.engine import EngineRequest, EngineSampling, Progress
+from agentrl.servers.engine import EngineRequest, EngineSampling, RequestProgress
 
 PROMPT, OUTPUT = 32, 128
 LAYERS, HIDDEN, HEADS, DIM, VOCAB, FFN = 2, 64, 4, 16, 373, 128
@@ -107,15 +107,15 @@ class Meter:
     """Keeps the results of `count` requests and says when the last one has ended."""
 
     def __init__(self, count: int) -> None:
-        self.results: list[Progress] = []
+        self.results: list[RequestProgress] = []
         self.done = anyio.Event()
         self.ended_at = 0.0
         self._count = count
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RequestProgress) -> None:
         """Nothing to note."""
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: RequestProgress) -> None:
         """Keep the result."""
         self.results.append(progress)
         if len(self.results) == self._count:
@@ -179,7 +179,7 @@ class Watch(Meter):
         self.length = length
         self.seen = anyio.Event()
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RequestProgress) -> None:
         """Look at the length."""
         if len(progress.output_ids) == self.length:
             self.seen.set()

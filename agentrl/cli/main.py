@@ -123,7 +123,7 @@ def serve(
         max_running_requests: Sequences decoded together.
         max_context_tokens: Longest context plus output of one request.
         api_key_env: Environment variable that holds the key clients must send.
-        fault: A hazard of SGLang's to copy, to test a client with; may be repeated, `sglang` for all of them.
+        fault: A fault of SGLang to copy, to test a client with; may be repeated, `sglang` for all of them.
     """
     from agentrl.cli.serve import serve_checkpoint
 

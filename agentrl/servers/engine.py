@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 from agentrl.inference.backend import SamplingParams
 from agentrl.weights.types import Bucket, GroupAddress
 
-PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
+EnginePauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Finish:
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class RequestProgress:
     """What a request has produced so far. The engine owns and grows it; sinks read it when they are notified."""
 
     request: EngineRequest
@@ -81,11 +81,11 @@ class Progress:
 class Sink(Protocol):
     """Receives what becomes of one request. Its methods must return at once and must not raise."""
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RequestProgress) -> None:
         """New output tokens are there; called only for requests with `stream`."""
         ...
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: RequestProgress) -> None:
         """The request ended: `progress.finish` is set, and nothing changes any more."""
         ...
 
@@ -121,7 +121,7 @@ class EngineLoad:
     """Of those waiting: requests that have run before."""
     num_used_tokens: int = 0
     """Tokens in the KV cache that belong to running requests."""
-    paused: PauseMode | None = None
+    paused: EnginePauseMode | None = None
     gen_throughput: float = 0.0
     """Output tokens per second, over the last seconds."""
     cache_hit_rate: float = 0.0
@@ -137,7 +137,7 @@ class ControlReply:
 
 
 class WeightGroups(Protocol):
-    """Takes weights from process groups; a part of an `Engine`."""
+    """Takes weights from process groups; a part of an `InferenceEngine`."""
 
     async def join(self, address: GroupAddress, rank: int) -> ControlReply:
         """Join a group as `rank`; returns when it is complete. Cancellation: it may be joined."""
@@ -174,7 +174,7 @@ class WeightGroups(Protocol):
         ...
 
 
-class Engine(Protocol):
+class InferenceEngine(Protocol):
     """Samples tokens for the HTTP server (`agentrl.servers.http.app.create_app`)."""
 
     @property
@@ -220,7 +220,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: EnginePauseMode) -> None:
         """Stop sampling between two steps; requests that arrive are held.
 
         `abort` ends all requests with partial output; `retract` puts running ones back into the queue, to be prefilled

@@ -25,8 +25,8 @@ from aiohttp import web
 from agentrl.configbase import DEVICE_PATTERN
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
-from agentrl.servers.embedded.faults import Hazard, parse_faults
-from agentrl.servers.engine import Engine
+from agentrl.servers.embedded.faults import SGLangFault, parse_faults
+from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.app import create_app
 
 _SHUTDOWN_S: Final = 1.0
@@ -54,7 +54,7 @@ class ServeOptions:
     random_seed: int = 0
     exit_with_stdin: bool = False
     """End when standard input is closed: what a parent process holds open for as long as it lives."""
-    faults: frozenset[Hazard] = frozenset()
+    faults: frozenset[SGLangFault] = frozenset()
     """Hazards of SGLang's to copy, for tests of clients."""
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ def check_address(host: str, api_key: str | None) -> None:
 
 @asynccontextmanager
 async def serving(
-    engine: Engine,
+    engine: InferenceEngine,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -125,7 +125,7 @@ async def serving(
 ) -> AsyncGenerator[str]:
     """Serve `engine` for the length of the block; yields the base URL. Needs the asyncio event loop.
 
-    Args: as for `serve`.
+    Args: as for `serve_until_stopped`.
 
     Raises:
         ConfigError: for an address off loopback without a key, or one that cannot be bound.
@@ -154,8 +154,8 @@ async def serving(
             await runner.cleanup()
 
 
-async def serve(
-    engine: Engine,
+async def serve_until_stopped(
+    engine: InferenceEngine,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -217,8 +217,8 @@ def run_server(
 
     Args:
         options: what to serve, and how.
-        on_ready: see `serve`.
-        on_signal: see `serve`.
+        on_ready: see `serve_until_stopped`.
+        on_signal: see `serve_until_stopped`.
 
     Raises:
         ConfigError: when the model, the device or the address cannot be used.
@@ -244,7 +244,7 @@ def run_server(
     )
 
     async def main() -> None:
-        await serve(
+        await serve_until_stopped(
             engine,
             host=options.host,
             port=options.port,
@@ -252,7 +252,7 @@ def run_server(
             exit_with_stdin=options.exit_with_stdin,
             on_ready=on_ready,
             on_signal=on_signal,
-            blocking_health=Hazard.BLOCKING_HEALTH in options.faults,
+            blocking_health=SGLangFault.BLOCKING_HEALTH in options.faults,
         )
 
     anyio.run(main)

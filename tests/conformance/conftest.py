@@ -12,8 +12,8 @@ import pytest
 from anyio import create_task_group
 from anyio.abc import TaskGroup
 
-from tests.servers.embedded.judge import Judge
 from tests.support.api import Api, api_of
+from tests.support.embedded import ReferenceModel
 from tests.support.servers import RunningServer, is_reset, reset, running_server, tiny_checkpoints
 
 
@@ -30,9 +30,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.fixture(scope="session")
-def judge(checkpoints: dict[int, Path]) -> Judge:
+def reference(checkpoints: dict[int, Path]) -> ReferenceModel:
     """HF's own float32 forward pass with the base weights."""
-    return Judge(checkpoints[0])
+    return ReferenceModel(checkpoints[0])
 
 
 @pytest.fixture(scope="session")

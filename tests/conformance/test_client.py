@@ -21,9 +21,9 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason
-from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
 from tests.support.calls import ENDLESS, Call, ask, begin, begin_whole, give_up_update
+from tests.support.embedded import ReferenceModel
 from tests.support.servers import CONTROL_S, RunningServer, publication
 from tests.support.tap import Tap, tapped
 
@@ -52,13 +52,13 @@ async def tapped_client(server: RunningServer) -> AsyncGenerator[TappedClient]:
 
 
 @pytest.fixture(scope="session")
-def judges(checkpoints: dict[int, Path]) -> list[Judge]:
-    return [Judge(checkpoints[version]) for version in (0, 1)]
+def references(checkpoints: dict[int, Path]) -> list[ReferenceModel]:
+    return [ReferenceModel(checkpoints[version]) for version in (0, 1)]
 
 
-async def test_a_generation_is_what_the_model_says(client: SGLangServer, judges: list[Judge]) -> None:
+async def test_a_generation_is_what_the_model_says(client: SGLangServer, references: list[ReferenceModel]) -> None:
     generation = await client.generate(ask(PROMPT, 40, sampling=SamplingParams(max_new_tokens=40, temperature=0.7)))
-    expected = judges[0].logprobs([*PROMPT, *generation.output_ids.tolist()], 0.7)[len(PROMPT) :]
+    expected = references[0].logprobs([*PROMPT, *generation.output_ids.tolist()], 0.7)[len(PROMPT) :]
     assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
     assert [(span.start, span.end, span.version) for span in generation.spans] == [(0, len(generation.output_ids), 0)]
     assert generation.stop_reason in (StopReason.LENGTH, StopReason.STOP)
@@ -128,7 +128,7 @@ async def test_what_the_server_refuses_is_a_rejection(client: SGLangServer, serv
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_calls_go_on_across_an_update_and_say_which_tokens_are_whose(
-    mode: str, client: SGLangServer, server: RunningServer, tasks: TaskGroup, judges: list[Judge]
+    mode: str, client: SGLangServer, server: RunningServer, tasks: TaskGroup, references: list[ReferenceModel]
 ) -> None:
     exact = mode == "retract"
     calls = [begin(tasks, client, [5, 6, 7 + at]) for at in range(2)]
@@ -149,7 +149,7 @@ async def test_calls_go_on_across_an_update_and_say_which_tokens_are_whose(
         assert generation.num_retractions == int(exact)
         ids = [5, 6, 7 + at, *generation.output_ids.tolist()]
         for span in generation.spans[: 2 if exact else 1]:
-            expected = judges[span.version].logprobs(ids)[3 + span.start : 3 + span.end]
+            expected = references[span.version].logprobs(ids)[3 + span.start : 3 + span.end]
             assert np.abs(generation.output_logprobs[span.start : span.end] - expected).max() < TOLERANCE
     held = await late.finished()
     assert [(span.start, span.end, span.version) for span in held.spans] == [(0, 10, 1)]
@@ -157,7 +157,7 @@ async def test_calls_go_on_across_an_update_and_say_which_tokens_are_whose(
 
 
 async def test_an_update_that_is_given_up_is_waited_out_before_the_next(
-    tapped_client: TappedClient, server: RunningServer, judges: list[Judge]
+    tapped_client: TappedClient, server: RunningServer, references: list[ReferenceModel]
 ) -> None:
     client, tap = tapped_client
     for version in range(2, 8):
@@ -167,13 +167,13 @@ async def test_an_update_that_is_given_up_is_waited_out_before_the_next(
         await client.resume()
         generation = await client.generate(ask(PROMPT, 4))
         assert [span.version for span in generation.spans] == [version]
-        expected = judges[0].logprobs([*PROMPT, *generation.output_ids.tolist()])[len(PROMPT) :]
+        expected = references[0].logprobs([*PROMPT, *generation.output_ids.tolist()])[len(PROMPT) :]
         assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("paused", [False, True])
 async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
-    paused: bool, tapped_client: TappedClient, api: Api, tasks: TaskGroup, judges: list[Judge]
+    paused: bool, tapped_client: TappedClient, api: Api, tasks: TaskGroup, references: list[ReferenceModel]
 ) -> None:
     client, tap = tapped_client
     whole = begin_whole(tasks, client, [5, 6, 7], 1200)
@@ -191,7 +191,7 @@ async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
         assert (len(generation.output_ids), generation.stop_reason) == (room, StopReason.LENGTH)
         assert [(span.start, span.end, span.version) for span in generation.spans] == [(0, room, 0)]
         context, ids = call.request.input_ids.tolist(), generation.output_ids.tolist()
-        expected = judges[0].logprobs([*context, *ids])[len(context) :]
+        expected = references[0].logprobs([*context, *ids])[len(context) :]
         assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
         first, second = tap.pieces(call.request)
         assert first.output_ids + second.output_ids == tuple(ids)
@@ -200,10 +200,10 @@ async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_no_new_request_uses_what_former_weights_computed(
-    mode: str, client: SGLangServer, server: RunningServer, judges: list[Judge]
+    mode: str, client: SGLangServer, server: RunningServer, references: list[ReferenceModel]
 ) -> None:
     context = list(range(40, 100))
-    for version, judge in ((0, judges[0]), (1, judges[1])):
+    for version, reference in ((0, references[0]), (1, references[1])):
         if version:
             await client.pause("retract" if mode == "retract" else "in_place")
             await client.load_weights(publication(server, version))
@@ -211,12 +211,12 @@ async def test_no_new_request_uses_what_former_weights_computed(
         generations = [await client.generate(ask(context, 8)) for _ in range(2)]
         assert [generation.cached_tokens for generation in generations] == [0, 59]
         for generation in generations:
-            expected = judge.logprobs([*context, *generation.output_ids.tolist()])[len(context) :]
+            expected = reference.logprobs([*context, *generation.output_ids.tolist()])[len(context) :]
             assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
 
 
 async def test_scores_and_digests_follow_the_weights(
-    client: SGLangServer, server: RunningServer, judges: list[Judge]
+    client: SGLangServer, server: RunningServer, references: list[ReferenceModel]
 ) -> None:
     ids = np.arange(20, 60, dtype=np.int32)
     seen: list[object] = []
@@ -224,7 +224,7 @@ async def test_scores_and_digests_follow_the_weights(
         await client.pause("retract")
         await client.load_weights(publication(server, version))
         await client.resume()
-        assert np.abs(await client.score(ids) - judges[version].logprobs(ids.tolist())[1:]).max() < TOLERANCE
+        assert np.abs(await client.score(ids) - references[version].logprobs(ids.tolist())[1:]).max() < TOLERANCE
         seen.append(await client.checksums())
     assert seen[0] != seen[1]
     kind = "agentrl" if server.kind == "embedded" else "sglang 0.5.23"
@@ -266,9 +266,11 @@ async def test_a_call_aborted_during_a_pause_ends_at_once_and_nothing_of_it_runs
     await api.idle()
 
 
-async def test_a_pool_updates_its_server_and_proves_it(server: RunningServer, tasks: TaskGroup, judges: list[Judge]) -> None:
+async def test_a_pool_updates_its_server_and_proves_it(
+    server: RunningServer, tasks: TaskGroup, references: list[ReferenceModel]
+) -> None:
     ids = np.arange(20, 60, dtype=np.int32)
-    probe = Probe(token_ids=ids, logprobs=judges[1].logprobs(ids.tolist())[1:].astype(np.float32))
+    probe = Probe(token_ids=ids, logprobs=references[1].logprobs(ids.tolist())[1:].astype(np.float32))
     config = InferenceConfig(urls=(server.url,), health_interval_s=0.2)
     one = SGLangServer(server.url, vocab_size=server.vocab_size)
     async with ServerPool([one], config) as pool:

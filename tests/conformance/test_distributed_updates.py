@@ -22,9 +22,9 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.weights.process_group import listen
 from agentrl.weights.types import GroupRequest, WeightFeed
-from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
 from tests.support.channel import LocalTrainer
+from tests.support.embedded import ReferenceModel
 from tests.support.servers import Answer, RunningServer
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -99,8 +99,8 @@ async def test_requests_in_flight_go_on_with_exactly_the_weights_that_were_sent(
     api: Api, server: RunningServer, tasks: TaskGroup
 ) -> None:
     trainer = LocalTrainer(weights(server, 1))
-    judges = [Judge(server.checkpoints[version]) for version in (0, 1)]
-    expected = judges[1].logprobs(PROMPT)[1:].astype(np.float32)
+    references = [ReferenceModel(server.checkpoints[version]) for version in (0, 1)]
+    expected = references[1].logprobs(PROMPT)[1:].astype(np.float32)
     async with pool_at(server) as pool:
         flights = [api.start(tasks, [*PROMPT, token], 2000) for token in range(20, 24)]
         for flight in flights:
@@ -117,7 +117,7 @@ async def test_requests_in_flight_go_on_with_exactly_the_weights_that_were_sent(
         assert 10 <= cut == second[1]
         ids = [*PROMPT, token, *body["output_ids"]]
         recorded = np.array([triple[0] for triple in body["meta_info"]["output_token_logprobs"]])
-        recomputed = [judge.logprobs(ids)[len(PROMPT) + 1 :] for judge in judges]
+        recomputed = [reference.logprobs(ids)[len(PROMPT) + 1 :] for reference in references]
         assert np.abs(recorded[:cut] - recomputed[0][:cut]).max() < 1e-5
         assert np.abs(recorded[cut:] - recomputed[1][cut:]).max() < 1e-5
         assert np.abs(recorded[cut:] - recomputed[0][cut:]).max() > 1e-3  # the versions can be told apart

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from agentrl.inference.backend import CONTEXT_RESERVE
-from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
+from tests.support.embedded import ReferenceModel
 from tests.support.servers import RunningServer
 
 PROMPT = [5, 6, 7, 8]
@@ -60,21 +60,21 @@ async def test_log_probs_come_when_asked_for(api: Api) -> None:
     ],
 )
 async def test_log_probs_are_those_of_the_scaled_untruncated_distribution(
-    sampling: dict[str, float], temperature: float, api: Api, judge: Judge
+    sampling: dict[str, float], temperature: float, api: Api, reference: ReferenceModel
 ) -> None:
     body = await api.generate(PROMPT, 48, sampling=dict(sampling))
-    expected = judge.logprobs(PROMPT + body["output_ids"], temperature)[len(PROMPT) :]
+    expected = reference.logprobs(PROMPT + body["output_ids"], temperature)[len(PROMPT) :]
     assert np.abs(np.array(logprobs(body)) - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"frequency_penalty": 0.7, "presence_penalty": 0.3}])
 async def test_log_probs_are_those_of_the_penalized_distribution(
-    sampling: dict[str, float], api: Api, judge: Judge, server: RunningServer
+    sampling: dict[str, float], api: Api, reference: ReferenceModel, server: RunningServer
 ) -> None:
     count = 120
     body = await api.generate(PROMPT, count, sampling={**sampling, "temperature": 0.8})
     ids: list[int] = body["output_ids"]
-    table = judge.logits(PROMPT + ids)[len(PROMPT) - 1 : -1].numpy()
+    table = reference.logits(PROMPT + ids)[len(PROMPT) - 1 : -1].numpy()
 
     def expected(at: int, counted: list[int]) -> float:
         counts = np.bincount(counted, minlength=server.vocab_size)
@@ -102,17 +102,17 @@ async def test_a_penalty_keeps_greedy_sampling_from_repeating_itself(api: Api) -
     assert len(set(free)) < len(set(penalized))
 
 
-async def test_greedy_takes_the_most_probable_token(api: Api, judge: Judge) -> None:
+async def test_greedy_takes_the_most_probable_token(api: Api, reference: ReferenceModel) -> None:
     ids = list(PROMPT)
     body = await api.generate(PROMPT, 24, sampling={"temperature": 0})
     for token in body["output_ids"]:
-        logits = judge.logits(ids)[-1]
+        logits = reference.logits(ids)[-1]
         assert float(logits[token]) >= float(logits.max()) - 1e-4
         ids.append(token)
 
 
-async def test_scoring_returns_the_prompt_with_a_null_first(api: Api, judge: Judge) -> None:
-    expected = judge.logprobs(PROMPT)
+async def test_scoring_returns_the_prompt_with_a_null_first(api: Api, reference: ReferenceModel) -> None:
+    expected = reference.logprobs(PROMPT)
     for start in range(len(PROMPT) + 1):
         body = await api.generate(PROMPT, 0, logprob_start_len=start)
         meta = body["meta_info"]
@@ -125,10 +125,12 @@ async def test_scoring_returns_the_prompt_with_a_null_first(api: Api, judge: Jud
         assert meta["weight_versions"] == [{"version": "0", "start": 0, "end": 0}]
 
 
-async def test_prompts_are_scored_at_temperature_one_whatever_they_are_continued_with(api: Api, judge: Judge) -> None:
+async def test_prompts_are_scored_at_temperature_one_whatever_they_are_continued_with(
+    api: Api, reference: ReferenceModel
+) -> None:
     body = await api.generate(PROMPT, 4, sampling={"temperature": 0.5}, logprob_start_len=0)
     values = [triple[0] for triple in body["meta_info"]["input_token_logprobs"][1:]]
-    assert np.allclose(values, judge.logprobs(PROMPT)[1:], atol=TOLERANCE)
+    assert np.allclose(values, reference.logprobs(PROMPT)[1:], atol=TOLERANCE)
 
 
 async def test_without_log_probs_nothing_is_scored(api: Api) -> None:

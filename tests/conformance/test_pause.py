@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from anyio.abc import TaskGroup
 
-from tests.servers.embedded.judge import Judge
 from tests.support.api import Api, Flight
+from tests.support.embedded import ReferenceModel
 from tests.support.servers import RunningServer
 
 TOLERANCE = 1e-5
@@ -19,18 +19,18 @@ ENDLESS = 4000
 
 
 @pytest.fixture(scope="session")
-def judges(checkpoints: dict[int, Path]) -> dict[str, Judge]:
+def references(checkpoints: dict[int, Path]) -> dict[str, ReferenceModel]:
     """By weight version, for the checkpoint of that number."""
-    return {str(version): Judge(checkpoints[version]) for version in (0, 1, 2)}
+    return {str(version): ReferenceModel(checkpoints[version]) for version in (0, 1, 2)}
 
 
-def differences(prompt: list[int], body: dict[str, Any], judges: dict[str, Judge]) -> dict[str, float]:
+def differences(prompt: list[int], body: dict[str, Any], references: dict[str, ReferenceModel]) -> dict[str, float]:
     """Return by weight version how far its tokens' recorded log-probs are, at most, from a recompute under it."""
     meta, ids = body["meta_info"], prompt + body["output_ids"]
     recorded = np.array([triple[0] for triple in meta["output_token_logprobs"]])
     worst: dict[str, float] = {}
     for span in meta["weight_versions"]:
-        expected = judges[span["version"]].logprobs(ids)[len(prompt) :]
+        expected = references[span["version"]].logprobs(ids)[len(prompt) :]
         part = slice(span["start"], span["end"])
         worst[span["version"]] = float(np.abs(recorded[part] - expected[part]).max())
     return worst
@@ -62,7 +62,7 @@ def spans(body: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 
 async def test_retract_and_flush_keep_every_token_and_label_it_exactly(
-    api: Api, server: RunningServer, tasks: TaskGroup, judges: dict[str, Judge]
+    api: Api, server: RunningServer, tasks: TaskGroup, references: dict[str, ReferenceModel]
 ) -> None:
     flights = start_three(api, tasks)
     for version in (1, 2):
@@ -82,11 +82,11 @@ async def test_retract_and_flush_keep_every_token_and_label_it_exactly(
         assert [version for version, _, _ in labels] == ["0", "1", "2"]
         assert [labels[0][1], labels[2][2]] == [0, len(body["output_ids"])]
         assert [labels[0][2], labels[1][2]] == [labels[1][1], labels[2][1]]
-        assert max(differences([5, 6, 7 + at], body, judges).values()) < TOLERANCE
+        assert max(differences([5, 6, 7 + at], body, references).values()) < TOLERANCE
 
 
 async def test_a_retraction_without_an_update_loses_and_repeats_nothing(
-    api: Api, tasks: TaskGroup, judges: dict[str, Judge]
+    api: Api, tasks: TaskGroup, references: dict[str, ReferenceModel]
 ) -> None:
     flights = start_three(api, tasks)
     for _ in range(2):
@@ -98,11 +98,11 @@ async def test_a_retraction_without_an_update_loses_and_repeats_nothing(
     for at, body in enumerate(await end(api, flights)):
         assert spans(body) == [("0", 0, len(body["output_ids"]))]
         assert body["meta_info"]["num_retractions"] == 2
-        assert differences([5, 6, 7 + at], body, judges)["0"] < TOLERANCE
+        assert differences([5, 6, 7 + at], body, references)["0"] < TOLERANCE
 
 
 async def test_in_place_keeps_requests_where_they_are(
-    api: Api, server: RunningServer, tasks: TaskGroup, judges: dict[str, Judge]
+    api: Api, server: RunningServer, tasks: TaskGroup, references: dict[str, ReferenceModel]
 ) -> None:
     flights = start_three(api, tasks)
     await go_on(flights, 20)
@@ -116,10 +116,12 @@ async def test_in_place_keeps_requests_where_they_are(
     for at, body in enumerate(await end(api, flights)):
         assert [version for version, _, _ in spans(body)] == ["0", "1"]
         assert body["meta_info"]["num_retractions"] == 0
-        assert differences([5, 6, 7 + at], body, judges)["0"] < TOLERANCE
+        assert differences([5, 6, 7 + at], body, references)["0"] < TOLERANCE
 
 
-async def test_abort_mode_ends_what_runs_with_what_it_has(api: Api, tasks: TaskGroup, judges: dict[str, Judge]) -> None:
+async def test_abort_mode_ends_what_runs_with_what_it_has(
+    api: Api, tasks: TaskGroup, references: dict[str, ReferenceModel]
+) -> None:
     flights = start_three(api, tasks)
     await go_on(flights, 5)
     await api.pause("abort")
@@ -128,7 +130,7 @@ async def test_abort_mode_ends_what_runs_with_what_it_has(api: Api, tasks: TaskG
         meta = body["meta_info"]
         assert meta["finish_reason"] == {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
         assert 0 < len(body["output_ids"]) == len(meta["output_token_logprobs"]) < ENDLESS
-        assert differences([5, 6, 7 + at], body, judges)["0"] < TOLERANCE
+        assert differences([5, 6, 7 + at], body, references)["0"] < TOLERANCE
     assert (await api.get("/ready")).status == 503
 
 
@@ -151,7 +153,7 @@ async def test_requests_that_come_during_a_pause_are_held_and_served_after_it(
 
 
 async def test_pauses_and_continues_may_be_repeated_and_modes_changed(
-    api: Api, tasks: TaskGroup, judges: dict[str, Judge]
+    api: Api, tasks: TaskGroup, references: dict[str, ReferenceModel]
 ) -> None:
     await api.resume()
     flight = api.start(tasks, [5, 6, 7], ENDLESS)
@@ -166,7 +168,7 @@ async def test_pauses_and_continues_may_be_repeated_and_modes_changed(
     await api.post("/abort_request", {"rid": flight.rid})
     body = await flight.final()
     assert (body["meta_info"]["num_retractions"], body["meta_info"]["finish_reason"]["type"]) == (1, "abort")
-    assert differences([5, 6, 7], body, judges)["0"] < TOLERANCE
+    assert differences([5, 6, 7], body, references)["0"] < TOLERANCE
 
 
 async def test_an_idle_server_may_be_paused_flushed_and_updated_in_any_mode(api: Api, server: RunningServer) -> None:

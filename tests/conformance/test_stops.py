@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
+from tests.support.embedded import ReferenceModel
 from tests.support.servers import RunningServer
 
 PROMPT = [5, 6, 7, 8]
@@ -44,9 +44,9 @@ async def test_ignoring_eos_ignores_stop_tokens_too(api: Api) -> None:
     assert (body["output_ids"], body["meta_info"]["finish_reason"]) == (ids, {"type": "length", "length": 12})
 
 
-async def test_the_models_own_end_token_stops_it(api: Api, server: RunningServer, judge: Judge) -> None:
+async def test_the_models_own_end_token_stops_it(api: Api, server: RunningServer, reference: ReferenceModel) -> None:
     eos = 350
-    before = max(range(server.vocab_size), key=lambda token: judge.logprobs([token, eos])[1])
+    before = max(range(server.vocab_size), key=lambda token: reference.logprobs([token, eos])[1])
     sampling = {"n": 800, "max_new_tokens": 2}  # each has a chance of one in fifty
     _, bodies = await api.post("/generate", {"input_ids": [before], "sampling_params": sampling})
     ended = [body for body in bodies if body["output_ids"][0] == eos]

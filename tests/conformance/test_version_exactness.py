@@ -19,7 +19,7 @@ import torch
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.batch import prepare_batch
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
-from agentrl.servers.embedded.faults import Hazard
+from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.serve import serving
 from agentrl.train.config import TrainerConfig
 from agentrl.train.model import PolicyModel
@@ -88,7 +88,7 @@ async def test_the_verdict_catches_prefixes_of_former_weights_that_reach_new_req
     """On a server as SGLang is, the salt alone keeps whole calls exact in the fast mode: without it they are not."""
     shares: list[float] = []
     for number, drop_salt in enumerate((False, True)):
-        options = EngineOptions(model_path=str(checkpoints[0]), faults=frozenset({Hazard.STALE_PREFIX}))
+        options = EngineOptions(model_path=str(checkpoints[0]), faults=frozenset({SGLangFault.STALE_PREFIX}))
         async with serving(EmbeddedEngine(options)) as url:
             outcome = await version_run(
                 url,

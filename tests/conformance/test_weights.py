@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from anyio.abc import TaskGroup
 
-from tests.servers.embedded.judge import Judge
 from tests.support.api import Api
+from tests.support.embedded import ReferenceModel
 from tests.support.servers import Answer, RunningServer
 
 PROMPT = [5, 6, 7, 8]
@@ -35,7 +35,7 @@ async def test_an_update_replaces_weights_path_and_version(api: Api, server: Run
     assert body["message"] == f"{UPDATED} Weight version updated to 7."
     info = (await api.get("/model_info")).body
     assert (info["weight_version"], info["model_path"]) == ("7", str(server.checkpoints[1]))
-    judged = Judge(server.checkpoints[1]).logprobs(PROMPT)[1:]
+    judged = ReferenceModel(server.checkpoints[1]).logprobs(PROMPT)[1:]
     assert np.abs(await scores(api) - judged).max() < 1e-5
     reply = await api.generate([*range(40, 80)], 3)
     assert (spans(reply), reply["meta_info"]["cached_tokens"]) == ([("7", 0, 3)], 0)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from anyio.abc import TaskGroup
 
-from agentrl.servers.embedded.faults import Hazard
-from tests.servers.embedded.judge import Judge
+from agentrl.servers.embedded.faults import SGLangFault
 from tests.support.api import Api
 from tests.support.calls import ENDLESS
+from tests.support.embedded import ReferenceModel
 
 PROMPT = [5, 6, 7, 8]
 TRIPS = 100
@@ -24,7 +24,7 @@ TRIPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A server with or without a hazard, and what a client does there."""
+    """A server with or without a fault, and what a client does there."""
 
     api: Api
     tasks: TaskGroup
@@ -150,7 +150,7 @@ async def stale_prefix(scene: Scene) -> bool:
     await scene.api.resume()
     body = await scene.api.generate(context, 8)
     recorded = np.array([triple[0] for triple in body["meta_info"]["output_token_logprobs"]])
-    expected = Judge(scene.checkpoints[1]).logprobs(context + body["output_ids"])[len(context) :]
+    expected = ReferenceModel(scene.checkpoints[1]).logprobs(context + body["output_ids"])[len(context) :]
     reused, off = body["meta_info"]["cached_tokens"], float(np.abs(recorded - expected).max())
     assert (reused > 0) == (off > 1e-3)
     return reused == 59
@@ -165,14 +165,14 @@ async def update_collision(scene: Scene) -> bool:
     return not await scene.happens(scene.call(scene.api.resume()))
 
 
-NAIVE: dict[Hazard, Callable[[Scene], Awaitable[bool]]] = {
-    Hazard.ABORT_DEADLOCK: deadlock,
-    Hazard.LOST_ABORTS: lost_abort,
-    Hazard.LATE_ABORTS: late_abort,
-    Hazard.COARSE_ABORTS: coarse_abort,
-    Hazard.APPLIED_REFUSAL: applied_refusal,
-    Hazard.BLOCKING_HEALTH: blocking_health,
-    Hazard.UPDATE_RACE: update_race,
-    Hazard.STALE_PREFIX: stale_prefix,
-    Hazard.UPDATE_COLLISION: update_collision,
+NAIVE: dict[SGLangFault, Callable[[Scene], Awaitable[bool]]] = {
+    SGLangFault.ABORT_DEADLOCK: deadlock,
+    SGLangFault.LOST_ABORTS: lost_abort,
+    SGLangFault.LATE_ABORTS: late_abort,
+    SGLangFault.COARSE_ABORTS: coarse_abort,
+    SGLangFault.APPLIED_REFUSAL: applied_refusal,
+    SGLangFault.BLOCKING_HEALTH: blocking_health,
+    SGLangFault.UPDATE_RACE: update_race,
+    SGLangFault.STALE_PREFIX: stale_prefix,
+    SGLangFault.UPDATE_COLLISION: update_collision,
 }

@@ -16,8 +16,7 @@ two cache rows swaps both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as AbstractSequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +28,7 @@ from torch import Tensor
 from agentrl.servers.embedded.cache import KVCache
 from agentrl.servers.embedded.model import DecodeRows, PrefillGroup, StepBatch
 from agentrl.servers.embedded.sampler import uniform
-from agentrl.servers.embedded.sequences import Sequence
+from agentrl.servers.embedded.sequences import EngineSequence
 from agentrl.types import BoolArray
 
 _BLOCK: Final = 64
@@ -41,7 +40,7 @@ class RowTable:
     """Numbers of the running sequences by cache row."""
 
     num_rows: int
-    owners: list[Sequence | None] = field(init=False)
+    owners: list[EngineSequence | None] = field(init=False)
     decoding: BoolArray = field(init=False)
     """[rows]: prefill is done; one token is sampled each step."""
     last_token: NDArray[np.int64] = field(init=False)
@@ -82,7 +81,7 @@ class RowTable:
             self.temperature, self.top_p, self.min_p, self.seeds, self.draws,
         ]  # fmt: skip
 
-    def place(self, sequence: Sequence, row: int, vocab_size: int) -> None:
+    def place(self, sequence: EngineSequence, row: int, vocab_size: int) -> None:
         """Fill the row with a sequence's numbers; it is not decoding yet."""
         sampling = sequence.request.sampling
         sequence.row = row
@@ -148,7 +147,7 @@ _STEP_SECONDS: Final = 0.05
 class Piece(NamedTuple):
     """Tokens `start` to `end` of a sequence, to be prefilled in this step."""
 
-    sequence: Sequence
+    sequence: EngineSequence
     start: int
     end: int
 
@@ -170,7 +169,7 @@ class Pace:
             self._seconds_per_token += 0.2 * (seconds / tokens - self._seconds_per_token)
 
 
-def plan_pieces(prefilling: Iterable[Sequence], cache: KVCache, budget: int) -> list[Piece]:
+def plan_pieces(prefilling: Iterable[EngineSequence], cache: KVCache, budget: int) -> list[Piece]:
     """Return the prefill work of a step: as many tokens as the budget has, oldest sequence first."""
     pieces: list[Piece] = []
     for sequence in prefilling:
@@ -210,7 +209,7 @@ def build_batch(
     cache: KVCache,
     rows: NDArray[np.int64],
     last_tokens: NDArray[np.int64],
-    chunks: AbstractSequence[Chunk],
+    chunks: Sequence[Chunk],
     *,
     num_kv_heads: int,
 ) -> StepBatch:
@@ -263,7 +262,7 @@ def _decode_rows(cache: KVCache, rows: NDArray[np.int64], num_kv_heads: int) -> 
     )
 
 
-def _groups(cache: KVCache, chunks: AbstractSequence[Chunk], first_token: int) -> list[PrefillGroup]:
+def _groups(cache: KVCache, chunks: Sequence[Chunk], first_token: int) -> list[PrefillGroup]:
     """Group chunks so that none is padded to more than about twice its own length."""
     starts = first_token + np.cumsum([0, *(c.end - c.start for c in chunks)])
     order = sorted(range(len(chunks)), key=lambda i: chunks[i].end - chunks[i].start)

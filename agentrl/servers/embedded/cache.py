@@ -24,7 +24,7 @@ _FIRST_CAPACITY: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class PrefixMatch:
     """A row whose tokens share a prefix with a request's."""
 
     row: int
@@ -72,7 +72,7 @@ class KVCache:
         self._used: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self._clock = 0
 
-    def match(self, ids: Int32Array, limit: int, key: tuple[str, str] = ("", "")) -> Match | None:
+    def match(self, ids: Int32Array, limit: int, key: tuple[str, str] = ("", "")) -> PrefixMatch | None:
         """Return the row of the same cache key that shares the longest prefix of `ids[:limit]`, or None."""
         fresh = (self._epochs == self.epoch) & (self.known > 0) & (self._keys == self._key_id(key))
         candidates = np.flatnonzero(fresh)
@@ -96,9 +96,9 @@ class KVCache:
             start, width = end, width * 4
         if best < 0:
             return None
-        return Match(row=best, length=min(best_length, int(self.lengths[best])), coming=best_length)
+        return PrefixMatch(row=best, length=min(best_length, int(self.lengths[best])), coming=best_length)
 
-    def claim(self, ids: Int32Array, match: Match | None, key: tuple[str, str] = ("", "")) -> tuple[int, int]:
+    def claim(self, ids: Int32Array, match: PrefixMatch | None, key: tuple[str, str] = ("", "")) -> tuple[int, int]:
         """Give a free row to a sequence that will hold `ids`; its cached prefix is kept, moved or copied.
 
         Returns:

@@ -21,7 +21,7 @@ from agentrl.servers.embedded.batching import Chunk, Pace, Piece, RowTable, buil
 from agentrl.servers.embedded.cache import KVCache
 from agentrl.servers.embedded.model import Transformer
 from agentrl.servers.embedded.sampler import Penalties, SampleBatch, mix_seed, sample
-from agentrl.servers.embedded.sequences import Sequence, ending, make_sequence
+from agentrl.servers.embedded.sequences import EngineSequence, ending, make_sequence
 from agentrl.servers.embedded.text import TextCodec
 from agentrl.servers.engine import EngineRequest, Finish, Sink
 
@@ -56,15 +56,15 @@ class Core:
         self.model, self.cache = model, cache
         self.label = label
         self.output_tokens = self.prompt_tokens = self.cached_tokens = 0
-        self.live: dict[str, Sequence] = {}
-        self.waiting: deque[Sequence] = deque()
+        self.live: dict[str, EngineSequence] = {}
+        self.waiting: deque[EngineSequence] = deque()
         self.table = RowTable(cache.num_rows)
         self._codec = codec
         self._eos_ids = eos_ids
         self._is_eos = np.zeros(model.spec.vocab_size, np.bool_)
         self._is_eos[[token for token in eos_ids if token < model.spec.vocab_size]] = True
         self._max_running = min(max_running, cache.num_rows)
-        self._prefilling: list[Sequence] = []
+        self._prefilling: list[EngineSequence] = []
         self._num_running = 0
         self._labels = 0
         self._random = np.random.default_rng(random_seed)
@@ -76,7 +76,7 @@ class Core:
         """Return how many sequences hold a row."""
         return self._num_running
 
-    def submit(self, request: EngineRequest, sink: Sink) -> Sequence:
+    def submit(self, request: EngineRequest, sink: Sink) -> EngineSequence:
         """Queue a request.
 
         Raises:
@@ -98,7 +98,7 @@ class Core:
         self.waiting.append(sequence)
         return sequence
 
-    def abort(self, sequence: Sequence) -> None:
+    def abort(self, sequence: EngineSequence) -> None:
         """Finish a sequence with what it has; one that waits is reported in SGLang's short form."""
         waiting = sequence.row < 0
         message = "Abort in waiting queue" if waiting else "Aborted"
@@ -145,7 +145,7 @@ class Core:
 
     def _admit(self) -> None:
         """Give rows to waiting sequences, first come first served, reusing what the cache holds of their tokens."""
-        held: list[Sequence] = []
+        held: list[EngineSequence] = []
         while self.waiting and self._num_running < self._max_running:
             sequence = self.waiting.popleft()
             ids = sequence.all_ids()
@@ -188,7 +188,7 @@ class Core:
         index = torch.tensor(picked, dtype=torch.int64, device=hidden.device)
         return np.array(ready, np.int64), hidden[index]
 
-    def _score(self, sequence: Sequence, start: int, end: int, hidden: Tensor) -> None:
+    def _score(self, sequence: EngineSequence, start: int, end: int, hidden: Tensor) -> None:
         """Report log-probs, at temperature 1, of the prompt tokens that the logits at `start` to `end` predict."""
         reported = sequence.progress.input_logprobs
         first = max(sequence.scored, start + 1)
@@ -229,7 +229,7 @@ class Core:
         stopped = self._is_eos[ids] & ~table.ignore_eos[rows]
         ended = stopped | (table.count[rows] >= table.limit[rows]) | table.watched[rows] | ~np.isfinite(logprobs)
         owners, labels, label = table.owners, self._labels, self.label
-        streaming: list[Sequence] = []
+        streaming: list[EngineSequence] = []
         self.output_tokens += len(rows)
         row_list = rows.tolist()
         for row, token, logprob in zip(row_list, ids.tolist(), logprobs.tolist(), strict=True):
@@ -250,7 +250,7 @@ class Core:
             if sequence.progress.finish is None:
                 sequence.sink.progress(sequence.progress)
 
-    def _end(self, sequence: Sequence, token: int, stopped: bool, finite: bool) -> None:
+    def _end(self, sequence: EngineSequence, token: int, stopped: bool, finite: bool) -> None:
         """Finish a sequence whose last token may end it."""
         if finite:
             finish = ending(sequence, token, is_eos=stopped, codec=self._codec)
@@ -263,12 +263,12 @@ class Core:
         self._finish(sequence, Finish(kind="abort", message="logits are not finite under these weights"))
         self.cache.erase(row)
 
-    def _owner(self, row: int) -> Sequence:
+    def _owner(self, row: int) -> EngineSequence:
         sequence = self.table.owners[row]
         assert sequence is not None, f"row {row} has no sequence"
         return sequence
 
-    def _vacate(self, sequence: Sequence) -> None:
+    def _vacate(self, sequence: EngineSequence) -> None:
         """Take a running sequence's row; what was computed stays in the cache."""
         row = sequence.row
         if not self.table.decoding[row]:
@@ -278,7 +278,7 @@ class Core:
         self._penalties.remove(sequence.request.rid)
         self._num_running -= 1
 
-    def _finish(self, sequence: Sequence, finish: Finish) -> None:
+    def _finish(self, sequence: EngineSequence, finish: Finish) -> None:
         del self.live[sequence.request.rid]
         if sequence.row >= 0:
             self._vacate(sequence)

@@ -25,14 +25,14 @@ from agentrl.errors import ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.cache import KVCache, plan_rows
 from agentrl.servers.embedded.core import Core
-from agentrl.servers.embedded.faults import Hazard
+from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.gate import Aborts, Gate
 from agentrl.servers.embedded.model import Transformer
 from agentrl.servers.embedded.spec import read_spec
 from agentrl.servers.embedded.text import TextCodec
-from agentrl.servers.embedded.updating import GroupUpdates, Updates
+from agentrl.servers.embedded.updating import GroupUpdates, WeightUpdates
 from agentrl.servers.embedded.weights import Weights, build_weights, load_weights
-from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EngineRequest, PauseMode, Sink
+from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EnginePauseMode, EngineRequest, Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class EngineOptions:
     """Share of the device's memory that the KV cache may grow to."""
     random_seed: int = 0
     """Seeds the requests that bring no seed."""
-    faults: frozenset[Hazard] = frozenset()
+    faults: frozenset[SGLangFault] = frozenset()
     """Hazards of SGLang's to copy, for tests of clients."""
 
 
@@ -78,7 +78,7 @@ _TURN_SECONDS: Final = 0.001
 
 
 class EmbeddedEngine:
-    """An `agentrl.servers.engine.Engine` that computes with torch.
+    """An `agentrl.servers.engine.InferenceEngine` that computes with torch.
 
     Args:
         options: what to load.
@@ -120,7 +120,9 @@ class EmbeddedEngine:
         faults = options.faults
         self._gate = Gate()
         self._aborts = Aborts(core, self._gate, faults)
-        self._updates = Updates(core, self._gate, self._aborts, self._read, model_path=options.model_path, faults=faults)
+        self._updates = WeightUpdates(
+            core, self._gate, self._aborts, self._read, model_path=options.model_path, faults=faults
+        )
         self.groups = GroupUpdates(self._updates, lambda: core.model.weights, self._fuse)
         """Takes weights from the trainer's memory."""
         self._rate_mark = (time.monotonic(), 0)
@@ -195,17 +197,21 @@ class EmbeddedEngine:
             self._gate.notify()
         return count
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: EnginePauseMode) -> None:
         """Stop before the next step.
 
         `retract` after `in_place` retracts what runs; `abort` ends everything, whatever the pause before: unlike
-        SGLang, it cannot deadlock (but for `Hazard.ABORT_DEADLOCK`).
+        SGLang, it cannot deadlock (but for `SGLangFault.ABORT_DEADLOCK`).
 
         Cancellation: nothing happens before the first await, and all of it after.
         """
         await self._checkpoint()
         if mode == "abort":
-            if Hazard.ABORT_DEADLOCK in self._options.faults and self._gate.paused == "in_place" and self._core.num_running:
+            if (
+                SGLangFault.ABORT_DEADLOCK in self._options.faults
+                and self._gate.paused == "in_place"
+                and self._core.num_running
+            ):
                 self._gate.stuck = True
                 await self._checkpoint()
             self.abort(abort_all=True)
@@ -239,7 +245,7 @@ class EmbeddedEngine:
         )
 
     async def settled(self) -> None:
-        """See `Engine.settled`: returns at once, but for `Hazard.UPDATE_COLLISION`."""
+        """See `InferenceEngine.settled`: returns at once, but for `SGLangFault.UPDATE_COLLISION`."""
         await anyio.lowlevel.checkpoint()
         await self._updates.settled()
 

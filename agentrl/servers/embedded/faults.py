@@ -1,9 +1,9 @@
 """Where SGLang 0.5.23 misleads, hangs or loses: what the embedded server does instead, and how to make it do the same.
 
-Invariant: without faults the embedded server loses no token, hangs nobody, and never says "refused" of what it did. Each
-`Hazard` can be switched on (`agentrl serve --fault NAME`, or `--fault sglang` for all of them), so that a client's guards
-are tested without the real server. tests/conformance/test_hazards.py shows of each that it misleads a naive client, and
-that agentrl's own is not misled.
+Invariant: without faults the embedded server loses no token, leaves no call without an answer, and never refuses a call
+that it carried out. `agentrl serve --fault NAME` switches one fault on, `--fault sglang` all of them, so that the guards of
+a client can be tested without the real server. tests/conformance/test_faults.py shows that each fault misleads a naive
+client and does not mislead agentrl's.
 
 Off by default, switchable:
 
@@ -51,7 +51,7 @@ ALL = "sglang"
 """The name that stands for every hazard."""
 
 
-class Hazard(StrEnum):
+class SGLangFault(StrEnum):
     """A way of SGLang's to mislead a client; the module says of each what it does."""
 
     ABORT_DEADLOCK = "abort-deadlock"
@@ -65,7 +65,7 @@ class Hazard(StrEnum):
     UPDATE_COLLISION = "update-collision"
 
 
-def parse_faults(names: Iterable[str]) -> frozenset[Hazard]:
+def parse_faults(names: Iterable[str]) -> frozenset[SGLangFault]:
     """Return the hazards to switch on.
 
     Raises:
@@ -73,15 +73,15 @@ def parse_faults(names: Iterable[str]) -> frozenset[Hazard]:
 
     Example:
         >>> parse_faults(["update-race"])
-        frozenset({<Hazard.UPDATE_RACE: 'update-race'>})
-        >>> parse_faults(["sglang"]) == frozenset(Hazard)
+        frozenset({<SGLangFault.UPDATE_RACE: 'update-race'>})
+        >>> parse_faults(["sglang"]) == frozenset(SGLangFault)
         True
     """
-    chosen: set[Hazard] = set()
-    known = {hazard.value: hazard for hazard in Hazard}
+    chosen: set[SGLangFault] = set()
+    known = {hazard.value: hazard for hazard in SGLangFault}
     for name in names:
         if name == ALL:
-            chosen.update(Hazard)
+            chosen.update(SGLangFault)
         elif name in known:
             chosen.add(known[name])
         else:

@@ -13,22 +13,22 @@ from __future__ import annotations
 import anyio
 
 from agentrl.servers.embedded.core import Core
-from agentrl.servers.embedded.faults import Hazard
-from agentrl.servers.embedded.sequences import Sequence
-from agentrl.servers.engine import PauseMode
+from agentrl.servers.embedded.faults import SGLangFault
+from agentrl.servers.embedded.sequences import EngineSequence
+from agentrl.servers.engine import EnginePauseMode
 
 
 class Gate:
     """Whether the engine runs, admits and is watched."""
 
     def __init__(self) -> None:
-        self.paused: PauseMode | None = None
+        self.paused: EnginePauseMode | None = None
         self.draining = False
         """An update waits for running requests to end; no other one is admitted."""
         self.watched = 0
         """Waits that want to hear of every step, not only of the last."""
         self.stuck = False
-        """No control call is answered any more, for ever; see `Hazard.ABORT_DEADLOCK` and `Hazard.UPDATE_COLLISION`."""
+        """No control call is answered again: `SGLangFault.ABORT_DEADLOCK` or `SGLangFault.UPDATE_COLLISION` happened."""
         self._changed = anyio.Event()
 
     def notify(self) -> None:
@@ -50,12 +50,12 @@ class Aborts:
         faults: hazards switched on.
     """
 
-    def __init__(self, core: Core, gate: Gate, faults: frozenset[Hazard]) -> None:
+    def __init__(self, core: Core, gate: Gate, faults: frozenset[SGLangFault]) -> None:
         self._core, self._gate, self._faults = core, gate, faults
-        self._late: list[Sequence] = []
+        self._late: list[EngineSequence] = []
 
     def abort(self, rid: str, *, abort_all: bool, exact: bool) -> int:
-        """End the named requests with what they have; return how many. See `Engine.abort`."""
+        """End the named requests with what they have; return how many. See `InferenceEngine.abort`."""
         live = self._core.live
         if exact:
             chosen = [live[rid]] if rid in live else []
@@ -63,7 +63,7 @@ class Aborts:
             named = [one for name, one in live.items() if abort_all or (rid and name.startswith(rid))]
             chosen = [one for one in named if self._reaches(one, abort_all=abort_all)]
         for one in chosen:
-            if Hazard.COARSE_ABORTS in self._faults and one.row < 0 and not one.request.stream:
+            if SGLangFault.COARSE_ABORTS in self._faults and one.row < 0 and not one.request.stream:
                 one.round_down()
             self._core.abort(one)
         return len(chosen)
@@ -77,14 +77,14 @@ class Aborts:
         for one in self._core.waiting:
             one.parked = False
 
-    def _reaches(self, one: Sequence, *, abort_all: bool) -> bool:
-        if Hazard.LOST_ABORTS in self._faults:
+    def _reaches(self, one: EngineSequence, *, abort_all: bool) -> bool:
+        if SGLangFault.LOST_ABORTS in self._faults:
             if one.parked:
                 one.deaf = one.deaf or not abort_all
                 return False
             if one.deaf and not abort_all:
                 return False
-        if Hazard.LATE_ABORTS in self._faults and self._gate.paused == "in_place" and one.row >= 0:
+        if SGLangFault.LATE_ABORTS in self._faults and self._gate.paused == "in_place" and one.row >= 0:
             self._late.append(one)
             return False
         return True

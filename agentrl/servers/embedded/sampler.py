@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.servers.embedded.sequences import Sequence
+from agentrl.servers.embedded.sequences import EngineSequence
 from agentrl.types import BoolArray
 
 
@@ -39,7 +39,7 @@ class Penalties:
         self._outputs = torch.zeros(0, vocab_size, device=device)
         self._factors = torch.zeros(0, 3, device=device)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: EngineSequence) -> None:
         """Start counting for a sequence, with the output it has so far; one without penalties is left alone."""
         if not sequence.penalized:
             return
@@ -58,7 +58,7 @@ class Penalties:
         if index is not None:
             self._free.append(index)
 
-    def shape(self, logits: Tensor, sequences: Iterable[tuple[int, Sequence]]) -> list[tuple[int, str]]:
+    def shape(self, logits: Tensor, sequences: Iterable[tuple[int, EngineSequence]]) -> list[tuple[int, str]]:
         """Apply penalties and minimum lengths to `logits`, in place.
 
         Args:
@@ -151,7 +151,7 @@ def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
         if batch.cut.any():
             rows = np.flatnonzero(batch.cut)
             index = torch.from_numpy(rows).to(device)
-            probabilities[index] = _cut(probabilities[index], batch, rows)
+            probabilities[index] = _truncate(probabilities[index], batch, rows)
         cumulative = probabilities.cumsum(-1, dtype=torch.float64)
         draws = torch.from_numpy(batch.draws).to(device)[:, None]
         ids = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
@@ -160,7 +160,7 @@ def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
     return Sampled(ids, logprobs.gather(1, ids[:, None])[:, 0])
 
 
-def _cut(probabilities: Tensor, batch: SampleBatch, rows: NDArray[np.int64]) -> Tensor:
+def _truncate(probabilities: Tensor, batch: SampleBatch, rows: NDArray[np.int64]) -> Tensor:
     """Zero what top-k, top-p and min-p leave out; the most probable token always stays."""
 
     def column(values: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:

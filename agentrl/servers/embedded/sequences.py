@@ -1,7 +1,7 @@
 """One request inside the engine: what it was asked for, what it has produced, where it stands.
 
-Invariant: a `Sequence` is made only of a request that can be served: its ids lie in the vocabulary, prompt and output fit
-the context, and its stop strings can be looked for.
+Invariant: an `EngineSequence` is made only of a request that can be served: its ids lie in the vocabulary, prompt and output
+fit the context, and its stop strings can be looked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.embedded.text import TextCodec
-from agentrl.servers.engine import EngineRequest, Finish, Progress, Sink
+from agentrl.servers.engine import EngineRequest, Finish, RequestProgress, Sink
 from agentrl.types import Int32Array
 
 COARSE_STEP: Final = 50
@@ -21,12 +21,12 @@ COARSE_STEP: Final = 50
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
+class EngineSequence:
     """One request inside the engine."""
 
     request: EngineRequest
     sink: Sink
-    progress: Progress
+    progress: RequestProgress
     prompt: Int32Array
     seed: int
     stop_ids: frozenset[int]
@@ -46,7 +46,7 @@ class Sequence:
     parked: bool = False
     """It came during a pause that has not ended yet."""
     deaf: bool = False
-    """Aborts by its id are ignored; see `Hazard.LOST_ABORTS`."""
+    """Aborts by its id are ignored; see `SGLangFault.LOST_ABORTS`."""
 
     def all_ids(self) -> Int32Array:
         """Return prompt and output so far, [n] int32."""
@@ -91,7 +91,7 @@ def make_sequence(
     codec: TextCodec,
     eos_ids: frozenset[int],
     seed: int,
-) -> Sequence:
+) -> EngineSequence:
     """Return the sequence of a request.
 
     Raises:
@@ -109,10 +109,10 @@ def make_sequence(
         raise RequestRejected("this server has no tokenizer: use stop_token_ids instead of stop strings", status=400)
     start = request.logprob_start_len
     held = eos_ids | frozenset(sampling.stop_token_ids) if sampling.min_new_tokens else ()
-    return Sequence(
+    return EngineSequence(
         request=request,
         sink=sink,
-        progress=Progress(request=request, input_logprobs=[None] if 0 <= start < len(prompt) else None),
+        progress=RequestProgress(request=request, input_logprobs=[None] if 0 <= start < len(prompt) else None),
         prompt=prompt,
         seed=seed,
         stop_ids=frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids),
@@ -123,7 +123,7 @@ def make_sequence(
     )
 
 
-def ending(sequence: Sequence, token: int, *, is_eos: bool, codec: TextCodec) -> Finish | None:
+def ending(sequence: EngineSequence, token: int, *, is_eos: bool, codec: TextCodec) -> Finish | None:
     """Return why a sequence ends with the token sampled last, or None; a stop string comes before a stop token."""
     output, sampling = sequence.progress.output_ids, sequence.request.sampling
     if sequence.window:

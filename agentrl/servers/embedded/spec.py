@@ -18,16 +18,16 @@ from agentrl.errors import ConfigError
 
 ARCHITECTURES: Final = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
-_T = TypeVar("_T")
-_Count = Annotated[int, msgspec.Meta(ge=1)]
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
-_Id = Annotated[int, msgspec.Meta(ge=0)]
+_Struct = TypeVar("_Struct")
+_PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+_PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Ends(msgspec.Struct, kw_only=True):
     """What is read of generation_config.json, and of config.json too."""
 
-    eos_token_id: _Id | list[_Id] | None = None
+    eos_token_id: _TokenId | list[_TokenId] | None = None
 
     @property
     def eos_ids(self) -> list[int]:
@@ -38,32 +38,32 @@ class _Ends(msgspec.Struct, kw_only=True):
 class _Rope(msgspec.Struct, kw_only=True):
     """`rope_parameters`; older files call it `rope_scaling`, and `rope_type` in it `type`."""
 
-    rope_theta: _Positive | None = None
+    rope_theta: _PositiveFloat | None = None
     rope_type: str | None = None
     type: str | None = None
-    factor: _Positive = 1.0
-    low_freq_factor: _Positive = 1.0
-    high_freq_factor: _Positive = 4.0
-    original_max_position_embeddings: _Count = 8192
+    factor: _PositiveFloat = 1.0
+    low_freq_factor: _PositiveFloat = 1.0
+    high_freq_factor: _PositiveFloat = 4.0
+    original_max_position_embeddings: _PositiveInt = 8192
 
 
 class _Config(_Ends, kw_only=True):
     """What is read of a config.json whose architecture this engine knows."""
 
     model_type: str | None = None
-    vocab_size: _Count
-    hidden_size: _Count
-    intermediate_size: _Count
-    num_hidden_layers: _Count
-    num_attention_heads: _Count
-    num_key_value_heads: _Count | None = None
-    head_dim: _Count | None = None
-    rms_norm_eps: _Positive
-    max_position_embeddings: _Count
-    rope_theta: _Positive | None = None
+    vocab_size: _PositiveInt
+    hidden_size: _PositiveInt
+    intermediate_size: _PositiveInt
+    num_hidden_layers: _PositiveInt
+    num_attention_heads: _PositiveInt
+    num_key_value_heads: _PositiveInt | None = None
+    head_dim: _PositiveInt | None = None
+    rms_norm_eps: _PositiveFloat
+    max_position_embeddings: _PositiveInt
+    rope_theta: _PositiveFloat | None = None
     rope_parameters: _Rope | None = None
     rope_scaling: _Rope | None = None
-    partial_rotary_factor: _Positive | None = None
+    partial_rotary_factor: _PositiveFloat | None = None
     tie_word_embeddings: bool | None = None
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
@@ -138,7 +138,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def read_as(path: Path, kind: type[_T]) -> _T:
+def read_as(path: Path, kind: type[_Struct]) -> _Struct:
     """Return the JSON object in `path` as a struct; fields it does not have are left out.
 
     Raises:

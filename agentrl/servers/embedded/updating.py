@@ -1,9 +1,9 @@
 """Replacing the weights: reading them, waiting for a moment at which they may be swapped, swapping them.
 
 Invariant: the weights of a step are all of one version; an update that is refused changes nothing (but for
-`Hazard.APPLIED_REFUSAL`), and one that is applied changes weights and label together. Who waits for whom: an update that
-finds the server running waits for the requests that run to end, or for a pause; an update waits for the one before (but for
-`Hazard.UPDATE_COLLISION`).
+`SGLangFault.APPLIED_REFUSAL`), and one that is applied changes weights and label together. Who waits for whom: an update
+that finds the server running waits for the requests that run to end, or for a pause; an update waits for the one before
+(but for `SGLangFault.UPDATE_COLLISION`).
 
 Weights from the trainer's memory, by gloo: groups, sessions, and the swap.
 
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.servers.embedded.core import Core
-from agentrl.servers.embedded.faults import Hazard
+from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.gate import Aborts, Gate
 from agentrl.servers.embedded.weights import Weights
 from agentrl.servers.engine import ControlReply
@@ -39,7 +39,7 @@ from agentrl.weights.types import Bucket, GroupAddress
 _UPDATED: Final = "Succeeded to update model weights."
 
 
-class Updates:
+class WeightUpdates:
     """The weights being served, and how they change.
 
     Args:
@@ -59,7 +59,7 @@ class Updates:
         read: Callable[[str], Weights],
         *,
         model_path: str,
-        faults: frozenset[Hazard],
+        faults: frozenset[SGLangFault],
     ) -> None:
         self._core, self._gate, self._aborts, self._read = core, gate, aborts, read
         self._faults = faults
@@ -74,12 +74,12 @@ class Updates:
     async def from_disk(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
-        """See `Engine.update_weights`.
+        """See `InferenceEngine.update_weights`.
 
         Cancellation: the weights are the former ones; reading goes on in its thread and is thrown away. With
-        `Hazard.UPDATE_COLLISION` and a pause the update goes on.
+        `SGLangFault.UPDATE_COLLISION` and a pause the update goes on.
         """
-        if Hazard.UPDATE_COLLISION in self._faults and self._gate.paused is not None:
+        if SGLangFault.UPDATE_COLLISION in self._faults and self._gate.paused is not None:
             if abort_all_requests:
                 self._aborts.abort("", abort_all=True, exact=False)
             return await self._unguarded(model_path, weight_version, flush_cache=flush_cache)
@@ -96,7 +96,7 @@ class Updates:
                 return self.swap(weights, model_path, weight_version, flush_cache=flush_cache)
 
     async def settled(self) -> None:
-        """Return once no update is under way that can collide with another; never if two have. See `Engine.settled`."""
+        """Return once no update is under way that can collide with another; never return if two have collided."""
         while self._reading:
             await self._gate.wait()
 
@@ -141,7 +141,7 @@ class Updates:
         gate, core = self._gate, self._core
         if abort_all_requests:
             self._aborts.abort("", abort_all=True, exact=False)
-        racing = Hazard.UPDATE_RACE in self._faults and gate.paused is None
+        racing = SGLangFault.UPDATE_RACE in self._faults and gate.paused is None
         before = set(core.live.values()) if racing else set()
         gate.draining = not racing
         gate.watched += racing
@@ -159,11 +159,11 @@ class Updates:
     ) -> ControlReply:
         """Put new weights in place, between two steps.
 
-        KV computed by the former weights is never matched again, flushed or not (but for `Hazard.STALE_PREFIX`).
+        KV computed by the former weights is never matched again, flushed or not (but for `SGLangFault.STALE_PREFIX`).
         """
         core = self._core
         core.model.weights = weights
-        if flush_cache or Hazard.STALE_PREFIX not in self._faults:
+        if flush_cache or SGLangFault.STALE_PREFIX not in self._faults:
             core.cache.next_epoch()
         if weight_version is not None:
             core.relabel(weight_version)
@@ -184,7 +184,7 @@ class Updates:
 
     def flush_refusal(self, flush_cache: bool) -> ControlReply | None:
         """Return the answer to an update whose flush is impossible: requests paused in place keep their KV."""
-        if not (flush_cache and self._keeps_kv) or Hazard.APPLIED_REFUSAL in self._faults:
+        if not (flush_cache and self._keeps_kv) or SGLangFault.APPLIED_REFUSAL in self._faults:
             return None
         return ControlReply(
             success=False,
@@ -199,7 +199,7 @@ class Updates:
 
 TIMEOUT: Final = timedelta(seconds=120)
 """Of waiting for rank 0; SGLang waits half an hour."""
-_T = TypeVar("_T")
+_Result = TypeVar("_Result")
 
 
 class GroupUpdates:
@@ -213,7 +213,7 @@ class GroupUpdates:
 
     def __init__(
         self,
-        updates: Updates,
+        updates: WeightUpdates,
         current: Callable[[], Weights],
         build: Callable[[dict[str, Tensor]], Weights],
     ) -> None:
@@ -331,13 +331,13 @@ def _receive(group: Group, bucket: Bucket, *, flat: bool) -> dict[str, Tensor]:
     }
 
 
-async def _in_thread(work: Callable[[], _T]) -> _T:
+async def _in_thread(work: Callable[[], _Result]) -> _Result:
     """Return what `work` returns; the loop's own threads would keep the process from ending while a broadcast hangs.
 
     Cancellation: the work goes on, and what it returns is thrown away.
     """
     token, done = anyio.lowlevel.current_token(), anyio.Event()
-    results: list[_T] = []
+    results: list[_Result] = []
     errors: list[Exception] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The HTTP server: SGLang's native protocol over an `Engine`, as an aiohttp application.
+"""The HTTP server: SGLang's native protocol over an `InferenceEngine`, as an aiohttp application.
 
 Invariant: each accepted call is answered once, and no route answers without the key when there is one. What is answered, and
 who waits for whom, stands with the routes: `http_generate`, `http_control`, `http_info`. One conformance suite runs
@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from agentrl.errors import RequestRejected
-from agentrl.servers.engine import Engine
+from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.control import ControlRoutes, GroupRoutes
 from agentrl.servers.http.errors import json_reply, refusal
 from agentrl.servers.http.generate import GenerateRoute
@@ -25,11 +25,11 @@ from agentrl.servers.http.info import InfoRoutes
 _MAX_BODY_BYTES: Final = 32 * 2**20
 
 
-def create_app(engine: Engine, *, api_key: str | None = None, blocking_health: bool = False) -> web.Application:
+def create_app(engine: InferenceEngine, *, api_key: str | None = None, blocking_health: bool = False) -> web.Application:
     """Return the application; it runs the engine from start-up to clean-up.
 
     Serve it with `handler_cancellation=True`, or requests of disconnected clients are never aborted
-    (`agentrl.servers.serve.serve` does).
+    (`agentrl.servers.serve.serve_until_stopped` does).
 
     Args:
         engine: samples the tokens.

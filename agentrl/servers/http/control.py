@@ -19,12 +19,12 @@ import msgspec
 from aiohttp import web
 
 from agentrl.errors import RequestRejected
-from agentrl.servers.engine import ControlReply, Engine, PauseMode, WeightGroups
+from agentrl.servers.engine import ControlReply, EnginePauseMode, InferenceEngine, WeightGroups
 from agentrl.servers.http.errors import BadBody, decode_body, json_reply
 from agentrl.weights.types import WIRE_DTYPES, Bucket, GroupAddress, TensorSpec
 
 _GROUP = "weight_update_group"
-_FLAT = "flattened_bucket"
+_FLATTENED_BUCKET = "flattened_bucket"
 
 
 class _Join(msgspec.Struct):
@@ -75,21 +75,21 @@ class GroupRoutes:
         """Join a group; answers when it is complete."""
         sent = decode_body(await request.read(), _Join)
         if sent.backend != "gloo":
-            return _answer(ControlReply(success=False, message=f"this server speaks gloo, not {sent.backend}"))
+            return _control_response(ControlReply(success=False, message=f"this server speaks gloo, not {sent.backend}"))
         if not 0 < sent.rank_offset < sent.world_size or not sent.group_name:
             why = f"rank {sent.rank_offset} of {sent.world_size} in {sent.group_name!r}: expected a name and a rank above 0"
-            return _answer(ControlReply(success=False, message=why))
+            return _control_response(ControlReply(success=False, message=why))
         address = GroupAddress(sent.group_name, sent.master_address, sent.master_port, sent.world_size, "gloo")
-        return _answer(await self._groups.join(address, sent.rank_offset))
+        return _control_response(await self._groups.join(address, sent.rank_offset))
 
     async def leave(self, request: web.Request) -> web.Response:
         """Forget a group."""
-        return _answer(await self._groups.leave(decode_body(await request.read(), _Leave).group_name))
+        return _control_response(await self._groups.leave(decode_body(await request.read(), _Leave).group_name))
 
     async def begin(self, request: web.Request) -> web.Response:
         """Open a session."""
         decode_body(await request.read(), _Nothing)
-        return _answer(await self._groups.begin())
+        return _control_response(await self._groups.begin())
 
     async def receive(self, request: web.Request) -> web.Response:
         """Take a bucket; answers when it is there, and served if it carries a version."""
@@ -97,7 +97,7 @@ class GroupRoutes:
         done = await self._groups.receive(
             _bucket(sent),
             sent.group_name,
-            flat=sent.load_format == _FLAT,
+            flat=sent.load_format == _FLATTENED_BUCKET,
             weight_version=sent.weight_version,
             flush_cache=sent.flush_cache,
             abort_all_requests=sent.abort_all_requests,
@@ -105,20 +105,20 @@ class GroupRoutes:
         if done.success and sent.weight_version is not None:
             message = f"{done.message} Weight version updated to {sent.weight_version}."
             done = ControlReply(success=True, message=message)
-        return _answer(done)
+        return _control_response(done)
 
     async def end(self, request: web.Request) -> web.Response:
         """Close the session."""
         decode_body(await request.read(), _Nothing)
-        return _answer(await self._groups.end())
+        return _control_response(await self._groups.end())
 
 
 def _bucket(sent: _Receive) -> Bucket:
     if not len(sent.names) == len(sent.dtypes) == len(sent.shapes) or not sent.names:
         counts = f"{len(sent.names)} names, {len(sent.dtypes)} dtypes, {len(sent.shapes)} shapes"
         raise RequestRejected(f"expected as many names as dtypes and shapes, at least one; got {counts}", status=400)
-    if sent.load_format not in (None, _FLAT):
-        raise RequestRejected(f"load_format must be {_FLAT} or left out, got {sent.load_format!r}", status=400)
+    if sent.load_format not in (None, _FLATTENED_BUCKET):
+        raise RequestRejected(f"load_format must be {_FLATTENED_BUCKET} or left out, got {sent.load_format!r}", status=400)
     specs = tuple(TensorSpec(*spec) for spec in zip(sent.names, sent.dtypes, map(tuple, sent.shapes), strict=True))
     for spec in specs:
         if spec.dtype not in WIRE_DTYPES or min(spec.shape, default=0) < 0:
@@ -126,7 +126,7 @@ def _bucket(sent: _Receive) -> Bucket:
     return specs
 
 
-def _answer(done: ControlReply) -> web.Response:
+def _control_response(done: ControlReply) -> web.Response:
     return json_reply({"success": done.success, "message": done.message}, status=200 if done.success else 400)
 
 
@@ -139,7 +139,7 @@ class _Abort(msgspec.Struct):
 
 
 class _Pause(msgspec.Struct):
-    mode: PauseMode = "abort"
+    mode: EnginePauseMode = "abort"
 
 
 class _Continue(msgspec.Struct):
@@ -166,7 +166,7 @@ class _Check(msgspec.Struct):
 class ControlRoutes:
     """One method per endpoint."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: InferenceEngine) -> None:
         """Control `engine`."""
         self._engine = engine
 

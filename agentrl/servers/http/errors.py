@@ -18,7 +18,7 @@ from aiohttp import web
 
 from agentrl.errors import RequestRejected
 
-_T = TypeVar("_T")
+_Body = TypeVar("_Body")
 
 
 class BadBody(RequestRejected):
@@ -39,7 +39,7 @@ def json_reply(value: object, *, status: int = 200) -> web.Response:
     return web.Response(body=dumps(value), status=status, content_type="application/json")
 
 
-def decode_body(body: bytes, kind: type[_T]) -> _T:
+def decode_body(body: bytes, kind: type[_Body]) -> _Body:
     """Return the JSON `body` as `kind`.
 
     Raises:

@@ -20,17 +20,16 @@ import anyio
 from aiohttp import web
 
 from agentrl.errors import RequestRejected
-from agentrl.servers.engine import Engine, EngineRequest, Finish, Progress
+from agentrl.servers.engine import EngineRequest, Finish, InferenceEngine, RequestProgress
 from agentrl.servers.http.errors import dumps, error_event, json_reply
 from agentrl.servers.http.requests import GenerateCall, decode_generate, plan_generate
 
 _UNDECODED = "\ufffd"
-Decode = Callable[[Sequence[int]], str]
 
 
 def reply(
-    progress: Progress,
-    decode: Decode,
+    progress: RequestProgress,
+    decode: Callable[[Sequence[int]], str],
     *,
     logprobs: bool,
     prompt_ids: bool,
@@ -62,13 +61,13 @@ def reply(
         meta["e2e_latency"] = seconds
     if stamped:
         meta["response_sent_to_client_ts"] = time.time()
-    out: dict[str, Any] = {"text": text_of(progress, decode), "output_ids": ids, "meta_info": meta}
+    out: dict[str, Any] = {"text": output_text(progress, decode), "output_ids": ids, "meta_info": meta}
     if prompt_ids:
         out["prompt_token_ids"] = list(progress.request.input_ids)
     return out
 
 
-def _meta(progress: Progress, weight_version: str) -> dict[str, Any]:
+def _meta(progress: RequestProgress, weight_version: str) -> dict[str, Any]:
     """Return what is said of every request; of one aborted in the queue, SGLang's short form."""
     request, finish, cached = progress.request, progress.finish, progress.cached_tokens
     meta: dict[str, Any] = {
@@ -89,7 +88,7 @@ def _meta(progress: Progress, weight_version: str) -> dict[str, Any]:
     }
 
 
-def version_spans(progress: Progress, weight_version: str) -> list[dict[str, Any]]:
+def version_spans(progress: RequestProgress, weight_version: str) -> list[dict[str, Any]]:
     """Return half-open `{version, start, end}` spans over the output ids; one empty span where there are none."""
     spans: list[dict[str, Any]] = []
     end = len(progress.output_ids)
@@ -102,7 +101,7 @@ def version_spans(progress: Progress, weight_version: str) -> list[dict[str, Any
     return spans[::-1]
 
 
-def text_of(progress: Progress, decode: Decode) -> str:
+def output_text(progress: RequestProgress, decode: Callable[[Sequence[int]], str]) -> str:
     """Return the output as text: without the stop that ended it, and, before the end, without half a character."""
     finish, ids = progress.finish, progress.output_ids
     if finish is None:
@@ -117,7 +116,7 @@ def text_of(progress: Progress, decode: Decode) -> str:
     return decode(ids if keep else ids[:-1])
 
 
-def _input_logprobs(progress: Progress) -> list[tuple[float | None, int, None]]:
+def _input_logprobs(progress: RequestProgress) -> list[tuple[float | None, int, None]]:
     values = progress.input_logprobs
     if values is None:
         return []
@@ -139,13 +138,13 @@ def _finish_reason(finish: Finish, length: int) -> dict[str, Any]:
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
-class News:
+class Wakeup:
     """Something happened to one of a call's requests."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake who waits."""
         self._event.set()
 
@@ -155,26 +154,26 @@ class News:
         self._event = anyio.Event()
 
 
-class Waiter:
+class RequestSink:
     """The sink of one engine request."""
 
-    def __init__(self, news: News) -> None:
-        """Report to `news`."""
-        self._news = news
-        self.latest: Progress | None = None
+    def __init__(self, wakeup: Wakeup) -> None:
+        """Report to `wakeup`."""
+        self._news = wakeup
+        self.latest: RequestProgress | None = None
         self.done = False
         self.sent = -1
         """Output ids in the last streamed event; -1 before the first."""
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RequestProgress) -> None:
         """See `Sink.progress`."""
         self.latest = progress
-        self._news.tell()
+        self._news.notify()
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: RequestProgress) -> None:
         """See `Sink.finish`."""
         self.latest, self.done = progress, True
-        self._news.tell()
+        self._news.notify()
 
     def due(self, interval: int) -> bool:
         """Return whether there is something to stream: the end, the first tokens, or `interval` more of them."""
@@ -186,7 +185,7 @@ class Waiter:
 class GenerateRoute:
     """Answers `/generate`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: InferenceEngine) -> None:
         """Serve the engine's tokens."""
         self._engine = engine
 
@@ -199,63 +198,63 @@ class GenerateRoute:
         """Answer one call; what is wrong with a streamed one is told in the stream, as at SGLang."""
         started = time.perf_counter()
         sent, params = decode_generate(await request.read())
-        flying: list[tuple[EngineRequest, Waiter]] = []
-        news = News()
+        flying: list[tuple[EngineRequest, RequestSink]] = []
+        wakeup = Wakeup()
         try:
             try:
                 call = plan_generate(sent, params, self._engine.info, self._engine.encode)
                 for one in call.requests:
-                    waiter = Waiter(news)
-                    self._engine.submit(one, waiter)
-                    flying.append((one, waiter))
+                    sink = RequestSink(wakeup)
+                    self._engine.submit(one, sink)
+                    flying.append((one, sink))
             except RequestRejected as error:
                 if not sent.stream:
                     raise
                 return web.Response(body=error_event(error), headers=_EVENTS)
-            waiters = [waiter for _, waiter in flying]
+            sinks = [sink for _, sink in flying]
             if sent.stream:
-                return await self._stream(request, call, waiters, news, started)
-            while not all(waiter.done for waiter in waiters):
-                await news.wait()
-            replies = [self._reply(call, index, waiter, started) for index, waiter in enumerate(waiters)]
+                return await self._stream(request, call, sinks, wakeup, started)
+            while not all(sink.done for sink in sinks):
+                await wakeup.wait()
+            replies = [self._reply(call, index, sink, started) for index, sink in enumerate(sinks)]
         finally:
-            for one, waiter in flying:
-                if not waiter.done:
+            for one, sink in flying:
+                if not sink.done:
                     self._engine.abort(one.rid, exact=True)
         return json_reply(replies if call.batched else replies[0])
 
     async def _stream(
-        self, request: web.Request, call: GenerateCall, waiters: Sequence[Waiter], news: News, started: float
+        self, request: web.Request, call: GenerateCall, sinks: Sequence[RequestSink], wakeup: Wakeup, started: float
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_EVENTS)
         await response.prepare(request)
         with suppress(ConnectionResetError):  # the client is gone: nobody is left to answer
-            await self._send_events(response, call, waiters, news, started)
+            await self._send_events(response, call, sinks, wakeup, started)
         return response
 
     async def _send_events(
-        self, response: web.StreamResponse, call: GenerateCall, waiters: Sequence[Waiter], news: News, started: float
+        self, response: web.StreamResponse, call: GenerateCall, sinks: Sequence[RequestSink], wakeup: Wakeup, started: float
     ) -> None:
-        while not all(waiter.done for waiter in waiters) or any(waiter.due(1) for waiter in waiters):
-            await news.wait()
-            for index, waiter in enumerate(waiters):
-                if not waiter.due(call.stream_interval):
+        while not all(sink.done for sink in sinks) or any(sink.due(1) for sink in sinks):
+            await wakeup.wait()
+            for index, sink in enumerate(sinks):
+                if not sink.due(call.stream_interval):
                     continue
-                event = self._reply(call, index, waiter, started, stamped=waiter.sent < 0)
+                event = self._reply(call, index, sink, started, stamped=sink.sent < 0)
                 if call.batched:
                     event["index"] = index
-                waiter.sent = len(event["output_ids"]) + waiter.done
+                sink.sent = len(event["output_ids"]) + sink.done
                 await response.write(b"data: " + dumps(event) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 
     def _reply(
-        self, call: GenerateCall, index: int, waiter: Waiter, started: float, *, stamped: bool = True
+        self, call: GenerateCall, index: int, sink: RequestSink, started: float, *, stamped: bool = True
     ) -> dict[str, Any]:
-        assert waiter.latest is not None
-        skip = waiter.latest.request.sampling.skip_special_tokens
+        assert sink.latest is not None
+        skip = sink.latest.request.sampling.skip_special_tokens
         return reply(
-            waiter.latest,
+            sink.latest,
             lambda ids: self._engine.decode(ids, skip_special_tokens=skip),
             logprobs=call.return_logprob[index],
             prompt_ids=call.return_prompt_ids,

@@ -1,7 +1,7 @@
 """What a server says about itself: model, settings, load, life.
 
 Invariant: every call here answers at once, paused or not, but for `/health_generate` (and `/health`, where the server was
-told to have that fault), which waits for a token, and `/server_info`, which waits for `Engine.settled`.
+told to have that fault), which waits for a token, and `/server_info`, which waits for `InferenceEngine.settled`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import anyio
 from aiohttp import web
 
 from agentrl.inference.backend import CONTEXT_RESERVE
-from agentrl.servers.engine import Engine, EngineRequest, EngineSampling
+from agentrl.servers.engine import EngineRequest, EngineSampling, InferenceEngine
 from agentrl.servers.http.errors import json_reply
-from agentrl.servers.http.generate import News, Waiter
+from agentrl.servers.http.generate import RequestSink, Wakeup
 
 SGLANG_VERSION: Final = "0.5.23"
 """The version whose protocol is spoken."""
@@ -27,7 +27,7 @@ _HEALTH_TIMEOUT_S: Final = 20.0
 class InfoRoutes:
     """One method per endpoint."""
 
-    def __init__(self, engine: Engine, *, blocking_health: bool = False) -> None:
+    def __init__(self, engine: InferenceEngine, *, blocking_health: bool = False) -> None:
         """Describe `engine`; with `blocking_health`, `/health` samples a token, as SGLang's does."""
         self._engine = engine
         self._blocking_health = blocking_health
@@ -123,16 +123,16 @@ class InfoRoutes:
 
     async def health_generate(self, request: web.Request) -> web.Response:
         """Answer 200 once one token has been sampled, 503 when that takes too long, as under a pause."""
-        waiter, rid = Waiter(news := News()), f"HEALTH_CHECK_{uuid.uuid4().hex}"
+        sink, rid = RequestSink(wakeup := Wakeup()), f"HEALTH_CHECK_{uuid.uuid4().hex}"
         sampling = EngineSampling(max_new_tokens=1, temperature=0.0)
-        self._engine.submit(EngineRequest(rid=rid, input_ids=[0], sampling=sampling), waiter)
+        self._engine.submit(EngineRequest(rid=rid, input_ids=[0], sampling=sampling), sink)
         try:
             with anyio.move_on_after(_HEALTH_TIMEOUT_S):
-                await news.wait()
+                await wakeup.wait()
         finally:
-            if not waiter.done:
+            if not sink.done:
                 self._engine.abort(rid, exact=True)
-        return web.Response(status=200 if waiter.done else 503)
+        return web.Response(status=200 if sink.done else 503)
 
     async def ready(self, request: web.Request) -> web.Response:
         """Answer 200, or 503 while paused."""

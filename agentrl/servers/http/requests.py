@@ -131,7 +131,7 @@ def _rejected(message: str) -> RequestRejected:
 
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_T = TypeVar("_T")
+_Option = TypeVar("_Option")
 
 
 class GenerateBody(msgspec.Struct):
@@ -222,7 +222,7 @@ def plan_generate(
         sent: the body.
         params: its sampling parameters.
         info: what requests are validated against.
-        encode: `Engine.encode`, for requests with `text`.
+        encode: `InferenceEngine.encode`, for requests with `text`.
 
     Raises:
         RequestRejected: naming what is wrong.
@@ -318,7 +318,7 @@ def _check_start(start: int, prompt: list[int]) -> int:
     return start
 
 
-def _each(value: _T | list[_T] | None, total: int, batched: bool, name: str, *, default: _T) -> list[_T]:
+def _each(value: _Option | list[_Option] | None, total: int, batched: bool, name: str, *, default: _Option) -> list[_Option]:
     """Return one value for each prompt."""
     if not isinstance(value, list):
         return [default if value is None else value] * total

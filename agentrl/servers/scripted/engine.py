@@ -14,8 +14,17 @@ import numpy as np
 from anyio.abc import TaskGroup
 
 from agentrl.errors import RequestRejected
-from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EngineRequest, Finish, PauseMode, Progress, Sink
-from agentrl.servers.scripted.playback import Performance
+from agentrl.servers.engine import (
+    ControlReply,
+    EngineInfo,
+    EngineLoad,
+    EnginePauseMode,
+    EngineRequest,
+    Finish,
+    RequestProgress,
+    Sink,
+)
+from agentrl.servers.scripted.playback import Playback
 from agentrl.servers.scripted.script import Fault, scripted_logprobs
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.weights.checksum import tensor_checksum
@@ -23,7 +32,7 @@ from agentrl.weights.types import Bucket, GroupAddress, scripted_checksums
 
 
 class ScriptedEngine:
-    """Implements `Engine` over a scripted server."""
+    """Implements `InferenceEngine` over a scripted server."""
 
     def __init__(
         self,
@@ -36,30 +45,30 @@ class ScriptedEngine:
         """Begin with nothing to answer.
 
         Args:
-            server: the script; its `stage` is shared.
+            server: the script; its `player` is shared.
             model_path: reported until the first weight update.
             max_context_tokens: longest prompt plus output.
             decode: turns ids into text for replies, that of the server by default; without either they have none.
         """
-        self._server, self._stage = server, server.stage
+        self._server, self._player = server, server.player
         self._model_path = model_path
         self._max_context_tokens = max_context_tokens
-        self._decode = decode or self._stage.decode
-        self._mode: PauseMode | None = None
+        self._decode = decode or self._player.decode
+        self._mode: EnginePauseMode | None = None
         self._tasks: TaskGroup | None = None
         self._checksums: Mapping[str, str] = {}
-        self._waiting: dict[str, Performance] = {}
+        self._waiting: dict[str, Playback] = {}
         self.groups = ScriptedGroups(self)
         """Pretends to take weights from process groups."""
 
     @property
     def info(self) -> EngineInfo:
-        """See `Engine.info`; version 0 is called "default", as SGLang does."""
-        version = self._stage.version
+        """See `InferenceEngine.info`; version 0 is called "default", as SGLang does."""
+        version = self._player.version
         return EngineInfo(
             model_path=self._model_path,
             weight_version=str(version) if version else "default",
-            vocab_size=self._stage.vocab_size,
+            vocab_size=self._player.vocab_size,
             max_context_tokens=self._max_context_tokens,
             max_running_requests=1024,
             max_total_tokens=1 << 24,
@@ -68,70 +77,70 @@ class ScriptedEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """See `Engine.load`."""
-        count = len(self._stage.playing)
+        """See `InferenceEngine.load`."""
+        count = len(self._player.playing)
         return EngineLoad(num_running=0 if self._mode else count, num_waiting=count if self._mode else 0, paused=self._mode)
 
     async def run(self) -> None:
-        """See `Engine.run`."""
+        """See `InferenceEngine.run`."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             await anyio.sleep_forever()
 
-    def prepare(self, request: EngineRequest) -> Performance:
+    def prepare(self, request: EngineRequest) -> Playback:
         """Ask the script for the reply to a request that is to be submitted, or answered by other means."""
         ids = np.array(request.input_ids, np.int32)
-        performance = self._stage.begin(request.rid, "", ids, request.sampling)
-        self._waiting[request.rid] = performance
-        return performance
+        playback = self._player.begin(request.rid, "", ids, request.sampling)
+        self._waiting[request.rid] = playback
+        return playback
 
     def withdraw(self, rid: str) -> None:
         """Take note that a prepared request was answered, or not answered, by other means."""
         del self._waiting[rid]
-        self._stage.finish(rid)
+        self._player.finish(rid)
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """See `Engine.submit`."""
+        """See `InferenceEngine.submit`."""
         if self._tasks is None:
             raise RequestRejected("the scripted engine is not running yet", status=503)
         if not request.sampling.max_new_tokens:
             self._tasks.start_soon(self._score, request, sink)
             return
-        performance = self._waiting.pop(request.rid, None)
-        if performance is None:
-            performance = self.prepare(request)
+        playback = self._waiting.pop(request.rid, None)
+        if playback is None:
+            playback = self.prepare(request)
             del self._waiting[request.rid]
-        self._tasks.start_soon(self._play, request, sink, performance)
+        self._tasks.start_soon(self._play, request, sink, playback)
 
     def abort(self, rid: str = "", *, abort_all: bool = False, exact: bool = False) -> int:
-        """See `Engine.abort`."""
+        """See `InferenceEngine.abort`."""
         ended = 0
-        for playing, performance in self._stage.playing.items():
+        for playing, playback in self._player.playing.items():
             if abort_all or (rid == playing if exact else rid and playing.startswith(rid)):
                 self._server.aborted.append(playing)
-                performance.abort("Aborted")
+                playback.abort("Aborted")
                 ended += 1
         return ended
 
-    async def pause(self, mode: PauseMode) -> None:
-        """See `Engine.pause`."""
+    async def pause(self, mode: EnginePauseMode) -> None:
+        """See `InferenceEngine.pause`."""
         if mode == "abort":
             self.abort(abort_all=True)
         self._mode = mode
-        self._stage.pause(retract=mode == "retract")
+        self._player.pause(retract=mode == "retract")
 
     async def resume(self) -> None:
-        """See `Engine.resume`."""
+        """See `InferenceEngine.resume`."""
         self._mode = None
-        self._stage.resume()
+        self._player.resume()
 
     async def update_weights(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
-        """See `Engine.update_weights`; digests of the safetensors files are read, the weights are not used."""
+        """See `InferenceEngine.update_weights`; digests of the safetensors files are read, the weights are not used."""
         if abort_all_requests:
             self.abort(abort_all=True)
-        if flush_cache and self._mode == "in_place" and self._stage.playing:
+        if flush_cache and self._mode == "in_place" and self._player.playing:
             return ControlReply(success=False, message="the cache cannot be flushed while requests keep their KV")
         try:
             self._checksums = dict(digests(model_path))
@@ -139,69 +148,69 @@ class ScriptedEngine:
             return ControlReply(success=False, message=f"{model_path}: {error}")
         self._model_path = model_path
         if weight_version is not None:
-            self._stage.version = int(weight_version)
+            self._player.version = int(weight_version)
         return ControlReply(success=True, message="scripted")
 
     async def settled(self) -> None:
-        """See `Engine.settled`: at once."""
+        """See `InferenceEngine.settled`: at once."""
         await anyio.lowlevel.checkpoint()
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
-        """See `Engine.set_weight_version`."""
+        """See `InferenceEngine.set_weight_version`."""
         if abort_all_requests:
             self.abort(abort_all=True)
-        self._stage.version = int(weight_version)
+        self._player.version = int(weight_version)
 
     async def flush_cache(self, timeout_s: float) -> bool:
-        """See `Engine.flush_cache`; there is none, and nothing is waited for."""
-        return self._mode == "retract" or not self._stage.playing
+        """See `InferenceEngine.flush_cache`; there is none, and nothing is waited for."""
+        return self._mode == "retract" or not self._player.playing
 
     def checksums(self) -> Mapping[str, str]:
-        """See `Engine.checksums`."""
+        """See `InferenceEngine.checksums`."""
         wrong = self._server.control_faults.get("checksums") is Fault.WRONG_WEIGHTS
         return {name: digest[::-1] if wrong else digest for name, digest in self._checksums.items()}
 
     def serve(self, checksums: Mapping[str, str], weight_version: str) -> None:
         """Take over weights that did not come from files."""
-        self._checksums, self._stage.version = checksums, int(weight_version)
+        self._checksums, self._player.version = checksums, int(weight_version)
 
     def encode(self, text: str) -> list[int]:
-        """See `Engine.encode`."""
+        """See `InferenceEngine.encode`."""
         raise RequestRejected(f"the scripted engine has no tokenizer to encode {text[:20]!r} with", status=400)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """See `Engine.decode`."""
+        """See `InferenceEngine.decode`."""
         return "" if self._decode is None else self._decode(ids)
 
     def _versions(self) -> list[tuple[str, int]]:
-        return [(str(self._stage.version), 0)]
+        return [(str(self._player.version), 0)]
 
     async def _score(self, request: EngineRequest, sink: Sink) -> None:
         wrong = self._server.control_faults.get("score") is Fault.WRONG_WEIGHTS
         ids = np.array(request.input_ids, np.int32)
-        scores = scripted_logprobs(ids, self._stage.version) - np.float32(0.5 if wrong else 0.0)
+        scores = scripted_logprobs(ids, self._player.version) - np.float32(0.5 if wrong else 0.0)
         start = max(request.logprob_start_len, 0)
-        progress = Progress(request=request, versions=self._versions(), finish=Finish(kind="length"))
+        progress = RequestProgress(request=request, versions=self._versions(), finish=Finish(kind="length"))
         progress.input_logprobs = [None, *scores.tolist()][start:]
         if start and progress.input_logprobs:
             progress.input_logprobs[0] = None
         sink.finish(progress)
 
-    async def _play(self, request: EngineRequest, sink: Sink, performance: Performance) -> None:
-        progress = Progress(request=request, versions=self._versions())
+    async def _play(self, request: EngineRequest, sink: Sink, playback: Playback) -> None:
+        progress = RequestProgress(request=request, versions=self._versions())
         try:
-            async for _ in performance.tokens():
-                progress.output_ids, progress.output_logprobs = performance.ids, performance.logprobs
-                progress.versions = [(str(version), start) for version, start in performance.spans]
+            async for _ in playback.tokens():
+                progress.output_ids, progress.output_logprobs = playback.ids, playback.logprobs
+                progress.versions = [(str(version), start) for version, start in playback.spans]
                 if request.stream:
                     sink.progress(progress)
         finally:
-            self._stage.finish(request.rid)
-            progress.num_retractions = performance.retractions
-            finished = len(performance.ids) == len(performance.planned)
-            progress.finish = Finish(kind=performance.stop, matched=performance.matched)
+            self._player.finish(request.rid)
+            progress.num_retractions = playback.retractions
+            finished = len(playback.ids) == len(playback.planned)
+            progress.finish = Finish(kind=playback.stop, matched=playback.matched)
             if not finished:
-                progress.finish = Finish(kind="abort", message=performance.aborted or "the server stops")
+                progress.finish = Finish(kind="abort", message=playback.aborted or "the server stops")
             sink.finish(progress)
 
 

@@ -26,7 +26,7 @@ from agentrl.servers.engine import EngineRequest
 from agentrl.servers.http.app import create_app
 from agentrl.servers.http.requests import Sampling, engine_sampling
 from agentrl.servers.scripted.engine import ScriptedEngine
-from agentrl.servers.scripted.playback import Performance
+from agentrl.servers.scripted.playback import Playback
 from agentrl.servers.scripted.script import Fault
 from agentrl.servers.scripted.server import ControlCall, ScriptedServer
 
@@ -122,8 +122,8 @@ class _Front:
             sampling = engine_sampling(params, room=self._engine.info.max_context_tokens)
         except (msgspec.ValidationError, RequestRejected):
             return await handler(request)  # which says what is wrong
-        performance = self._engine.prepare(EngineRequest(rid=sent["rid"], input_ids=sent["input_ids"], sampling=sampling))
-        fault = performance.reply.fault
+        playback = self._engine.prepare(EngineRequest(rid=sent["rid"], input_ids=sent["input_ids"], sampling=sampling))
+        fault = playback.reply.fault
         if fault in (None, Fault.ABORT) and self._spans:
             return await handler(request)
         try:
@@ -131,7 +131,7 @@ class _Front:
                 return failed
             if fault is Fault.DIE and not sent.get("stream"):
                 return self._cut(request)
-            return await self._perform(request, performance, stream=bool(sent.get("stream")))
+            return await self._play_from_here(request, playback, stream=bool(sent.get("stream")))
         finally:
             self._engine.withdraw(sent["rid"])
 
@@ -148,19 +148,19 @@ class _Front:
             return web.Response(text="<html>Bad gateway</html>", content_type="text/html")
         return None
 
-    async def _perform(self, request: web.Request, performance: Performance, *, stream: bool) -> web.StreamResponse:
+    async def _play_from_here(self, request: web.Request, playback: Playback, *, stream: bool) -> web.StreamResponse:
         """Answer in the app's place, with the fault in the reply or without what the emulated version lacks."""
-        fault = performance.reply.fault
+        fault = playback.reply.fault
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream" if stream else "application/json"})
         if stream:
             await response.prepare(request)
-        async for _ in performance.tokens():
-            if stream and len(performance.ids) < len(performance.planned):
-                event = {"output_ids": performance.ids, "meta_info": {"finish_reason": None}}
+        async for _ in playback.tokens():
+            if stream and len(playback.ids) < len(playback.planned):
+                event = {"output_ids": playback.ids, "meta_info": {"finish_reason": None}}
                 await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
                 if fault is Fault.DIE:
                     return self._cut(request, response)
-        body = performance.body(request.path)
+        body = playback.body(request.path)
         if not self._spans:
             del body["meta_info"]["weight_versions"]
         payload = orjson.dumps(body)

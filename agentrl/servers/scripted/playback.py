@@ -18,13 +18,13 @@ import numpy as np
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.inference.backend import SamplingParams
 from agentrl.servers.scripted.script import (
-    Decode,
-    Encode,
     Fault,
+    ReplyText,
     Script,
     ScriptedCall,
     ScriptedReply,
-    Words,
+    TextDecoder,
+    TextEncoder,
     corrupt,
     end_of,
     scripted_logprobs,
@@ -35,10 +35,10 @@ _MAX_UNFINISHED = 1024
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Performance:
+class Playback:
     """One reply being played."""
 
-    stage: Stage
+    player: ScriptPlayer
     call: ScriptedCall
     reply: ScriptedReply
     planned: list[int]
@@ -65,8 +65,8 @@ class Performance:
                 hold.reached.set()
                 await self._until(hold.release)
             await anyio.lowlevel.checkpoint()
-            while self.stage.gate is not None and self.aborted is None:
-                await self._until(self.stage.gate)
+            while self.player.gate is not None and self.aborted is None:
+                await self._until(self.player.gate)
             if self.aborted is not None:
                 return
             self._push(position, token)
@@ -80,7 +80,7 @@ class Performance:
     def body(self, request_id: str) -> dict[str, Any]:
         """Return the reply as SGLang would write it, with the script's fault in it."""
         count = len(self.ids)
-        played = self.spans or [(self.stage.version, 0)]
+        played = self.spans or [(self.player.version, 0)]
         ends = [start for _, start in played[1:]] + [count]
         spans = [{"version": str(v), "start": s, "end": e} for (v, s), e in zip(played, ends, strict=True)]
         finish: dict[str, object] = {"type": "stop", "matched": self.matched}
@@ -99,18 +99,18 @@ class Performance:
                 "num_retractions": self.retractions,
                 "finish_reason": finish,
                 "output_token_logprobs": [[lp, token, None] for lp, token in zip(self.logprobs, self.ids, strict=True)],
-                "weight_version": str(self.stage.version),
+                "weight_version": str(self.player.version),
                 "weight_versions": spans,
             },
         }
-        return corrupt(body, self.reply.fault, self.stage.vocab_size) if count else body
+        return corrupt(body, self.reply.fault, self.player.vocab_size) if count else body
 
     async def _until(self, event: anyio.Event) -> None:
         with anyio.CancelScope() as self._wait:
             await event.wait()
 
     def _push(self, position: int, token: int) -> None:
-        version = self.stage.version
+        version = self.player.version
         if not self.spans or self.spans[-1][0] != version:
             self.spans.append((version, position))
         if self.reply.logprobs is not None:
@@ -122,7 +122,7 @@ class Performance:
         self.logprobs.append(logprob)
 
 
-class Stage:
+class ScriptPlayer:
     """What all replies of one scripted server share: the script, the version, the pause, and who has been answered."""
 
     def __init__(
@@ -130,8 +130,8 @@ class Stage:
         script: Script,
         *,
         vocab_size: int,
-        encode: Encode | None,
-        decode: Decode | None,
+        encode: TextEncoder | None,
+        decode: TextDecoder | None,
         eos_id: int | None,
         version: int,
     ) -> None:
@@ -143,14 +143,14 @@ class Stage:
         self.gate: anyio.Event | None = None
         """Set, and None again, when a pause ends."""
         self.calls: list[ScriptedCall] = []
-        self.playing: dict[str, Performance] = {}
+        self.playing: dict[str, Playback] = {}
         self._answered: defaultdict[str, int] = defaultdict(int)
         self._contexts: dict[bytes, int] = {}
         self._lengths: set[int] = set()
-        self._unfinished: OrderedDict[tuple[str, bytes], tuple[Performance, list[int]]] = OrderedDict()
+        self._unfinished: OrderedDict[tuple[str, bytes], tuple[Playback, list[int]]] = OrderedDict()
         """By episode and context."""
 
-    def begin(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Performance:
+    def begin(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Playback:
         """Ask the script for a reply, or take up one that was aborted. `finish` must follow.
 
         Raises:
@@ -162,34 +162,34 @@ class Stage:
         taken_up = self._unfinished.pop((episode_id, input_ids.tobytes()), None)
         if taken_up is not None:
             original, rest = taken_up
-            performance = replace(original, planned=rest, reply=ScriptedReply(), ids=[], logprobs=[], spans=[], aborted=None)
-            performance.call = replace(original.call, request_id=request_id, input_ids=input_ids, sampling=sampling)
+            playback = replace(original, planned=rest, reply=ScriptedReply(), ids=[], logprobs=[], spans=[], aborted=None)
+            playback.call = replace(original.call, request_id=request_id, input_ids=input_ids, sampling=sampling)
         else:
-            performance = self._ask(request_id, episode_id, input_ids, sampling)
-        self.playing[request_id] = performance
-        return performance
+            playback = self._ask(request_id, episode_id, input_ids, sampling)
+        self.playing[request_id] = playback
+        return playback
 
     def finish(self, request_id: str) -> None:
         """Take note of how a reply ended."""
-        performance = self.playing.pop(request_id)
-        context = np.concatenate([performance.call.input_ids, np.array(performance.ids, np.int32)])
-        rest = performance.planned[len(performance.ids) :]
-        if performance.aborted is not None and rest:
-            self._unfinished[performance.call.episode_id, context.tobytes()] = (performance, rest)
+        playback = self.playing.pop(request_id)
+        context = np.concatenate([playback.call.input_ids, np.array(playback.ids, np.int32)])
+        rest = playback.planned[len(playback.ids) :]
+        if playback.aborted is not None and rest:
+            self._unfinished[playback.call.episode_id, context.tobytes()] = (playback, rest)
             if len(self._unfinished) > _MAX_UNFINISHED:
                 self._unfinished.popitem(last=False)
         elif not rest:
-            self._answered[performance.call.episode_id] += 1
-            if not performance.call.episode_id:
-                self._contexts[context.tobytes()] = performance.call.turn + 1
+            self._answered[playback.call.episode_id] += 1
+            if not playback.call.episode_id:
+                self._contexts[context.tobytes()] = playback.call.turn + 1
                 self._lengths.add(len(context))
 
     def pause(self, *, retract: bool) -> None:
         """Hold all replies before their next token."""
         if self.gate is None:
             self.gate = anyio.Event()
-        for performance in self.playing.values():
-            performance.retractions += retract and bool(performance.ids)
+        for playback in self.playing.values():
+            playback.retractions += retract and bool(playback.ids)
 
     def resume(self) -> None:
         """Let all replies go on."""
@@ -197,7 +197,7 @@ class Stage:
         if gate is not None:
             gate.set()
 
-    def _ask(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Performance:
+    def _ask(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Playback:
         call = ScriptedCall(
             index=len(self.calls),
             turn=self._answered[episode_id] if episode_id else self._turn(input_ids),
@@ -211,11 +211,9 @@ class Stage:
         answer = self._script(call)
         reply = answer if isinstance(answer, ScriptedReply) else ScriptedReply(output=answer)
         ids, text = self._ids(reply), reply.output if isinstance(reply.output, str) else None
-        words = Words(text=text, encode=self._encode, decode=self.decode)
-        end = end_of(ids, sampling, eos_id=self._eos_id, words=words)
-        return Performance(
-            stage=self, call=call, reply=reply, planned=ids[: end.num_ids], stop=end.kind, matched=end.matched
-        )
+        reply_text = ReplyText(text=text, encode=self._encode, decode=self.decode)
+        end = end_of(ids, sampling, eos_id=self._eos_id, text=reply_text)
+        return Playback(player=self, call=call, reply=reply, planned=ids[: end.num_ids], stop=end.kind, matched=end.matched)
 
     def _turn(self, input_ids: Int32Array) -> int:
         for length in sorted(self._lengths, reverse=True):

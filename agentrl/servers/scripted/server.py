@@ -47,15 +47,15 @@ from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable, Weigh
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk, Probe, UpdateReport, WeightSource
 from agentrl.inference.sglang.assembly import Assembly
 from agentrl.inference.sglang.wire import check_request, parse_reply
-from agentrl.servers.scripted.playback import Stage
+from agentrl.servers.scripted.playback import ScriptPlayer
 from agentrl.servers.scripted.script import (
-    Decode,
-    Encode,
     Fault,
     Hold,
     Script,
     ScriptedCall,
     ScriptedReply,
+    TextDecoder,
+    TextEncoder,
     scripted_logprobs,
 )
 from agentrl.types import Float32Array, Int32Array
@@ -69,9 +69,9 @@ ControlCall = Literal[
 class ScriptedControl:
     """What a scripted server does besides answering model calls."""
 
-    def __init__(self, stage: Stage, *, url: str, timeout_s: float) -> None:
+    def __init__(self, player: ScriptPlayer, *, url: str, timeout_s: float) -> None:
         """Begin alive and not paused; see `ScriptedServer` for the arguments."""
-        self.stage = stage
+        self.player = player
         self._url = url
         self._timeout_s = timeout_s
         self._dead: str | None = None
@@ -97,12 +97,12 @@ class ScriptedControl:
     @property
     def version(self) -> int:
         """Of its weights."""
-        return self.stage.version
+        return self.player.version
 
     @property
     def policy_version(self) -> int:
         """Of its weights."""
-        return self.stage.version
+        return self.player.version
 
     @property
     def paused(self) -> bool:
@@ -118,15 +118,15 @@ class ScriptedControl:
         """End all calls with `ServerUnavailable`, and refuse new ones."""
         self._dead = reason
         self._died.set()
-        for performance in self.stage.playing.values():
-            performance.abort("died")
+        for playback in self.player.playing.values():
+            playback.abort("died")
 
     def revive(self, version: int = 0) -> None:
         """Answer again, as a new process would: not paused, with the weights it was first started with."""
         self._dead, self._paused = None, False
         self._died = anyio.Event()
-        self.stage.version = version
-        self.stage.resume()
+        self.player.version = version
+        self.player.resume()
 
     async def update_weights(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
         """Pause, take over the version, continue, and compare `scripted_logprobs` with the probe.
@@ -168,7 +168,7 @@ class ScriptedControl:
         """See `Server.pause`."""
         self._paused = True
         await self.control("pause")
-        self.stage.pause(retract=mode == "retract")
+        self.player.pause(retract=mode == "retract")
 
     async def resume(self) -> None:
         """See `Server.resume`."""
@@ -179,7 +179,7 @@ class ScriptedControl:
     async def load_weights(self, publication: Publication) -> None:
         """See `Server.load_weights`; the path is not read."""
         await self.control("load_weights")
-        self.stage.version = publication.version
+        self.player.version = publication.version
         self._tensor_checksums = publication.tensor_checksums
         self.updates.append(publication)
 
@@ -211,12 +211,12 @@ class ScriptedControl:
 
     def given(self, manifest: Manifest) -> None:
         """Take note of weights that came from a trainer's memory."""
-        self.stage.version = manifest.version
+        self.player.version = manifest.version
         self._tensor_checksums = scripted_checksums(manifest.version, manifest.buckets)
 
     def _continue(self) -> None:
         self._paused = False
-        self.stage.resume()
+        self.player.resume()
 
     async def control(self, name: ControlCall) -> Fault | None:
         """Do what the fault of a control call says; return the fault, if there is one that lets the call go on.
@@ -315,8 +315,8 @@ class ScriptedServer(ScriptedControl):
         script: Script,
         *,
         vocab_size: int,
-        encode: Encode | None = None,
-        decode: Decode | None = None,
+        encode: TextEncoder | None = None,
+        decode: TextDecoder | None = None,
         eos_id: int | None = None,
         url: str = "scripted://0",
         version: int = 0,
@@ -334,14 +334,14 @@ class ScriptedServer(ScriptedControl):
             version: of the weights it starts with.
             timeout_s: deadline of each model and control call, seconds; what `Fault.HANG` runs into.
         """
-        stage = Stage(script, vocab_size=vocab_size, encode=encode, decode=decode, eos_id=eos_id, version=version)
-        super().__init__(stage, url=url, timeout_s=timeout_s)
+        player = ScriptPlayer(script, vocab_size=vocab_size, encode=encode, decode=decode, eos_id=eos_id, version=version)
+        super().__init__(player, url=url, timeout_s=timeout_s)
         self.aborted: list[str] = []
         """Request ids of calls that were cancelled."""
 
     @classmethod
     def from_texts(
-        cls, encode: Encode, texts: Sequence[str], *, vocab_size: int, eos_id: int | None = None
+        cls, encode: TextEncoder, texts: Sequence[str], *, vocab_size: int, eos_id: int | None = None
     ) -> ScriptedServer:
         """Return a server that gives `texts[turn]` in each episode; a call beyond the last is rejected.
 
@@ -364,7 +364,7 @@ class ScriptedServer(ScriptedControl):
     @property
     def calls(self) -> Sequence[ScriptedCall]:
         """All calls the script was asked, in order."""
-        return self.stage.calls
+        return self.player.calls
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return what the script answers; see `Backend.generate`.
@@ -375,7 +375,7 @@ class ScriptedServer(ScriptedControl):
 
         Cancellation: the request id is added to `aborted`.
         """
-        check_request(request, self.stage.vocab_size)
+        check_request(request, self.player.vocab_size)
         assembly = Assembly(request, self.url)
         with Deadline(self._timeout_s, lambda: f"{self.url}: request {request.request_id} got no answer", self.url):
             while not assembly.done:
@@ -393,7 +393,7 @@ class ScriptedServer(ScriptedControl):
 
         Cancellation: the request id is added to `aborted`, also when the block is left early.
         """
-        check_request(request, self.stage.vocab_size)
+        check_request(request, self.player.vocab_size)
         async with aclosing(self._chunks(request)) as chunks:
             yield chunks
 
@@ -414,21 +414,21 @@ class ScriptedServer(ScriptedControl):
         sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - len(sampled))
         rid, _ = assembly.body()
         await self.misbehave(None)
-        performance = self.stage.begin(rid, request.episode_id, np.concatenate([request.input_ids, sampled]), sampling)
-        fault = performance.reply.fault
+        playback = self.player.begin(rid, request.episode_id, np.concatenate([request.input_ids, sampled]), sampling)
+        fault = playback.reply.fault
         try:
             await self.misbehave(fault)
-            async with aclosing(performance.tokens()) as positions:
+            async with aclosing(playback.tokens()) as positions:
                 async for _ in positions:
                     if fault in (Fault.DIE, Fault.RESET_MID_BODY):
                         raise ServerUnavailable(f"{self.url}: died mid-request, as scripted", url=self.url)
-                    yield performance.ids[-1]
+                    yield playback.ids[-1]
             await self.misbehave(None)
         except BaseException as error:
             if not isinstance(error, Exception):  # cancelled, or the stream was left
                 self.aborted.append(request.request_id)
             raise
         finally:
-            self.stage.finish(rid)
-        reply = parse_reply(orjson.dumps(performance.body(rid)), vocab_size=self.stage.vocab_size, url=self.url)
+            self.player.finish(rid)
+        reply = parse_reply(orjson.dumps(playback.body(rid)), vocab_size=self.player.vocab_size, url=self.url)
         assembly.take(reply, None, expected=False, caller_aborted=False, streamed=streamed)

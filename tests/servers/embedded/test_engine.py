@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.embedded.engine import EmbeddedEngine
-from agentrl.servers.engine import EngineSampling, Progress
-from tests.servers.embedded.judge import Collector, Judge, generate, request, running
+from agentrl.servers.engine import EngineSampling, RequestProgress
+from tests.support.embedded import Collector, ReferenceModel, generate, request, running
 from tests.support.tiny import tiny_checkpoint
 
 VOCAB = 357
@@ -32,8 +32,8 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def judges(versions: list[Path]) -> list[Judge]:
-    return [Judge(path) for path in versions]
+def references(versions: list[Path]) -> list[ReferenceModel]:
+    return [ReferenceModel(path) for path in versions]
 
 
 def sampling(max_new_tokens: int = 16, **fields: object) -> EngineSampling:
@@ -45,12 +45,12 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, EOS, length).tolist()
 
 
-def spans(progress: Progress) -> list[tuple[int, int, int]]:
+def spans(progress: RequestProgress) -> list[tuple[int, int, int]]:
     ends = [start for _, start in progress.versions[1:]] + [len(progress.output_ids)]
     return [(int(version), start, end) for (version, start), end in zip(progress.versions, ends, strict=True)]
 
 
-def worst_difference(progress: Progress, judges: Sequence[Judge]) -> float:
+def worst_difference(progress: RequestProgress, references: Sequence[ReferenceModel]) -> float:
     """Return the largest |log-prob - recompute| over the output, each token judged under the version its span names."""
     ids = [*progress.request.input_ids, *progress.output_ids]
     base = len(progress.request.input_ids)
@@ -60,7 +60,7 @@ def worst_difference(progress: Progress, judges: Sequence[Judge]) -> float:
     for version, start, end in spans(progress):
         assert start == covered
         covered = end
-        judged = judges[version % len(judges)].logprobs(ids, temperature)[base + start : base + end]
+        judged = references[version % len(references)].logprobs(ids, temperature)[base + start : base + end]
         worst = max(worst, float(np.abs(judged - progress.output_logprobs[start:end]).max(initial=0)))
     assert covered == len(progress.output_ids) == len(progress.output_logprobs)
     return worst
@@ -73,7 +73,7 @@ async def turns(count: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_every_token_equals_a_recompute_under_its_version_through_random_interruptions(
-    seed: int, versions: list[Path], judges: list[Judge]
+    seed: int, versions: list[Path], references: list[ReferenceModel]
 ) -> None:
     rng = np.random.default_rng(seed)
     async with running(versions[0], max_running_requests=6) as engine:
@@ -107,7 +107,7 @@ async def test_every_token_equals_a_recompute_under_its_version_through_random_i
         assert len(result.output_ids) == result.request.sampling.max_new_tokens
         assert result.finish is not None
         assert result.finish.kind == "length"
-        assert worst_difference(result, judges) < TOLERANCE
+        assert worst_difference(result, references) < TOLERANCE
 
 
 async def test_tokens_do_not_change_when_the_run_is_interrupted_under_the_same_weights(versions: list[Path]) -> None:
@@ -141,7 +141,7 @@ async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(versions: list[
     assert alone.output_ids != other.output_ids
 
 
-async def test_greedy_tokens_are_those_of_transformers(versions: list[Path], judges: list[Judge]) -> None:
+async def test_greedy_tokens_are_those_of_transformers(versions: list[Path], references: list[ReferenceModel]) -> None:
     async with running(versions[0]) as engine:
         results = await generate(
             engine, *(request(f"{i:032x}", prompt(i, 4 + 9 * i), sampling(20, temperature=0.0)) for i in range(5))
@@ -149,42 +149,42 @@ async def test_greedy_tokens_are_those_of_transformers(versions: list[Path], jud
     for result in results:
         ids = list(result.request.input_ids)
         for token in result.output_ids:
-            assert token == int(judges[0].logits(ids)[-1].argmax())
+            assert token == int(references[0].logits(ids)[-1].argmax())
             ids.append(token)
-        assert worst_difference(result, judges[:1]) < TOLERANCE
+        assert worst_difference(result, references[:1]) < TOLERANCE
 
 
-async def test_rows_stay_apart_while_sequences_come_and_go(versions: list[Path], judges: list[Judge]) -> None:
+async def test_rows_stay_apart_while_sequences_come_and_go(versions: list[Path], references: list[ReferenceModel]) -> None:
     """Moving rows together must move their keys: sampling from a neighbour's cache looks merely weak."""
     async with running(versions[0], max_running_requests=16) as engine:
         requests = [request(f"{i:032x}", prompt(i, 3 + (i * 7) % 23), sampling(1 + (i * 13) % 50)) for i in range(80)]
         results = await generate(engine, *requests)
-    assert max(worst_difference(result, judges[:1]) for result in results) < TOLERANCE
+    assert max(worst_difference(result, references[:1]) for result in results) < TOLERANCE
 
 
-async def test_a_second_turn_reuses_the_first_ones_cache(versions: list[Path], judges: list[Judge]) -> None:
+async def test_a_second_turn_reuses_the_first_ones_cache(versions: list[Path], references: list[ReferenceModel]) -> None:
     async with running(versions[0]) as engine:
         (first,) = await generate(engine, request("a" * 32, prompt(1, 30), sampling(10)))
         assert first.cached_tokens == 0
         history = [*first.request.input_ids, *first.output_ids]
         (second,) = await generate(engine, request("b" * 32, [*history, *prompt(2, 9)], sampling(10)))
         assert second.cached_tokens == len(history) - 1
-        assert worst_difference(second, judges[:1]) < TOLERANCE
+        assert worst_difference(second, references[:1]) < TOLERANCE
         await engine.flush_cache(0)
         (third,) = await generate(engine, request("c" * 32, [*history, *prompt(3, 9)], sampling(10)))
         assert third.cached_tokens == 0
 
 
-async def test_a_group_computes_its_shared_prompt_once(versions: list[Path], judges: list[Judge]) -> None:
+async def test_a_group_computes_its_shared_prompt_once(versions: list[Path], references: list[ReferenceModel]) -> None:
     async with running(versions[0]) as engine:
         shared = prompt(5, 120)
         results = await generate(engine, *(request(f"{i:032x}", shared, sampling(20)) for i in range(8)))
     assert sorted(result.cached_tokens for result in results) == [0, *[119] * 7]
     assert len({tuple(result.output_ids) for result in results}) > 1
-    assert max(worst_difference(result, judges[:1]) for result in results) < TOLERANCE
+    assert max(worst_difference(result, references[:1]) for result in results) < TOLERANCE
 
 
-async def test_the_cache_is_never_shared_across_weights(versions: list[Path], judges: list[Judge]) -> None:
+async def test_the_cache_is_never_shared_across_weights(versions: list[Path], references: list[ReferenceModel]) -> None:
     ids = prompt(3, 60)
     async with running(versions[0]) as engine:
         await generate(engine, request("a" * 32, ids, sampling(8)))
@@ -199,18 +199,20 @@ async def test_the_cache_is_never_shared_across_weights(versions: list[Path], ju
         await engine.resume()
         (fresh,) = await generate(engine, request("c" * 32, ids, sampling(8)))
         mixed = await sink.wait()
-        assert (fresh.cached_tokens, worst_difference(fresh, judges[:2]) < TOLERANCE) == (0, True)
+        assert (fresh.cached_tokens, worst_difference(fresh, references[:2]) < TOLERANCE) == (0, True)
         assert [version for version, _ in mixed.versions] == ["0", "1"]
         assert mixed.num_retractions == 0
         # What the mixed row computed is of no single version: nobody may find it.
         (after,) = await generate(engine, request("d" * 32, [*ids, *mixed.output_ids], sampling(4)))
         assert after.cached_tokens <= 60
-        assert worst_difference(after, judges[:2]) < TOLERANCE
+        assert worst_difference(after, references[:2]) < TOLERANCE
 
 
-async def test_prompt_scores_are_those_of_transformers_across_chunks(versions: list[Path], judges: list[Judge]) -> None:
+async def test_prompt_scores_are_those_of_transformers_across_chunks(
+    versions: list[Path], references: list[ReferenceModel]
+) -> None:
     ids = prompt(4, 1300)
-    expected = judges[0].logprobs(ids)
+    expected = references[0].logprobs(ids)
     async with running(versions[0]) as engine:
         for start in (0, 700, 1299):
             (result,) = await generate(engine, request("a" * 32, ids, sampling(0), logprob_start_len=start))
@@ -262,15 +264,15 @@ async def test_end_of_sequence_stops_unless_ignored_and_not_before_the_minimum(v
         assert len(longer.output_ids) >= held.min_new_tokens
 
 
-async def test_penalties_follow_their_formulas(versions: list[Path], judges: list[Judge]) -> None:
+async def test_penalties_follow_their_formulas(versions: list[Path], references: list[ReferenceModel]) -> None:
     chosen = sampling(25, temperature=0.8, frequency_penalty=0.7, presence_penalty=0.4, repetition_penalty=1.3)
     plain = request("f" * 32, prompt(9, 30), sampling(25))
     async with running(versions[0]) as engine:
         result, other = await generate(engine, request("a" * 32, prompt(1, 10), chosen), plain)
-    assert worst_difference(other, judges[:1]) < TOLERANCE
+    assert worst_difference(other, references[:1]) < TOLERANCE
     ids = [*result.request.input_ids]
     for index, token in enumerate(result.output_ids):
-        logits = judges[0].logits(ids)[-1].clone()
+        logits = references[0].logits(ids)[-1].clone()
         counts = torch.bincount(torch.tensor(result.output_ids[:index], dtype=torch.int64), minlength=VOCAB)
         logits -= 0.7 * counts + 0.4 * (counts > 0)
         seen = counts > 0
@@ -378,7 +380,9 @@ async def test_flush_is_refused_while_requests_run_or_are_paused_in_place(versio
         assert sink.finishes == 1
 
 
-async def test_an_update_without_a_pause_waits_for_running_requests(versions: list[Path], judges: list[Judge]) -> None:
+async def test_an_update_without_a_pause_waits_for_running_requests(
+    versions: list[Path], references: list[ReferenceModel]
+) -> None:
     async with running(versions[0]) as engine:
         sink, later = Collector(), Collector()
         engine.submit(request("a" * 32, prompt(1, 4), sampling(100), stream=True), sink)
@@ -393,12 +397,12 @@ async def test_an_update_without_a_pause_waits_for_running_requests(versions: li
                 await anyio.lowlevel.checkpoint()
         assert [version for version, _ in (await sink.wait()).versions] == ["0"]
         if later.result is not None or engine.load.num_waiting:
-            assert worst_difference(await later.wait(), judges) < TOLERANCE
+            assert worst_difference(await later.wait(), references) < TOLERANCE
         assert engine.info.weight_version == "1"
         assert engine.info.model_path == str(versions[1])
 
 
-async def test_a_waiting_update_is_released_by_a_pause(versions: list[Path], judges: list[Judge]) -> None:
+async def test_a_waiting_update_is_released_by_a_pause(versions: list[Path], references: list[ReferenceModel]) -> None:
     async with running(versions[0]) as engine:
         sink = Collector()
         engine.submit(request("a" * 32, prompt(1, 4), sampling(3000), stream=True), sink)
@@ -413,7 +417,7 @@ async def test_a_waiting_update_is_released_by_a_pause(versions: list[Path], jud
         engine.abort(abort_all=True)
         result = await sink.wait()
         assert [version for version, _ in result.versions] == ["0", "1"]
-        assert worst_difference(result, judges) < TOLERANCE
+        assert worst_difference(result, references) < TOLERANCE
 
 
 async def update(engine: EmbeddedEngine, path: Path, version: str) -> None:
@@ -422,7 +426,9 @@ async def update(engine: EmbeddedEngine, path: Path, version: str) -> None:
     assert reply.success, reply.message
 
 
-async def test_weights_that_cannot_be_used_change_nothing(versions: list[Path], judges: list[Judge], tmp_path: Path) -> None:
+async def test_weights_that_cannot_be_used_change_nothing(
+    versions: list[Path], references: list[ReferenceModel], tmp_path: Path
+) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()
     tensors = load_file(versions[1] / "model.safetensors")
@@ -436,7 +442,7 @@ async def test_weights_that_cannot_be_used_change_nothing(versions: list[Path], 
             assert message in reply.message
         assert (engine.checksums(), engine.info.weight_version) == (before, "0")
         (result,) = await generate(engine, request("a" * 32, prompt(1, 4), sampling(4)))
-        assert worst_difference(result, judges[:1]) < TOLERANCE
+        assert worst_difference(result, references[:1]) < TOLERANCE
 
 
 async def test_renaming_the_weights_splits_the_span_but_keeps_the_cache(versions: list[Path]) -> None:
@@ -452,7 +458,7 @@ async def test_renaming_the_weights_splits_the_span_but_keeps_the_cache(versions
 
 
 async def test_logits_that_are_not_finite_abort_the_request_and_spare_the_others(
-    versions: list[Path], judges: list[Judge], tmp_path: Path
+    versions: list[Path], references: list[ReferenceModel], tmp_path: Path
 ) -> None:
     wild = tmp_path / "wild"
     tiny_checkpoint(wild)
@@ -465,7 +471,7 @@ async def test_logits_that_are_not_finite_abort_the_request_and_spare_the_others
         assert (result.finish.kind, result.output_ids, result.versions) == ("abort", [], [])
         await update(engine, versions[0], "0")
         (result,) = await generate(engine, request("b" * 32, prompt(1, 4), sampling(4)))
-        assert worst_difference(result, judges[:1]) < TOLERANCE
+        assert worst_difference(result, references[:1]) < TOLERANCE
 
 
 async def test_streaming_reports_each_step_and_nothing_after_the_end(versions: list[Path]) -> None:
@@ -488,7 +494,7 @@ async def test_cancelling_the_engine_finishes_what_is_in_flight_as_aborted(versi
 
 
 async def test_a_cancelled_update_flush_or_pause_leaves_the_engine_serving(
-    versions: list[Path], judges: list[Judge]
+    versions: list[Path], references: list[ReferenceModel]
 ) -> None:
     async with running(versions[0]) as engine:
         sink = Collector()
@@ -508,11 +514,13 @@ async def test_a_cancelled_update_flush_or_pause_leaves_the_engine_serving(
                 await call()
         result = await sink.wait()
         assert len(result.output_ids) == 600
-        assert worst_difference(result, judges) < TOLERANCE
+        assert worst_difference(result, references) < TOLERANCE
         assert len((await generate(engine, request("b" * 32, prompt(1, 4), sampling(3))))[0].output_ids) == 3
 
 
-async def test_sequences_grow_past_the_first_capacity_of_the_cache(versions: list[Path], judges: list[Judge]) -> None:
+async def test_sequences_grow_past_the_first_capacity_of_the_cache(
+    versions: list[Path], references: list[ReferenceModel]
+) -> None:
     async with running(versions[0], max_context_tokens=900) as engine:
         results = await generate(
             engine,
@@ -520,7 +528,7 @@ async def test_sequences_grow_past_the_first_capacity_of_the_cache(versions: lis
             request("b" * 32, prompt(2, 200), sampling(100)),
         )
     assert [len(result.output_ids) for result in results] == [800, 100]
-    assert max(worst_difference(result, judges[:1]) for result in results) < 2 * TOLERANCE
+    assert max(worst_difference(result, references[:1]) for result in results) < 2 * TOLERANCE
 
 
 async def test_requests_that_cannot_be_computed_are_refused(versions: list[Path]) -> None:

@@ -18,7 +18,7 @@ from agentrl.servers.embedded.model import Transformer
 from agentrl.servers.embedded.spec import read_spec
 from agentrl.servers.embedded.weights import load_weights
 from agentrl.weights.checksum import tensor_checksum
-from tests.servers.embedded.judge import Judge
+from tests.support.embedded import ReferenceModel
 from tests.support.tiny import Architecture, tiny_checkpoint
 
 CPU = torch.device("cpu")
@@ -101,7 +101,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     path = save_model(tmp_path, arch, **fields)
     ids = np.random.default_rng(0).integers(0, SMALL["vocab_size"], 300).tolist()
     ours = our_logits(path, ids, chunks=[200, 7, 80], decode=13)
-    theirs = Judge(path).logits(ids)
+    theirs = ReferenceModel(path).logits(ids)
     assert ours.shape == theirs.shape
     assert float((ours - theirs).abs().max()) < 1e-5 * max(1.0, float(theirs.abs().max()))
 

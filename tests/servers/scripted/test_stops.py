@@ -18,9 +18,9 @@ from agentrl.inference.backend import GenerateRequest, Generation, SamplingParam
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.servers.embedded.sequences import ending, make_sequence
 from agentrl.servers.embedded.text import TextCodec
-from agentrl.servers.engine import EngineRequest, EngineSampling, Finish, Progress
+from agentrl.servers.engine import EngineRequest, EngineSampling, Finish, RequestProgress
 from agentrl.servers.scripted.http import serve_scripted
-from agentrl.servers.scripted.script import End, Words, end_of
+from agentrl.servers.scripted.script import End, ReplyText, end_of
 from agentrl.servers.scripted.server import Fault, Script, ScriptedReply, ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason
@@ -143,8 +143,8 @@ async def test_a_reply_taken_up_after_an_abort_ends_at_its_stop() -> None:
 
 def test_no_stop_token_counts_before_the_least_number_of_tokens() -> None:
     sampling = EngineSampling(max_new_tokens=9, min_new_tokens=2)
-    assert end_of([5, 9, 9, 6], sampling, eos_id=9, words=Words()) == End(3, "stop", 9)
-    assert end_of([5, 9], sampling, eos_id=9, words=Words()) == End(2, "length", None)
+    assert end_of([5, 9, 9, 6], sampling, eos_id=9, text=ReplyText()) == End(3, "stop", 9)
+    assert end_of([5, 9], sampling, eos_id=9, text=ReplyText()) == End(2, "length", None)
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -178,10 +178,10 @@ def _client(renderer: Renderer, script: Script) -> Client:
 
 
 class _Sink:
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RequestProgress) -> None:
         pass
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: RequestProgress) -> None:
         pass
 
 
@@ -213,9 +213,9 @@ def test_a_scripted_reply_ends_where_the_embedded_server_would_end_it(
         stop_token_ids=(ids[-1],) if token else (),
         ignore_eos=ignore_eos,
     )
-    words = Words(decode=partial(codec.decode, skip_special_tokens=False))
-    got = end_of(ids, sampling, eos_id=eos, words=words)
-    assert got == end_of(ids, sampling, eos_id=eos, words=Words(text=text, encode=codec.encode))
+    decoded = ReplyText(decode=partial(codec.decode, skip_special_tokens=False))
+    got = end_of(ids, sampling, eos_id=eos, text=decoded)
+    assert got == end_of(ids, sampling, eos_id=eos, text=ReplyText(text=text, encode=codec.encode))
     sequence = make_sequence(
         EngineRequest(rid="r", input_ids=[1], sampling=sampling),
         _Sink(),

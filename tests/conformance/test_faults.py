@@ -1,4 +1,4 @@
-"""Each hazard of `agentrl.servers.embedded.faults`: as a fault of the embedded server and at the real one it misleads a
+"""Each fault of `agentrl.servers.embedded.faults`: as a fault of the embedded server and at the real one it misleads a
 naive client, without the fault it does not, and agentrl's own client is not misled by any or all of them."""
 
 from __future__ import annotations
@@ -22,66 +22,68 @@ from agentrl.inference.pool.members import State
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
-from agentrl.servers.embedded.faults import Hazard
+from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.weights import Weights
 from agentrl.servers.serve import serving
 from agentrl.types import StopReason
 from agentrl.weights.types import Publication
-from tests.servers.embedded.judge import Judge
 from tests.support.api import Api, api_of
 from tests.support.calls import Whole, ask, begin, begin_whole, give_up_update
+from tests.support.embedded import ReferenceModel
 from tests.support.scenes import NAIVE, Scene
 from tests.support.servers import CONTROL_S, publication_of, reset
 from tests.support.tap import Tap, tapped
 
 PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-5
-SURVIVED = [hazard for hazard in Hazard if hazard not in (Hazard.ABORT_DEADLOCK, Hazard.UPDATE_COLLISION)]
+SURVIVED = [fault for fault in SGLangFault if fault not in (SGLangFault.ABORT_DEADLOCK, SGLangFault.UPDATE_COLLISION)]
 """What a real server can be put through without a restart."""
 
 
 @asynccontextmanager
-async def embedded(checkpoints: dict[int, Path], faults: frozenset[Hazard]) -> AsyncGenerator[tuple[str, Api]]:
+async def embedded(checkpoints: dict[int, Path], faults: frozenset[SGLangFault]) -> AsyncGenerator[tuple[str, Api]]:
     """Serve checkpoint 0 as version "0" with the given faults."""
     engine = EmbeddedEngine(EngineOptions(model_path=str(checkpoints[0]), faults=faults))
-    health = Hazard.BLOCKING_HEALTH in faults
+    health = SGLangFault.BLOCKING_HEALTH in faults
     async with serving(engine, blocking_health=health) as url, api_of(url) as api:
         yield url, api
 
 
-async def misled(hazard: Hazard, api: Api, checkpoints: dict[int, Path]) -> bool:
+async def misled(fault: SGLangFault, api: Api, checkpoints: dict[int, Path]) -> bool:
     results: list[bool] = []
     async with anyio.create_task_group() as tasks:
-        results.append(await NAIVE[hazard](Scene(api, tasks, checkpoints)))
+        results.append(await NAIVE[fault](Scene(api, tasks, checkpoints)))
         tasks.cancel_scope.cancel()
     return results[0]
 
 
 def test_every_hazard_has_its_scene() -> None:
-    assert set(NAIVE) == set(Hazard)
+    assert set(NAIVE) == set(SGLangFault)
 
 
-@pytest.mark.parametrize("hazard", Hazard)
-async def test_a_fault_misleads_a_naive_client(hazard: Hazard, checkpoints: dict[int, Path]) -> None:
-    async with embedded(checkpoints, frozenset({hazard})) as (_, api):
-        assert await misled(hazard, api, checkpoints)
+@pytest.mark.parametrize("fault", SGLangFault)
+async def test_a_fault_misleads_a_naive_client(fault: SGLangFault, checkpoints: dict[int, Path]) -> None:
+    async with embedded(checkpoints, frozenset({fault})) as (_, api):
+        assert await misled(fault, api, checkpoints)
 
 
-@pytest.mark.parametrize("hazard", Hazard)
-async def test_without_its_fault_the_embedded_server_misleads_nobody(hazard: Hazard, checkpoints: dict[int, Path]) -> None:
-    others = frozenset(Hazard) - {hazard}
-    for faults in (frozenset[Hazard](), others):
+@pytest.mark.parametrize("fault", SGLangFault)
+async def test_without_its_fault_the_embedded_server_misleads_nobody(
+    fault: SGLangFault, checkpoints: dict[int, Path]
+) -> None:
+    others = frozenset(SGLangFault) - {fault}
+    for faults in (frozenset[SGLangFault](), others):
         async with embedded(checkpoints, faults) as (_, api):
-            assert not await misled(hazard, api, checkpoints)
+            assert not await misled(fault, api, checkpoints)
 
 
 @pytest.mark.sglang
-@pytest.mark.parametrize("hazard", SURVIVED)
-async def test_sglang_misleads_a_naive_client(hazard: Hazard, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("fault", SURVIVED)
+async def test_sglang_misleads_a_naive_client(fault: SGLangFault, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("sglang_server")
     try:
         async with api_of(server.url) as api:
-            assert await misled(hazard, api, server.checkpoints)
+            assert await misled(fault, api, server.checkpoints)
     finally:
         reset(server)
 
@@ -96,7 +98,7 @@ class Rig:
     tasks: TaskGroup
 
 
-async def storm(rig: Rig, published: dict[int, Publication], judges: dict[int, Judge]) -> None:
+async def storm(rig: Rig, published: dict[int, Publication], references: dict[int, ReferenceModel]) -> None:
     """Two updates, one exact and one in place, with calls that go on and calls that are given up meanwhile."""
     client = rig.client
     staying = [begin(rig.tasks, client, [5, 6, 7 + at]) for at in range(2)]
@@ -114,14 +116,14 @@ async def storm(rig: Rig, published: dict[int, Publication], judges: dict[int, J
         await rig.api.until(lambda load: (load["num_running_reqs"], load["num_waiting_reqs"]) == (2, 0), "two calls stay")
         fresh = await client.generate(ask([5, 6, 7, 9, 10, 11], 20))
         ids = [5, 6, 7, 9, 10, 11, *fresh.output_ids.tolist()]
-        assert np.abs(fresh.output_logprobs - judges[version].logprobs(ids)[6:]).max() < TOLERANCE
+        assert np.abs(fresh.output_logprobs - references[version].logprobs(ids)[6:]).max() < TOLERANCE
     for at, call in enumerate(staying):
         await client.abort(call.request.request_id)
         generation = await call.finished()
         assert generation.stop_reason is StopReason.ABORT
         assert [span.version for span in generation.spans] == [0, 1, 2]
         for span in generation.spans[:2]:
-            expected = judges[span.version].logprobs([5, 6, 7 + at, *generation.output_ids.tolist()])[3:]
+            expected = references[span.version].logprobs([5, 6, 7 + at, *generation.output_ids.tolist()])[3:]
             recorded = generation.output_logprobs[span.start : span.end]
             assert np.abs(recorded - expected[span.start : span.end]).max() < TOLERANCE
     assert "/update_weight_version" not in rig.tap.paths  # it would abort everything
@@ -166,28 +168,30 @@ async def rigged(url: str, vocab_size: int) -> AsyncGenerator[Rig]:
 
 
 @pytest.fixture(scope="module")
-def judges(checkpoints: dict[int, Path]) -> dict[int, Judge]:
-    return {version: Judge(checkpoints[version]) for version in (0, 1, 2)}
+def references(checkpoints: dict[int, Path]) -> dict[int, ReferenceModel]:
+    return {version: ReferenceModel(checkpoints[version]) for version in (0, 1, 2)}
 
 
 @pytest.mark.parametrize(
-    "faults", [*(frozenset({hazard}) for hazard in Hazard), frozenset(Hazard)], ids=lambda f: "+".join(sorted(f))
+    "faults", [*(frozenset({fault}) for fault in SGLangFault), frozenset(SGLangFault)], ids=lambda f: "+".join(sorted(f))
 )
 async def test_our_client_is_not_misled(
-    faults: frozenset[Hazard], checkpoints: dict[int, Path], judges: dict[int, Judge]
+    faults: frozenset[SGLangFault], checkpoints: dict[int, Path], references: dict[int, ReferenceModel]
 ) -> None:
     published = {version: publication_of(checkpoints[version], version) for version in (1, 2)}
     async with embedded(checkpoints, faults) as (url, _), rigged(url, 357) as rig:
-        await storm(rig, published, judges)
+        await storm(rig, published, references)
 
 
 @pytest.mark.sglang
-async def test_our_client_is_not_misled_by_sglang(request: pytest.FixtureRequest, judges: dict[int, Judge]) -> None:
+async def test_our_client_is_not_misled_by_sglang(
+    request: pytest.FixtureRequest, references: dict[int, ReferenceModel]
+) -> None:
     server = request.getfixturevalue("sglang_server")
     published = {version: publication_of(server.checkpoints[version], version) for version in (1, 2)}
     try:
         async with rigged(server.url, server.vocab_size) as rig:
-            await storm(rig, published, judges)
+            await storm(rig, published, references)
     finally:
         reset(server)
 
@@ -213,7 +217,7 @@ async def test_an_update_that_was_given_up_is_over_before_our_client_asks_for_th
     checkpoints: dict[int, Path], tasks: TaskGroup
 ) -> None:
     first, second = (publication_of(checkpoints[version], version) for version in (1, 2))
-    options = EngineOptions(model_path=str(checkpoints[0]), faults=frozenset({Hazard.UPDATE_COLLISION}))
+    options = EngineOptions(model_path=str(checkpoints[0]), faults=frozenset({SGLangFault.UPDATE_COLLISION}))
     engine = Held(options, first.path)
     async with serving(engine) as url, rigged(url, 357) as rig:
         await rig.client.pause("retract")
@@ -263,7 +267,7 @@ class Watched(SGLangServer):
 async def test_a_pool_keeps_a_paused_server_whose_health_does_not_answer(
     checkpoints: dict[int, Path], tasks: TaskGroup
 ) -> None:
-    async with embedded(checkpoints, frozenset(Hazard)) as (url, api):
+    async with embedded(checkpoints, frozenset(SGLangFault)) as (url, api):
         server = Watched(url, vocab_size=357)
         async with ServerPool([server], InferenceConfig(urls=(url,), health_interval_s=0.01)) as pool:
             await server.pause("retract")
@@ -276,7 +280,7 @@ async def test_a_pool_keeps_a_paused_server_whose_health_does_not_answer(
 
 async def test_our_client_updates_no_server_that_is_not_paused(checkpoints: dict[int, Path]) -> None:
     async with (
-        embedded(checkpoints, frozenset({Hazard.UPDATE_RACE})) as (url, _),
+        embedded(checkpoints, frozenset({SGLangFault.UPDATE_RACE})) as (url, _),
         SGLangServer(url, vocab_size=357) as client,
     ):
         with pytest.raises(InvariantError, match="pause"):

@@ -1,4 +1,4 @@
-"""What the tests of the embedded engine share: sinks that collect, requests, and HF models as judges."""
+"""What the tests of the embedded engine share: sinks that collect, requests, and HF models as references."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
-from agentrl.servers.engine import EngineRequest, EngineSampling, Progress
+from agentrl.servers.engine import EngineRequest, EngineSampling, RequestProgress
 
 
 class Collector:
@@ -23,22 +23,22 @@ class Collector:
         self.finishes = 0
         self.progress_calls = 0
         self.lengths: list[int] = []
-        self.result: Progress | None = None
+        self.result: RequestProgress | None = None
         self.started = anyio.Event()
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RequestProgress) -> None:
         assert self.finishes == 0
         self.progress_calls += 1
         self.lengths.append(len(progress.output_ids))
         self.started.set()
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: RequestProgress) -> None:
         self.finishes += 1
         self.result = progress
         self.started.set()
         self.finished.set()
 
-    async def wait(self) -> Progress:
+    async def wait(self) -> RequestProgress:
         with anyio.fail_after(60):
             await self.finished.wait()
         assert self.finishes == 1
@@ -62,14 +62,14 @@ async def running(path: Path, **options: object) -> AsyncGenerator[EmbeddedEngin
         group.cancel_scope.cancel()
 
 
-async def generate(engine: EmbeddedEngine, *requests: EngineRequest) -> list[Progress]:
+async def generate(engine: EmbeddedEngine, *requests: EngineRequest) -> list[RequestProgress]:
     sinks = [Collector() for _ in requests]
     for one, sink in zip(requests, sinks, strict=True):
         engine.submit(one, sink)
     return [await sink.wait() for sink in sinks]
 
 
-class Judge:
+class ReferenceModel:
     """HF's own forward pass in float32."""
 
     def __init__(self, path: Path) -> None:

@@ -199,7 +199,7 @@ class WeightUpdates:
 
 TIMEOUT: Final = timedelta(seconds=120)
 """Of waiting for rank 0; SGLang waits half an hour."""
-_Result = TypeVar("_Result")
+_ThreadResult = TypeVar("_ThreadResult")
 
 
 class GroupUpdates:
@@ -331,13 +331,13 @@ def _receive(group: Group, bucket: Bucket, *, flat: bool) -> dict[str, Tensor]:
     }
 
 
-async def _in_thread(work: Callable[[], _Result]) -> _Result:
+async def _in_thread(work: Callable[[], _ThreadResult]) -> _ThreadResult:
     """Return what `work` returns; the loop's own threads would keep the process from ending while a broadcast hangs.
 
     Cancellation: the work goes on, and what it returns is thrown away.
     """
     token, done = anyio.lowlevel.current_token(), anyio.Event()
-    results: list[_Result] = []
+    results: list[_ThreadResult] = []
     errors: list[Exception] = []
 
     def run() -> None:

@@ -14,7 +14,7 @@ from agentrl.errors import InvariantError, RewardError
 from agentrl.types import Float32Array, Turn, VersionSpan
 
 MAX_REWARD = 1e30
-"""Largest size of a reward."""
+"""Largest absolute reward: sums over any episode and group then stay finite in float32."""
 
 
 def check_reward(value: object, where: str) -> float:

@@ -41,11 +41,10 @@ from numpy.typing import NDArray
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Sample, Trajectory
+from agentrl.validation import MAX_REWARD
 
 Float64Array: TypeAlias = NDArray[np.float64]
 
-MAX_REWARD = 1e30
-"""Largest absolute reward: sums over any episode and group then stay finite in float32."""
 EQUAL = 1e-9
 """Advantages of at most this part of the group's largest absolute return are rounding, not signal: taken as 0."""
 
@@ -83,7 +82,7 @@ def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
         _check_episode(episode, where)
     if config.advantage == "episode":
         returns = np.array([episode.episode_return for episode in group.episodes])
-        centered = returns - _mean(returns)
+        centered = returns - _exact_mean(returns)
         per_turn = [np.full(len(e.turns), value) for e, value in zip(group.episodes, centered, strict=True)]
         differences = centered
     else:
@@ -95,7 +94,7 @@ def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
         return GroupAdvantages(per_turn=tuple(np.zeros(len(e.turns)) for e in group.episodes), zero_variance=True)
     if config.normalize_std:
         # Scaled by the largest first: squares of tiny or huge rewards would leave the range of a float.
-        root_mean_square = math.sqrt(_mean((differences / largest) ** 2))
+        root_mean_square = math.sqrt(_exact_mean((differences / largest) ** 2))
         per_turn = [values / largest / root_mean_square for values in per_turn]
     return GroupAdvantages(per_turn=tuple(per_turn), zero_variance=False)
 
@@ -196,5 +195,5 @@ def _check_episode(episode: Trajectory, where: str) -> None:
             raise InvariantError(f"{where}: turn {index} has parent {turn.parent}; a parent stands before its children")
 
 
-def _mean(values: Float64Array) -> float:
+def _exact_mean(values: Float64Array) -> float:
     return math.fsum(values) / len(values)

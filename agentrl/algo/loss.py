@@ -160,7 +160,7 @@ def decoupled_ppo_loss(
     given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
     optional = {"fresh": fresh, "interrupted": interrupted, "entropy": entropy}
     given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-    _check(current_logprobs, given, num_loss_tokens)
+    _check_shapes(current_logprobs, given, num_loss_tokens)
     # Unselected values become 0 before any arithmetic: 0 * NaN is NaN, and so is its gradient.
     current = _selected(current_logprobs, loss_mask)
     proximal = _selected(proximal_logprobs.detach(), loss_mask)
@@ -285,7 +285,7 @@ def _selected(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, wide, 0.0)
 
 
-def _check(current: Tensor, given: dict[str, Tensor], num_loss_tokens: int) -> None:
+def _check_shapes(current: Tensor, given: dict[str, Tensor], num_loss_tokens: int) -> None:
     if num_loss_tokens < 1:
         raise InvariantError(
             f"expected num_loss_tokens of at least 1, got {num_loss_tokens}; a batch without any is skipped"

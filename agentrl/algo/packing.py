@@ -36,7 +36,7 @@ def sorted_microbatches(lengths: Sequence[int], max_tokens: int, *, overhead_tok
         >>> sorted_microbatches([4, 90, 5, 100], max_tokens=200, overhead_tokens=16)
         [[3, 1], [2, 0]]
     """
-    _check(lengths, max_tokens, "max_tokens")
+    _check_sizes(lengths, max_tokens, "max_tokens")
     if overhead_tokens < 0:
         raise ValueError(f"expected overhead_tokens of at least 0, got {overhead_tokens}")
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
@@ -91,6 +91,6 @@ def split_minibatches(loss_tokens: Sequence[int], n: int) -> list[list[int]]:
     return [sorted(minibatch) for minibatch in minibatches]
 
 
-def _check(lengths: Sequence[int], budget: int, name: str) -> None:
+def _check_sizes(lengths: Sequence[int], budget: int, name: str) -> None:
     if budget < 1 or min(lengths, default=1) < 1:
         raise ValueError(f"expected {name} and every length to be at least 1, got {name}={budget}, lengths={list(lengths)}")

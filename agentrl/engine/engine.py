@@ -36,7 +36,7 @@ from agentrl.engine.training import TrainLoop
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
-from agentrl.observe.stall import WaitBoard, Watchdog
+from agentrl.observe.stall import StallTimer, WaitBoard
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.group import DroppedGroup, run_group
@@ -112,7 +112,7 @@ class Engine:
         self._slots = anyio.Semaphore(rollout.max_concurrent_episodes)
         self._progress = progress or NoProgress()
         self._board = WaitBoard()
-        self._watchdog = Watchdog(timeout_s=engine.stall_timeout_s, describe=self._describe_waits)
+        self._watchdog = StallTimer(timeout_s=engine.stall_timeout_s, describe=self._describe_waits)
         self._flights = InFlight(on_progress=self._watchdog.progress)
         self._backend = WatchedBackend(inference, self._flights)
         changed = Signal()

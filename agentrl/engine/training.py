@@ -21,7 +21,7 @@ from agentrl.engine.publisher import PublishReport, WeightPublisher
 from agentrl.engine.resume import RunState
 from agentrl.errors import InvariantError
 from agentrl.observe.progress import Progress
-from agentrl.observe.stall import WaitBoard, Watchdog
+from agentrl.observe.stall import StallTimer, WaitBoard
 from agentrl.train.base import StepReport, Trainer
 
 
@@ -37,7 +37,7 @@ class TrainLoop:
         clock: VersionClock,
         journal: Journal,
         board: WaitBoard,
-        watchdog: Watchdog,
+        watchdog: StallTimer,
         progress: Progress,
         algorithm: AlgorithmConfig,
         config: EngineConfig,

@@ -64,7 +64,7 @@ class WaitBoard:
         return [f"{wait.who} waits for {wait.whom()} since {now - wait.since:.1f} s" for wait in waits]
 
 
-class Watchdog:
+class StallTimer:
     """Ends a run in which nothing has moved for `timeout_s` seconds."""
 
     GRACE_S = 1.0

@@ -273,7 +273,7 @@ class InferenceEngine(Protocol):
         ...
 
     def checksums(self) -> Mapping[str, str]:
-        """Return `agentrl.weights.checksum.tensor_checksum` of every tensor now being served, by HF name."""
+        """Return `agentrl.weights.tensors.tensor_checksum` of every tensor now being served, by HF name."""
         ...
 
     def encode(self, text: str) -> list[int]:

@@ -18,7 +18,7 @@ from agentrl.train.worker.protocol import (
     Array,
     Logprobs,
     LogprobsReply,
-    Step,
+    TrainStep,
     pack_bool,
     pack_float32,
     pack_int32,
@@ -31,7 +31,7 @@ from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-def pack_batch(batch: TrainBatch) -> Step:
+def pack_batch(batch: TrainBatch) -> TrainStep:
     """Return `batch` as a request.
 
     Raises:
@@ -45,25 +45,26 @@ def pack_batch(batch: TrainBatch) -> Step:
             raise InvariantError(
                 f"sample {index} of {length} tokens has arrays of lengths {[*map(len, arrays), len(item.advantages)]}"
             )
-    return Step(
+    return TrainStep(
         policy_version=batch.policy_version,
         lengths=pack_int32([len(sample.token_ids) for sample in samples]),
-        token_ids=pack_int32(_join([sample.token_ids for sample in samples], np.int32)),
-        loss_mask=pack_bool(_join([sample.loss_mask for sample in samples], np.bool_)),
-        behavior_logprobs=pack_float32(_join([sample.behavior_logprobs for sample in samples], np.float32)),
-        token_versions=pack_int32(_join([sample.token_versions for sample in samples], np.int32)),
-        turn_index=pack_int32(_join([sample.turn_index for sample in samples], np.int32)),
-        temperatures=pack_float32(_join([sample.temperatures for sample in samples], np.float32)),
-        advantages=pack_float32(_join([item.advantages for item in batch.samples], np.float32)),
+        token_ids=pack_int32(_join_arrays([sample.token_ids for sample in samples], np.int32)),
+        loss_mask=pack_bool(_join_arrays([sample.loss_mask for sample in samples], np.bool_)),
+        behavior_logprobs=pack_float32(_join_arrays([sample.behavior_logprobs for sample in samples], np.float32)),
+        token_versions=pack_int32(_join_arrays([sample.token_versions for sample in samples], np.int32)),
+        turn_index=pack_int32(_join_arrays([sample.turn_index for sample in samples], np.int32)),
+        temperatures=pack_float32(_join_arrays([sample.temperatures for sample in samples], np.float32)),
+        advantages=pack_float32(_join_arrays([item.advantages for item in batch.samples], np.float32)),
     )
 
 
 def pack_sequences(sequences: Sequence[Int32Array]) -> Logprobs:
     """Return a request for the log-probs of `sequences`."""
-    return Logprobs(lengths=pack_int32([len(ids) for ids in sequences]), token_ids=pack_int32(_join(sequences, np.int32)))
+    joined = _join_arrays(sequences, np.int32)
+    return Logprobs(lengths=pack_int32([len(ids) for ids in sequences]), token_ids=pack_int32(joined))
 
 
-def unpack_batch(step: Step) -> TrainBatch:
+def unpack_batch(step: TrainStep) -> TrainBatch:
     """Return the batch that was packed into `step`, bit for bit.
 
     Raises:
@@ -162,7 +163,7 @@ def check_batch(batch: TrainBatch, max_staleness: int) -> dict[str, float]:
     }
 
 
-def _join(arrays: Sequence[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[Scalar]:
+def _join_arrays(arrays: Sequence[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[Scalar]:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype)
 
 

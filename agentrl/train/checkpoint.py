@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import AgentRLError, TrainError
-from agentrl.weights.checksum import model_checksum
 from agentrl.weights.disk import atomic_directory, verify_directory, write_model
-from agentrl.weights.tensors import RawTensor, read_safetensors, write_safetensors
+from agentrl.weights.tensors import RawTensor, model_checksum, read_safetensors, write_safetensors
 
 STATE_FILE = "trainer.json"
 OPTIMIZER_FILE = "optimizer.state"
@@ -91,7 +90,7 @@ def write_checkpoint(
             note=note,
             model_checksum=manifest.checksum,
             optimizer_checksum=optimizer_checksum,
-            digest=_digest(state, note, manifest.checksum, optimizer_checksum),
+            digest=_record_digest(state, note, manifest.checksum, optimizer_checksum),
         )
         (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
 
@@ -103,7 +102,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         TrainError: when it is missing, incomplete or damaged, naming what.
     """
     record = _read_record(directory)
-    if _digest(record.state, record.note, record.model_checksum, record.optimizer_checksum) != record.digest:
+    if _record_digest(record.state, record.note, record.model_checksum, record.optimizer_checksum) != record.digest:
         raise TrainError(f"{directory}: {STATE_FILE} was altered after it was written; use an earlier checkpoint")
     try:
         published = verify_directory(directory)
@@ -158,5 +157,5 @@ def _checksum(tensors: Mapping[str, RawTensor]) -> str:
     return model_checksum({name: tensor.checksum(name) for name, tensor in tensors.items()})
 
 
-def _digest(state: TrainerState, *texts: str) -> str:
+def _record_digest(state: TrainerState, *texts: str) -> str:
     return hashlib.blake2b(msgspec.json.encode([state, *texts]), digest_size=16).hexdigest()

@@ -99,7 +99,7 @@ class PolicyModel:
         """
         self.path = Path(path)
         self.device = device
-        self.module = _load(self.path)
+        self.module = _load_module(self.path)
         nn.Module.to(self.module, device)
         self.vocab_size = int(self._head.get_parameter("weight").shape[0])
         self._max_logits = max_logits
@@ -188,7 +188,7 @@ class PolicyModel:
         Raises:
             ConfigError: when it is not a checkpoint of this model.
         """
-        found = dict(_load(path).named_parameters())
+        found = dict(_load_module(path).named_parameters())
         parameters = self.parameters
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         if {name: tuple(parameter.shape) for name, parameter in found.items()} != shapes:
@@ -236,7 +236,7 @@ def torch_tensor(raw: RawTensor) -> Tensor:
     return torch.frombuffer(bytearray(raw.data), dtype=dtype).reshape(raw.shape)
 
 
-def _load(path: Path) -> PreTrainedModel:
+def _load_module(path: Path) -> PreTrainedModel:
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path}: expected a local Hugging Face model directory with a config.json")
     logging.disable_progress_bar()

@@ -177,7 +177,7 @@ class ScriptedTrainer:
         if number in self._fail:
             raise TrainError(f"step {number} of the scripted trainer was told to fail")
         tokens = sum(int(item.sample.loss_mask.sum()) for item in batch.samples)
-        metrics = {"loss": 0.0, "grad_norm": 0.0, "tokens": float(tokens), **_staleness(batch)}
+        metrics = {"loss": 0.0, "grad_norm": 0.0, "tokens": float(tokens), **_staleness_metrics(batch)}
         if number in self._skip:
             return StepReport(metrics=metrics, skipped="scripted")
         self._applied += 1
@@ -219,7 +219,7 @@ class ScriptedTrainer:
         return {"steps_applied": RawTensor.of(np.array([self._applied], np.float32))}
 
 
-def _staleness(batch: TrainBatch) -> dict[str, float]:
+def _staleness_metrics(batch: TrainBatch) -> dict[str, float]:
     versions = [item.sample.token_versions[item.sample.loss_mask] for item in batch.samples]
     oldest = min((int(trained.min()) for trained in versions if len(trained)), default=batch.policy_version)
     return {"max_staleness": float(batch.policy_version - oldest)}

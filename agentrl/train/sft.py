@@ -84,13 +84,13 @@ def run_sft(
         TrainError: when the loss is not finite, or the output cannot be written.
     """
     started = time.perf_counter()
-    _check(examples)
+    _check_examples(examples)
     source = Path(model_path)
     model = PolicyModel(source, device=resolve_device(config.device))
     losses: list[float] = []
     tokens = trained = 0
     with _threads(config.threads):
-        for chosen, loss in _train(model, config, examples):
+        for chosen, loss in _training_steps(model, config, examples):
             losses.append(loss)
             tokens += sum(len(example.token_ids) for example in chosen)
             trained += sum(int(example.loss_mask.sum()) for example in chosen)
@@ -109,7 +109,7 @@ def run_sft(
     )
 
 
-def _train(
+def _training_steps(
     model: PolicyModel, config: SftConfig, examples: Sequence[EncodedExample]
 ) -> Iterator[tuple[list[EncodedExample], float]]:
     """Take the steps; yield the examples and the loss of each."""
@@ -185,7 +185,7 @@ def _batches(count: int, config: SftConfig) -> Iterator[list[int]]:
             yield order[at : at + size].tolist()
 
 
-def _check(examples: Sequence[EncodedExample]) -> None:
+def _check_examples(examples: Sequence[EncodedExample]) -> None:
     if not examples:
         raise ConfigError("the warm start has no conversations; expected at least one")
     for index, example in enumerate(examples):

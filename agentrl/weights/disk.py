@@ -16,8 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import TrainError, WeightSyncError
-from agentrl.weights.checksum import model_checksum
-from agentrl.weights.tensors import RawTensor, read_safetensors, write_safetensors
+from agentrl.weights.tensors import RawTensor, model_checksum, read_safetensors, write_safetensors
 from agentrl.weights.types import Publication
 
 WEIGHTS_FILE = "model.safetensors"
@@ -38,16 +37,16 @@ MODEL_FILES = (
 """Files of a HF checkpoint, besides the weights, that a copy of it needs; those present are copied byte for byte."""
 
 _PARTIAL = ".writing-"
-_PUBLISHED = "v"
+_VERSION_PREFIX = "v"
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DirectoryManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `manifest.json` says about the weights beside it."""
 
     version: int
     """Policy version."""
     checksum: str
-    """Digest of the whole model; see `agentrl.weights.checksum`."""
+    """Digest of the whole model; see `agentrl.weights.tensors.model_checksum`."""
     tensor_checksums: dict[str, str]
     """Digest of each tensor, by HF parameter name."""
 
@@ -87,14 +86,14 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> Manifest:
+def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> DirectoryManifest:
     """Write weights, manifest, and copies of the other files of the checkpoint `source` into the existing `folder`.
 
     Raises:
         OSError: when the disk is full; wrap the call in `atomic_directory`.
     """
     digests = {name: tensor.checksum(name) for name, tensor in tensors.items()}
-    manifest = Manifest(version=version, checksum=model_checksum(digests), tensor_checksums=digests)
+    manifest = DirectoryManifest(version=version, checksum=model_checksum(digests), tensor_checksums=digests)
     write_safetensors(folder / WEIGHTS_FILE, tensors)
     for name in MODEL_FILES if source is not None else ():
         if source is not None and (source / name).is_file():
@@ -122,7 +121,7 @@ def publish(
     Raises:
         TrainError: naming the path and the cause; nothing partial stays behind, earlier versions are untouched.
     """
-    final = directory / f"{_PUBLISHED}{version:08d}"
+    final = directory / f"{_VERSION_PREFIX}{version:08d}"
     with atomic_directory(final, durable=False) as folder:
         manifest = write_model(folder, tensors, version=version, source=source)
     if keep is not None:
@@ -134,21 +133,22 @@ def publish(
 
 def prune(directory: Path, *, keep: int) -> None:
     """Remove published versions under `directory` except the `keep` newest, and what killed writers left behind."""
-    published = sorted(path for path in directory.glob(f"{_PUBLISHED}[0-9]*") if path.is_dir())
-    leftovers = [*directory.glob(f"{_PARTIAL}{_PUBLISHED}[0-9]*"), *directory.glob(f"{_PARTIAL}replaced-{_PUBLISHED}[0-9]*")]
+    pattern = f"{_VERSION_PREFIX}[0-9]*"
+    published = sorted(path for path in directory.glob(pattern) if path.is_dir())
+    leftovers = [*directory.glob(f"{_PARTIAL}{pattern}"), *directory.glob(f"{_PARTIAL}replaced-{pattern}")]
     for path in [*published[: max(0, len(published) - keep)], *leftovers]:
         # A server may read an old version at this moment: its open files stay valid, so a failed removal is no error.
         shutil.rmtree(path, ignore_errors=True)
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> DirectoryManifest:
     """Return the manifest of a published directory.
 
     Raises:
         WeightSyncError: when it is missing or not a manifest.
     """
     try:
-        return msgspec.json.decode((path / MANIFEST_FILE).read_bytes(), type=Manifest)
+        return msgspec.json.decode((path / MANIFEST_FILE).read_bytes(), type=DirectoryManifest)
     except (OSError, msgspec.DecodeError) as error:
         raise WeightSyncError(f"{path}: no readable {MANIFEST_FILE} ({error}); expected published weights here") from error
 

@@ -1,7 +1,7 @@
 """A torch process group of a trainer and one server, made so that SGLang's own servers can be members.
 
 Invariant: the trainer's store and gloo sockets listen on the group's address only; no operation outlasts its timeout; when
-the last reference to a `Group` goes, its connections are closed, which ends what the other side waits for.
+the last reference to a `ProcessGroup` goes, its connections are closed, which ends what the other side waits for.
 
 SGLang's `init_custom_process_group` puts a group's keys under the prefixes `NAME`, `NAME/` and `DEVICE/`; the last two are
 those of torch's own helper for every group since torch 2.0. The same is done here with stores and backends alone, so that
@@ -25,7 +25,7 @@ class _Backend(Protocol):
     def broadcast(self, tensors: list[Tensor], options: dist.BroadcastOptions) -> dist.Work: ...
 
 
-class Group:
+class ProcessGroup:
     """This process's membership in a group; `join` makes one. Blocks the calling thread, not the interpreter."""
 
     def __init__(self, store: dist.Store, address: GroupAddress, rank: int, timeout: timedelta) -> None:
@@ -94,13 +94,13 @@ def connect(address: GroupAddress, timeout: timedelta) -> dist.TCPStore:
     return dist.TCPStore(address.host, address.port, None, False, timeout, wait_for_workers=False)
 
 
-def join(address: GroupAddress, rank: int, timeout: timedelta) -> Group:
+def join(address: GroupAddress, rank: int, timeout: timedelta) -> ProcessGroup:
     """Return the group, once all ranks have joined.
 
     Raises:
         RuntimeError: its store is not there, or goes before the group is complete, or it is not within `timeout`.
     """
-    return Group(connect(address, timeout), address, rank, timeout)
+    return ProcessGroup(connect(address, timeout), address, rank, timeout)
 
 
 def _gloo_device(host: str, rank: int) -> object:

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, distributed
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.weights.checksum import tensor_checksum
 from agentrl.weights.config import SyncConfig
-from agentrl.weights.process_group import Group, connect, listen
+from agentrl.weights.process_group import ProcessGroup, connect, listen
+from agentrl.weights.tensors import tensor_checksum
 from agentrl.weights.types import WIRE_DTYPES, Bucket, GroupAddress, GroupRequest, Manifest, TensorSpec
 
 
@@ -100,7 +100,7 @@ class _Peer:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         try:
-            group = Group(store, self.address, 0, self._timeout)
+            group = ProcessGroup(store, self.address, 0, self._timeout)
         except RuntimeError as error:  # what torch raises, here and below
             failure = f"the server did not join its group: {error}"
         while (job := self._jobs.get()) is not None:
@@ -114,7 +114,7 @@ class _Peer:
         if group is not None:
             group.close()
 
-    def _send(self, job: _Job, group: Group) -> None:
+    def _send(self, job: _Job, group: ProcessGroup) -> None:
         size = max((sum(spec.num_bytes for spec in bucket) for bucket in job.buckets), default=0)
         if size > len(self._buffers[0]):
             self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2)]
@@ -175,7 +175,7 @@ class WeightSender:
             self._peers[name].submit(job)
         self.sending = True
         # Here and not beside the sending: the servers still sample, but stand still while they are sent to.
-        return Manifest(version, buckets, {spec.name: _digest(spec, tensors) for spec in specs if digests})
+        return Manifest(version, buckets, {spec.name: _sent_checksum(spec, tensors) for spec in specs if digests})
 
     def start(self, groups: Sequence[str]) -> None:
         """Send to these groups; their servers receive."""
@@ -215,7 +215,7 @@ class WeightSender:
                 self._jobs[name].go.set()
 
 
-def _digest(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
+def _sent_checksum(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
     sent = tensors[spec.name].to("cpu", getattr(torch, spec.dtype)).contiguous().reshape(-1)
     data = sent.view(torch.uint8).numpy().data
     return tensor_checksum(spec.name, WIRE_DTYPES[spec.dtype][0], spec.shape, data)

@@ -1,13 +1,15 @@
-"""Raw tensors and the safetensors file they live in; no torch, so that any process can write, read and check weights.
+"""Tensors as bytes, their digests, and the safetensors file that holds them; no torch, so that any process can use it.
 
-Invariant: a written file is byte for byte determined by the names, types, shapes and elements; a read tensor is a view
-of the file, checked to lie inside it.
+Invariant: the digest of a tensor depends only on its HF name, dtype, shape and little-endian bytes, so trainer, file and
+server compute the same one. The bytes of a written file depend only on the same four. A tensor that is read is a view of
+the file, checked to lie inside it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,6 @@ import msgspec
 import numpy as np
 
 from agentrl.errors import WeightSyncError
-from agentrl.weights.checksum import tensor_checksum
 
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4,
@@ -24,6 +25,34 @@ ITEM_BYTES: Mapping[str, int] = {
 """Bytes per element of the safetensors types this project reads and writes."""
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+
+
+def tensor_checksum(name: str, dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
+    """Return the digest of one tensor, 32 hex digits (BLAKE2b).
+
+    Args:
+        name: HF parameter name.
+        dtype: safetensors name of the type, such as `"F32"`.
+        shape: the dimensions.
+        data: the elements, row-major, little-endian.
+
+    Example:
+        >>> tensor_checksum("w", "F32", [1], bytes(4)) == tensor_checksum("w", "F32", [1], bytes(4))
+        True
+        >>> tensor_checksum("w", "F32", [1], bytes(4)) == tensor_checksum("w", "I32", [1], bytes(4))
+        False
+    """
+    digest = hashlib.blake2b(f"{name}\0{dtype}\0{','.join(map(str, shape))}\0".encode(), digest_size=16)
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def model_checksum(tensor_checksums: Mapping[str, str]) -> str:
+    """Return the digest of a whole model from the digests of its tensors, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensor_checksums):
+        digest.update(f"{name}\0{tensor_checksums[name]}\0".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +88,7 @@ class RawTensor:
         return tensor_checksum(name, self.dtype, self.shape, self.data)
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _TensorHeader(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -89,7 +118,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
     at = 0
     for name in order:
         tensor = tensors[name]
-        header[name] = _Entry(tensor.dtype, tensor.shape, (at, at + len(tensor.data)))
+        header[name] = _TensorHeader(tensor.dtype, tensor.shape, (at, at + len(tensor.data)))
         at += len(tensor.data)
     encoded = msgspec.json.encode(header)
     encoded += b" " * (-len(encoded) % 8)
@@ -116,14 +145,14 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
     try:
         header = msgspec.json.decode(mapped[8 : 8 + size].tobytes(), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+        entries = {name: msgspec.json.decode(raw, type=_TensorHeader) for name, raw in header.items()}
     except msgspec.DecodeError as error:
         raise WeightSyncError(f"{path}: header is not safetensors JSON ({error}); the file is damaged") from error
     body = mapped.data[8 + size :]
     return {name: _view(path, name, entry, body) for name, entry in entries.items()}
 
 
-def _view(path: Path, name: str, entry: _Entry, body: memoryview) -> RawTensor:
+def _view(path: Path, name: str, entry: _TensorHeader, body: memoryview) -> RawTensor:
     start, end = entry.data_offsets
     expected = math.prod(entry.shape) * ITEM_BYTES.get(entry.dtype, -1)
     if min(entry.shape, default=0) < 0 or not 0 <= start <= end <= len(body) or end - start != expected:

@@ -27,7 +27,7 @@ class Publication:
     path: str
     """Directory of a HF-format checkpoint; complete when it is visible under this name."""
     checksum: str
-    """Digest over all tensors; `agentrl.weights.checksum` makes it."""
+    """Digest over all tensors; `agentrl.weights.tensors` makes it."""
     tensor_checksums: Mapping[str, str]
     """Digest of each tensor, by HF parameter name."""
 

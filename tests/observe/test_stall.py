@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from agentrl.errors import StallError
-from agentrl.observe.stall import WaitBoard, Watchdog
+from agentrl.observe.stall import StallTimer, WaitBoard
 
 
 def test_the_board_shows_the_longest_wait_first_and_forgets_those_that_are_over() -> None:
@@ -25,13 +25,13 @@ def test_the_board_shows_the_longest_wait_first_and_forgets_those_that_are_over(
 
 
 async def test_the_watchdog_says_who_waits_when_nothing_moves() -> None:
-    dog = Watchdog(timeout_s=0.02, describe=lambda: "the trainer waits for group 17")
+    dog = StallTimer(timeout_s=0.02, describe=lambda: "the trainer waits for group 17")
     with pytest.raises(StallError, match=r"nothing has moved for 0\.02 s\.\nthe trainer waits for group 17"):
         await dog.watch()
 
 
 async def test_progress_moves_the_deadline() -> None:
-    dog = Watchdog(timeout_s=0.2, describe=lambda: "")
+    dog = StallTimer(timeout_s=0.2, describe=lambda: "")
     dog.progress()  # before it watches: nothing to move
     stalled: list[float] = []
     last = 0.0

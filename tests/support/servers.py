@@ -20,8 +20,7 @@ from anyio.from_thread import start_blocking_portal
 from agentrl.inference.backend import CONTEXT_RESERVE
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
-from agentrl.weights.checksum import model_checksum
-from agentrl.weights.tensors import read_safetensors
+from agentrl.weights.tensors import model_checksum, read_safetensors
 from agentrl.weights.types import Publication
 from tests.support.tiny import tiny_checkpoint
 

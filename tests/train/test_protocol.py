@@ -17,7 +17,7 @@ from agentrl.train.worker.protocol import (
     Failed,
     LogprobsReply,
     Publish,
-    Step,
+    TrainStep,
     body_length,
     decode_reply,
     decode_request,
@@ -52,7 +52,7 @@ def test_a_batch_comes_back_bit_for_bit(lengths: list[int], version: int, seed: 
 
     request = decode_request(_body(encode_frame(pack_batch(batch))))
 
-    assert isinstance(request, Step)
+    assert isinstance(request, TrainStep)
     back = unpack_batch(request)
     assert back.policy_version == version
     for ours, theirs in zip(batch.samples, back.samples, strict=True):

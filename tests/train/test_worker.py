@@ -13,21 +13,21 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError, TrainError
 from agentrl.train.batches import pack_batch
 from agentrl.train.config import TrainerConfig
-from agentrl.train.worker.process import serve
+from agentrl.train.worker.process import answer_requests
 from agentrl.train.worker.protocol import (
     HEADER_BYTES,
     BeginSending,
     Failed,
     FinishSending,
     Ready,
-    Reply,
-    Request,
     Restore,
     Save,
     SendingBegun,
     SendingFinished,
     Setup,
     Stepped,
+    WorkerReply,
+    WorkerRequest,
     body_length,
     decode_reply,
     encode_frame,
@@ -40,10 +40,10 @@ def _setup(path: Path) -> Setup:
     return Setup(model_path=str(path), trainer=config, algorithm=algorithm, sync="{}", total_steps=1, seed=0)
 
 
-def _serve(frames: bytes) -> list[Reply]:
+def _serve(frames: bytes) -> list[WorkerReply]:
     output = io.BytesIO()
-    serve(io.BytesIO(frames), output)
-    data, replies = output.getvalue(), list[Reply]()
+    answer_requests(io.BytesIO(frames), output)
+    data, replies = output.getvalue(), list[WorkerReply]()
     while data:
         end = HEADER_BYTES + body_length(data[:HEADER_BYTES])
         replies.append(decode_reply(data[HEADER_BYTES:end]))
@@ -72,7 +72,7 @@ def test_weights_do_not_change_while_they_are_sent_and_are_given_again_only_unch
     again = BeginSending(1, (), "float32", digests=False, again=True)
     first = BeginSending(1, (), "float32", digests=False, again=False)
     step, finish = pack_batch(random_batch()), FinishSending(())
-    requests: list[Request] = [
+    requests: list[WorkerRequest] = [
         _setup(checkpoint), again, first, step, Restore("x"), finish, again, finish, step, again, first, finish, again,
         finish,
     ]  # fmt: skip
@@ -86,7 +86,7 @@ def test_weights_do_not_change_while_they_are_sent_and_are_given_again_only_unch
     ]  # fmt: skip
     refused = [reply for reply in replies if isinstance(reply, Failed)]
     assert [reply.kind for reply in refused] == ["WeightSyncError", "InvariantError", "InvariantError", "WeightSyncError"]
-    assert refused[1].message == "Step while weights are being sent; finish the sending first"
+    assert refused[1].message == "TrainStep while weights are being sent; finish the sending first"
     assert refused[3].message == "the trainer's weights are past version 1; the server gets weights with the next update"
 
 

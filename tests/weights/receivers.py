@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-from agentrl.weights.process_group import Group, join
+from agentrl.weights.process_group import ProcessGroup, join
 from agentrl.weights.types import Bucket, GroupAddress, Manifest
 
 PATIENCE = timedelta(seconds=20)
@@ -22,7 +22,7 @@ class Receiver:
         self.error: RuntimeError | None = None
         self.buckets = 0
         self._flat = flat
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
         self._thread = threading.Thread(target=self._join, args=(address, rank, timeout), daemon=True)
         self._thread.start()
 
@@ -74,7 +74,7 @@ class Receiver:
         if stop_after is not None:
             self._group = None
 
-    def _take_flat(self, group: Group, bucket: Bucket) -> None:
+    def _take_flat(self, group: ProcessGroup, bucket: Bucket) -> None:
         whole = torch.empty(sum(spec.num_bytes for spec in bucket), dtype=torch.uint8)
         group.wait(group.broadcast([whole]))
         at = 0

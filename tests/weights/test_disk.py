@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from agentrl.errors import TrainError, WeightSyncError
-from agentrl.weights.checksum import model_checksum, tensor_checksum
 from agentrl.weights.disk import atomic_directory, publish, read_manifest, verify_directory
-from agentrl.weights.tensors import RawTensor
+from agentrl.weights.tensors import RawTensor, model_checksum, tensor_checksum
 
 _FULL_DISK = """
 import resource, sys

@@ -51,7 +51,7 @@ class Dialect:
 
     @property
     def exact_checksums(self) -> bool:
-        """Whether `/weights_checker` reports `agentrl.weights.checksum` digests under HF names."""
+        """Whether `/weights_checker` reports `tensor_checksum` digests under HF names."""
         return self.engine in OUR_ENGINES
 
 

@@ -33,7 +33,7 @@ from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.gate import Aborts, Gate
 from agentrl.servers.embedded.weights import Weights
 from agentrl.servers.engine import ControlReply
-from agentrl.weights.process_group import Group, join
+from agentrl.weights.process_group import ProcessGroup, join
 from agentrl.weights.types import Bucket, GroupAddress
 
 _UPDATED: Final = "Succeeded to update model weights."
@@ -218,7 +218,7 @@ class GroupUpdates:
         build: Callable[[dict[str, Tensor]], Weights],
     ) -> None:
         self._updates, self._current, self._build = updates, current, build
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ProcessGroup] = {}
         self._taken: dict[str, Tensor] | None = None
         # One broadcast at a time, in the order of the calls, and no session that ends in the middle of one.
         self._lock = anyio.Lock()
@@ -316,7 +316,7 @@ def _refused(message: str) -> ControlReply:
     return ControlReply(success=False, message=message)
 
 
-def _receive(group: Group, bucket: Bucket, *, flat: bool) -> dict[str, Tensor]:
+def _receive(group: ProcessGroup, bucket: Bucket, *, flat: bool) -> dict[str, Tensor]:
     """Return a bucket's tensors by name; `flat`: rank 0 sends them in one piece."""
     if not flat:
         apart = {spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in bucket}

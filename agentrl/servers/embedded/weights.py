@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.servers.embedded.spec import ModelSpec, read_as
-from agentrl.weights.checksum import tensor_checksum
+from agentrl.weights.tensors import tensor_checksum
 
 _SAFETENSORS_NAMES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 

@@ -235,7 +235,7 @@ class ControlRoutes:
         """Report a digest of each served tensor.
 
         SGLang reports xxhash digests under its own fused names (`qkv_proj`, `gate_up_proj`). Here they are
-        `agentrl.weights.checksum` digests under HF names, so that a publication can be compared exactly; a client tells
+        `tensor_checksum` digests under HF names, so that a publication can be compared exactly; a client tells
         the two apart by `engine` of `/server_info`.
         """
         body = await request.read()

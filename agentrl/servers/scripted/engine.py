@@ -27,7 +27,7 @@ from agentrl.servers.engine import (
 from agentrl.servers.scripted.playback import Playback
 from agentrl.servers.scripted.script import Fault, scripted_logprobs
 from agentrl.servers.scripted.server import ScriptedServer
-from agentrl.weights.checksum import tensor_checksum
+from agentrl.weights.tensors import tensor_checksum
 from agentrl.weights.types import Bucket, GroupAddress, scripted_checksums
 
 

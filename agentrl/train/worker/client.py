@@ -39,24 +39,24 @@ from agentrl.train.worker.protocol import (
     FinishSending,
     GroupsOpened,
     OpenGroups,
-    Reply,
-    Request,
     SendingBegun,
     SendingFinished,
     SendingStarted,
     StartSending,
+    WorkerReply,
+    WorkerRequest,
 )
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication
 
-AnyReply = TypeVar("AnyReply", bound=Reply)
+AnyReply = TypeVar("AnyReply", bound=WorkerReply)
 
 
-class Call(Protocol):
+class Exchange(Protocol):
     """An exchange with the worker, bounded by its own deadline."""
 
-    def __call__(self, request: Request, expected: type[AnyReply], what: str, /) -> Awaitable[AnyReply]:
+    def __call__(self, request: WorkerRequest, expected: type[AnyReply], what: str, /) -> Awaitable[AnyReply]:
         """Return the worker's reply."""
         ...
 
@@ -64,7 +64,7 @@ class Call(Protocol):
 class TrainerChannel:
     """The groups of one trainer worker."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Exchange) -> None:
         """Talk to the worker by `call`."""
         self._call = call
         # Held by whoever needs the weights to change, or to stay as they are.
@@ -93,7 +93,7 @@ class TrainerChannel:
         """
         self._check_idle()
         request = OpenGroups(tuple(requests), tuple(keep))
-        return (await _answer(self._call, request, GroupsOpened, "listening for servers")).addresses
+        return (await _shielded_exchange(self._call, request, GroupsOpened, "listening for servers")).addresses
 
     @asynccontextmanager
     async def sending(
@@ -111,7 +111,8 @@ class TrainerChannel:
             self._check_idle()
         async with self._weights:
             request = BeginSending(version, tuple(groups), dtype, digests, again)
-            begun = await _answer(self._call, request, SendingBegun, f"preparing version {version} for the servers")
+            what = f"preparing version {version} for the servers"
+            begun = await _shielded_exchange(self._call, request, SendingBegun, what)
             sending = WorkerSending(self._call, begun.manifest)
             try:
                 yield sending
@@ -127,7 +128,7 @@ class TrainerChannel:
 class WorkerSending:
     """One version on its way; a `Sending`."""
 
-    def __init__(self, call: Call, manifest: Manifest) -> None:
+    def __init__(self, call: Exchange, manifest: Manifest) -> None:
         """Begin with nothing sent; see `TrainerChannel.sending`."""
         self._call = call
         self.manifest = manifest
@@ -140,7 +141,7 @@ class WorkerSending:
 
         Cancellation: they are sent to.
         """
-        await _answer(self._call, StartSending(tuple(groups)), SendingStarted, "starting to send weights")
+        await _shielded_exchange(self._call, StartSending(tuple(groups)), SendingStarted, "starting to send weights")
 
     async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
         """Close the abandoned groups, wait for what goes to the others (at most `sync.timeout_s`), and let the trainer step.
@@ -149,10 +150,10 @@ class WorkerSending:
         """
         self.finished = True
         request = FinishSending(tuple(abandoned))
-        return (await _answer(self._call, request, SendingFinished, "sending weights to the servers")).failures
+        return (await _shielded_exchange(self._call, request, SendingFinished, "sending weights to the servers")).failures
 
 
-async def _answer(call: Call, request: Request, expected: type[AnyReply], what: str) -> AnyReply:
+async def _shielded_exchange(call: Exchange, request: WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
     """Return the answer, also to a caller that is cancelled: an exchange cut in two would break the worker's stream."""
     with anyio.CancelScope(shield=True):  # the call has its own deadline
         return await call(request, expected, what)
@@ -303,7 +304,7 @@ class RemoteTrainer:
         self.device = reply.device
         self.num_parameters = reply.num_parameters
 
-    async def _call(self, request: protocol.Request, expected: type[AnyReply], what: str) -> AnyReply:
+    async def _call(self, request: protocol.WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
         frame = protocol.encode_frame(request)
         async with self._exchange_lock:
             if self._broken is not None:
@@ -325,7 +326,7 @@ class RemoteTrainer:
             raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
         return reply
 
-    async def _exchange(self, frame: bytes) -> protocol.Reply:
+    async def _exchange(self, frame: bytes) -> protocol.WorkerReply:
         assert self._process.stdin is not None
         await self._process.stdin.send(frame)
         return protocol.decode_reply(await self._receive(protocol.body_length(await self._receive(protocol.HEADER_BYTES))))

@@ -38,7 +38,7 @@ class _Worker:
     given_out: int | None = None
     """Version under which servers were given the weights as they are; None while nobody was."""
 
-    def answer(self, request: protocol.Request) -> protocol.Reply:
+    def answer(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
         match request:
             case protocol.OpenGroups():
                 return protocol.GroupsOpened(tuple(self.sender.open(request.requests, request.keep)))
@@ -49,9 +49,9 @@ class _Worker:
                 return protocol.SendingStarted()
             case protocol.FinishSending():
                 return protocol.SendingFinished(self.sender.finish(request.abandoned))
-            case protocol.Step() | protocol.Restore() if self.sender.sending:
+            case protocol.TrainStep() | protocol.Restore() if self.sender.sending:
                 raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
-            case protocol.Step():
+            case protocol.TrainStep():
                 self.given_out = None
                 report = self.trainer.step(unpack_batch(request))
                 return protocol.Stepped(dict(report.metrics), report.skipped)
@@ -104,7 +104,7 @@ class _Worker:
         return protocol.Saved()
 
 
-def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+def answer_requests(requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer the requests of `requests` on `replies` until it ends; the first must be `Setup`.
 
     Raises:
@@ -112,7 +112,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """
     worker: _Worker | None = None
     try:
-        while (request := _read(requests)) is not None:
+        while (request := _read_request(requests)) is not None:
             try:
                 if worker is not None:
                     reply = worker.answer(request)
@@ -139,12 +139,12 @@ def main() -> None:
     os.close(null)
     os.dup2(2, 1)
     try:
-        serve(requests, replies)
+        answer_requests(requests, replies)
     except BrokenPipeError:
         sys.exit("the driver is gone")
 
 
-def _set_up(request: protocol.Request) -> tuple[_Worker, protocol.Ready]:
+def _set_up(request: protocol.WorkerRequest) -> tuple[_Worker, protocol.Ready]:
     if not isinstance(request, protocol.Setup):
         raise InvariantError(f"the first request to a trainer worker must be Setup, got {type(request).__name__}")
     import torch
@@ -170,7 +170,7 @@ def _set_up(request: protocol.Request) -> tuple[_Worker, protocol.Ready]:
     return _Worker(trainer=trainer, sender=sender, source=Path(request.model_path)), ready
 
 
-def _read(stream: BinaryIO) -> protocol.Request | None:
+def _read_request(stream: BinaryIO) -> protocol.WorkerRequest | None:
     header = stream.read(protocol.HEADER_BYTES)
     if not header:
         return None

@@ -45,7 +45,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     seed: int
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class TrainStep(msgspec.Struct, frozen=True, tag=True):
     """Train on one batch; answered by `Stepped`. The arrays are the samples' own, joined; `lengths` cuts them apart."""
 
     policy_version: int
@@ -189,10 +189,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Request: TypeAlias = (
-    Setup | Step | Publish | Logprobs | Save | Restore | OpenGroups | BeginSending | StartSending | FinishSending
+WorkerRequest: TypeAlias = (
+    Setup | TrainStep | Publish | Logprobs | Save | Restore | OpenGroups | BeginSending | StartSending | FinishSending
 )
-Reply: TypeAlias = (
+WorkerReply: TypeAlias = (
     Ready
     | Stepped
     | Published
@@ -206,11 +206,11 @@ Reply: TypeAlias = (
     | Failed
 )
 
-_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_REQUESTS: msgspec.msgpack.Decoder[WorkerRequest] = msgspec.msgpack.Decoder(WorkerRequest)
+_REPLIES: msgspec.msgpack.Decoder[WorkerReply] = msgspec.msgpack.Decoder(WorkerReply)
 
 
-def encode_frame(message: Request | Reply) -> bytes:
+def encode_frame(message: WorkerRequest | WorkerReply) -> bytes:
     """Return `message` as a frame.
 
     Raises:
@@ -236,7 +236,7 @@ def body_length(header: bytes | bytearray) -> int:
     return length
 
 
-def decode_request(body: bytes | bytearray) -> Request:
+def decode_request(body: bytes | bytearray) -> WorkerRequest:
     """Return the request in `body`.
 
     Raises:
@@ -248,7 +248,7 @@ def decode_request(body: bytes | bytearray) -> Request:
         raise InvariantError(f"not a request to the trainer worker: {error}") from error
 
 
-def decode_reply(body: bytes | bytearray) -> Reply:
+def decode_reply(body: bytes | bytearray) -> WorkerReply:
     """Return the reply in `body`.
 
     Raises:
@@ -277,21 +277,21 @@ def pack_bool(values: BoolArray) -> Array:
 
 def unpack_int32(array: Array, count: int | None = None) -> Int32Array:
     """Return the int32 values of `array`, [count]; raises InvariantError for another type or count."""
-    return np.frombuffer(_checked(array, "<i4", 4, count), "<i4").astype(np.int32, copy=False)
+    return np.frombuffer(_array_bytes(array, "<i4", 4, count), "<i4").astype(np.int32, copy=False)
 
 
 def unpack_float32(array: Array, count: int | None = None) -> Float32Array:
     """Return the float32 values of `array`, [count]; raises InvariantError for another type or count."""
-    return np.frombuffer(_checked(array, "<f4", 4, count), "<f4").astype(np.float32, copy=False)
+    return np.frombuffer(_array_bytes(array, "<f4", 4, count), "<f4").astype(np.float32, copy=False)
 
 
 def unpack_bool(array: Array, count: int | None = None) -> BoolArray:
     """Return the booleans of `array`, [count]; raises InvariantError for another type or count."""
-    data = _checked(array, "|b1", 1, count)
+    data = _array_bytes(array, "|b1", 1, count)
     return np.frombuffer(data, np.uint8) != 0
 
 
-def _checked(array: Array, dtype: str, item_bytes: int, count: int | None) -> bytes:
+def _array_bytes(array: Array, dtype: str, item_bytes: int, count: int | None) -> bytes:
     if array.dtype != dtype:
         raise InvariantError(f"expected an array of {dtype}, got {array.dtype}")
     if len(array.data) % item_bytes or (count is not None and len(array.data) != count * item_bytes):

@@ -20,7 +20,7 @@ from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.servers.scripted.engine import digests
 from agentrl.types import StopReason
-from agentrl.weights.checksum import model_checksum
+from agentrl.weights.tensors import model_checksum
 from agentrl.weights.types import Publication
 from tests.support.scripted import all_serving, request, seen
 from tests.support.tiny import build_model

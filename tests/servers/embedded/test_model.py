@@ -17,7 +17,7 @@ from agentrl.servers.embedded.cache import KVCache, plan_rows
 from agentrl.servers.embedded.model import Transformer
 from agentrl.servers.embedded.spec import read_spec
 from agentrl.servers.embedded.weights import load_weights
-from agentrl.weights.checksum import tensor_checksum
+from agentrl.weights.tensors import tensor_checksum
 from tests.support.embedded import ReferenceModel
 from tests.support.tiny import Architecture, tiny_checkpoint
 

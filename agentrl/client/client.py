@@ -7,17 +7,16 @@ HTTP to this process, and a call that fails or is cancelled records nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, NoReturn, Self, TypedDict, Unpack
+from typing import Self, TypedDict, Unpack, cast
 
 import anyio
 from openai.types.chat import ChatCompletion
 
-from agentrl.client.arguments import MessageLike, checked_messages, read_sampling
+from agentrl.client.arguments import MessageLike, checked_messages, read_arguments, read_sampling
 from agentrl.client.completion import completion, token_logprobs
 from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import Episode, completion_id
-from agentrl.client.openai_base import CallTimeout, Chat, EpisodeClient, RawResponse, refuse, shared_attributes, timed_out
+from agentrl.client.openai_base import EpisodeClient, RawResponse, call_timeout
 from agentrl.client.stream import ChatStream
 from agentrl.inference.backend import Backend, GenerateRequest, Generation
 from agentrl.tokens.graph import TokenGraph
@@ -45,7 +44,7 @@ class GenerateArguments(TypedDict, total=False):
     seed: int | None
 
 
-class Client(EpisodeClient):
+class Client(EpisodeClient[Episode]):
     """An `AsyncOpenAI` whose model is the policy being trained, bound to one episode.
 
     Calls may run in parallel and be retried; each completed one is a turn of the episode. Sub-conversations (other system
@@ -54,7 +53,7 @@ class Client(EpisodeClient):
     Args:
         backend: samples the tokens.
         renderer: chat template and tokenizer of the policy.
-        sampling: what calls use where they say nothing.
+        sampling: the default of each sampling argument that a call leaves out.
         episode_id: unique within the run.
         task_id: the task the episode is of.
         max_turns: completed calls allowed; a running call counts as one.
@@ -77,9 +76,7 @@ class Client(EpisodeClient):
         max_context_tokens: int | None = None,
         on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
-        # AsyncOpenAI.__init__ would build an HTTP client; its attributes are shared by all episodes instead.
-        self.__dict__.update(shared_attributes())
-        self.episode = Episode(
+        episode = Episode(
             backend=backend,
             renderer=renderer,
             sampling=sampling,
@@ -90,17 +87,12 @@ class Client(EpisodeClient):
             max_context_tokens=max_context_tokens,
             on_turn=on_turn,
         )
-        self._record = self.episode
+        super().__init__(episode)
 
     @property
     def graph(self) -> TokenGraph:
         """The episode's turns so far."""
         return self.episode.graph
-
-    @cached_property
-    def chat(self) -> Chat:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
-        """The chat endpoint, the one that is served."""
-        return Chat(self, self.answer)
 
     async def answer(
         self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]
@@ -111,22 +103,23 @@ class Client(EpisodeClient):
         `finish_reason` is `stop`, `length` or `tool_calls`.
         """
         episode = self.episode
-        call = episode.arguments.read(arguments, self.timeout)
+        call = read_arguments(
+            arguments, episode.sampling, default_timeout=self.timeout, vocab_size=episode.renderer.vocab_size
+        )
         checked = checked_messages(messages)
         if stream:
             result = ChatStream(episode, checked, call)
         else:
-            with episode.call():
+            with episode.start_call():
                 prompt = episode.graph.prepare(checked, call.tools)
                 request = episode.request(prompt, call.sampling)
-                backend, timeout_s = episode.backend, call.timeout_s
-                generation = await (backend.generate(request) if timeout_s is None else _sample(backend, request, timeout_s))
-                episode.check_whole(request, generation)
+                generation = await _generate(episode.backend, request, call.timeout_s)
+                episode.check_not_aborted(request, generation)
                 turn = episode.record(prompt, request, generation)
             result = completion(
                 completion_id(request),
                 call.model,
-                episode.graph.turns[turn].message,
+                turn.message,
                 generation,
                 prompt_tokens=prompt.context.size,
                 logprobs=token_logprobs(episode.renderer, generation) if call.logprobs else None,
@@ -143,7 +136,7 @@ class Client(EpisodeClient):
             input_ids: the whole context, [N] ids. It continues the turn whose context and output it begins with, the
                 longest if there are several; else it starts a new root.
             timeout: deadline of this call, seconds.
-            **sampling: see `GenerateArguments`.
+            **sampling: as `GenerateArguments` lists them.
 
         Returns:
             What the server returned, aborted (partial) output included: a token-level workflow sees `stop_reason`.
@@ -157,13 +150,12 @@ class Client(EpisodeClient):
         """
         episode = self.episode
         params = read_sampling(sampling, episode.sampling, vocab_size=episode.renderer.vocab_size)
-        ids = episode.context(input_ids)
-        with episode.call():
+        ids = episode.check_ids(input_ids)
+        with episode.start_call():
             parent, end = episode.parent_of(ids)
             prompt = episode.graph.prepare_ids(ids[end:], parent)
             request = episode.request(prompt, params)
-            backend = episode.backend
-            generation = await (backend.generate(request) if timeout is None else _sample(backend, request, timeout))
+            generation = await _generate(episode.backend, request, timeout)
             episode.record(prompt, request, generation, given=generation)
         return generation
 
@@ -172,21 +164,17 @@ class Client(EpisodeClient):
 
         Options about the connection (`max_retries`, `default_headers`, ...) have nothing to change here.
         """
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other.__dict__.pop("chat", None)
+        other = self._twin()
         if timeout is not None:
-            other.__dict__["timeout"] = timeout
+            other.timeout = cast("float", timeout)  # whatever it is, the next call checks it
         return other
 
     with_options = copy
 
-    async def request(self, cast_to: object, options: Any, **details: object) -> NoReturn:  # noqa: ANN401
-        """Refuse an endpoint that is not served."""
-        refuse(f"{options.method.upper()} {options.url}")
 
-
-async def _sample(backend: Backend, request: GenerateRequest, timeout_s: float) -> Generation:
+async def _generate(backend: Backend, request: GenerateRequest, timeout_s: float | None) -> Generation:
+    if timeout_s is None:
+        return await backend.generate(request)
     with anyio.move_on_after(timeout_s):
         return await backend.generate(request)
-    raise CallTimeout(timed_out(request.episode_id, timeout_s))
+    raise call_timeout(request.episode_id, timeout_s)

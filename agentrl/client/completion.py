@@ -1,6 +1,6 @@
 """Turns as openai objects: `ChatCompletion` and `ChatCompletionChunk`.
 
-Invariant: what is returned passes the openai models' own validation; the content, reasoning and tool calls are those of
+Invariant: each object has passed the validation of its openai model; its content, reasoning and tool calls are those of
 the turn's recorded message.
 """
 
@@ -8,35 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, TypeVar
 
-from openai import BaseModel
-from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.inference.backend import Generation
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Int32Array, Message, StopReason
 
-_Model = TypeVar("_Model", bound=BaseModel)
-_LENGTH = StopReason.LENGTH  # asking an enum for its member takes longer than comparing
-_DEFAULTS: dict[type[BaseModel], dict[str, object]] = {
-    kind: {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
-    for kind in (ChatCompletion, Choice, ChatCompletionMessage, CompletionUsage)
-}
-
-
-class _Open(BaseModel):
-    """An openai model before it is made: what its attributes are set to is not looked at."""
-
-    __init__ = object.__init__  # pyright: ignore[reportAssignmentType] - of no fields
-    __setattr__ = object.__setattr__
-    __delattr__ = object.__delattr__
-
 
 def chunk_header(identity: str, model: str) -> dict[str, object]:
-    """Return what all chunks of one call say of it, stamped with the present time."""
+    """Return the fields that all chunks of one call have in common, with the present time."""
     return {"id": identity, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
 
 
@@ -55,35 +36,25 @@ def completion(
     Beyond the OpenAI fields it carries `choices[0].token_ids` (the sampled ids), `message.reasoning_content` where the
     model reasoned, and `prompt_token_ids` where they were asked for.
     """
-    said = message if len(message) == 2 and message["content"] else message_fields(message)
-    counts = usage(prompt_tokens, generation)
     choice: dict[str, object] = {
         "finish_reason": finish_reason(message, generation),
         "index": 0,
-        "message": _made(ChatCompletionMessage, said, {}) if len(said) == 2 else ChatCompletionMessage.model_validate(said),
+        "message": message_fields(message),
+        "token_ids": generation.output_ids.tolist(),
     }
     if logprobs is not None:
-        choice["logprobs"] = ChoiceLogprobs.model_validate(logprobs)
+        choice["logprobs"] = logprobs
     fields: dict[str, object] = {
         "id": identity,
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [_made(Choice, choice, {"token_ids": generation.output_ids.tolist()})],
-        "usage": _made(CompletionUsage, counts, {}) if len(counts) == 3 else CompletionUsage.model_validate(counts),
+        "choices": [choice],
+        "usage": usage(prompt_tokens, generation),
     }
-    return _made(ChatCompletion, fields, {} if prompt_ids is None else {"prompt_token_ids": prompt_ids.tolist()})
-
-
-def _made(kind: type[_Model], fields: Mapping[str, object], extra: dict[str, object]) -> _Model:
-    """Return what validating these fields would return; for text, numbers and models, which are valid as they are."""
-    made: Any = _Open()
-    made.__dict__ = {**_DEFAULTS[kind], **fields}
-    made.__pydantic_fields_set__ = {*fields, *extra}
-    made.__pydantic_extra__ = extra
-    made.__pydantic_private__ = None
-    made.__class__ = kind
-    return made
+    if prompt_ids is not None:
+        fields["prompt_token_ids"] = prompt_ids.tolist()
+    return ChatCompletion.model_validate(fields)
 
 
 def chunk(
@@ -115,7 +86,7 @@ def message_fields(message: Message) -> dict[str, object]:
 
 def finish_reason(message: Message, generation: Generation) -> str:
     """Return `length` for a truncated output, else `tool_calls` if there are any, else `stop`."""
-    if generation.stop_reason is _LENGTH:
+    if generation.stop_reason is StopReason.LENGTH:
         return "length"
     return "tool_calls" if message.get("tool_calls") else "stop"
 

@@ -1,29 +1,173 @@
-"""One episode as the client keeps it: the token graph, the backend, the budgets.
+"""One episode as its clients share it: the turns, the budgets, rewards and metrics.
 
-Invariant: a model call either becomes exactly one turn of the graph or leaves the episode as it was (refused, failed,
-timed out, cancelled); a budget is checked before the call it forbids.
+Invariant: a model call either becomes exactly one turn or leaves the episode as it was (refused, failed, timed out,
+cancelled). A turn has at most one reward, finite; after `close` nothing changes any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from uuid import uuid4
 
 import numpy as np
 
-from agentrl.client.arguments import ArgumentReader
-from agentrl.client.budget import Ledger
+from agentrl.client.budget import EpisodeBudget, RunningCall
 from agentrl.client.config import SamplingConfig
-from agentrl.errors import ReplyError, ServerUnavailable, WorkflowError
+from agentrl.errors import ReplyError, RewardError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, Int32Array, StopReason, Trajectory, Turn
+from agentrl.validation import check_reward
+
+_AMBIGUOUS = -1
 
 
-class Episode:
-    """What all clients of one episode share. Single-threaded: no method awaits."""
+class EpisodeRecord(ABC):
+    """What every episode keeps, whichever model answers. Single-threaded: no method awaits."""
+
+    turns: Sequence[Turn]
+    """The recorded turns, in order of completion."""
+
+    def __init__(
+        self,
+        episode_id: str,
+        task_id: str,
+        *,
+        max_turns: int | None,
+        max_tokens: int | None,
+        on_turn: Callable[[Turn], None] | None,
+    ) -> None:
+        """Start without turns; the arguments are those of `Client`."""
+        self.id = episode_id
+        self.budget = EpisodeBudget(episode_id, max_turns=max_turns, max_tokens=max_tokens)
+        self.metrics: dict[str, float] = {}
+        """What the workflow recorded."""
+        self.reported_tokens: dict[str, float] = {}
+        """Tokens by an endpoint's own count; empty where the turns hold the tokens."""
+        self._task_id = task_id
+        self._on_turn = on_turn
+        self._turn_by_id: dict[str, int] = {}
+        self._turn_by_object: dict[int, tuple[object, int]] = {}
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise `WorkflowError` if the episode is closed."""
+        if self._closed:
+            raise WorkflowError(f"episode {self.id} is closed; the workflow must not use its client after it has returned")
+
+    def start_call(self) -> RunningCall:
+        """Count one more running call.
+
+        Raises:
+            WorkflowError: the episode is closed.
+            EpisodeLimit: the turn or token budget is spent.
+        """
+        self.check_open()
+        return self.budget.start_call()
+
+    def reward(self, target: object, value: object) -> None:
+        """Set the reward of the turn that `target` (a completion, chunk, its id, or a generation) stands for.
+
+        Raises:
+            RewardError: `value` is not a finite number, or the turn has a reward already.
+            WorkflowError: `target` is no turn of this episode, or the episode is closed.
+        """
+        self.check_open()
+        number = check_reward(value, f"client.reward, episode {self.id}")
+        turn = self._find_turn(target)
+        present = self.turns[turn].reward
+        if present is not None:
+            raise RewardError(
+                f"episode {self.id}: turn {turn} already has the reward {present}, got {number}; set it once, with the total"
+            )
+        self._set_reward(turn, number)
+
+    def record_metrics(self, metrics: Mapping[str, object]) -> None:
+        """Keep numbers of the episode; a later value replaces an earlier one of the same name.
+
+        Raises:
+            WorkflowError: a value is not a finite number, or the episode is closed.
+        """
+        self.check_open()
+        numbers: dict[str, float] = {}
+        for name, value in metrics.items():
+            huge = isinstance(value, int) and abs(value) > 1e308  # an int may be too large for a float
+            if huge or not isinstance(value, (int, float, np.floating, np.integer)) or not math.isfinite(value):
+                raise WorkflowError(f"client.record: {name} must be a finite number, got {type(value).__name__} {value!r}")
+            numbers[name] = float(value)
+        self.metrics.update(numbers)
+
+    def close(self, stop_reason: StopReason, final_reward: object, failure: EpisodeFailure | None) -> Trajectory:
+        """End the episode and return its trajectory.
+
+        Raises:
+            RewardError: `final_reward` is not a finite number; the episode stays open.
+            WorkflowError: the episode is closed already.
+        """
+        self.check_open()
+        reward = None if final_reward is None else check_reward(final_reward, f"episode {self.id}")
+        self._closed = True
+        return Trajectory(
+            episode_id=self.id,
+            task_id=self._task_id,
+            turns=tuple(self.turns),
+            stop_reason=stop_reason,
+            final_reward=reward,
+            failure=failure,
+            metrics={**self.reported_tokens, **self.metrics},
+        )
+
+    @abstractmethod
+    def _set_reward(self, turn: int, reward: float) -> None:
+        """Replace a turn by the same one with a reward."""
+
+    def _announce(self, turn: int, completion_id: str, num_tokens: int, given: object) -> None:
+        """Count a turn that was recorded, let `reward` find it, and pass it on.
+
+        Args:
+            turn: its index.
+            completion_id: the id of its completion.
+            num_tokens: what it sampled.
+            given: the object that the caller gets, where ids may be missing or the same for several calls.
+        """
+        self.budget.add_turn(num_tokens)
+        self._turn_by_id[completion_id] = _AMBIGUOUS if completion_id in self._turn_by_id else turn
+        if given is not None:
+            self._turn_by_object[id(given)] = (given, turn)
+        if self._on_turn is not None:
+            self._on_turn(self.turns[turn])
+
+    def _find_turn(self, target: object) -> int:
+        entry = self._turn_by_object.get(id(target))
+        if entry is not None:
+            return entry[1]
+        if isinstance(target, Generation):
+            raise WorkflowError(f"episode {self.id}: this generation is not of this episode's client.generate")
+        identity = target if isinstance(target, str) else getattr(target, "id", None)
+        if not isinstance(identity, str):
+            raise WorkflowError(
+                f"client.reward takes a completion, its id, or a generation, got {type(target).__name__} {target!r:.80}"
+            )
+        turn = self._turn_by_id.get(identity)
+        if turn == _AMBIGUOUS:
+            raise WorkflowError(
+                f"episode {self.id}: the endpoint gave several completions the id {identity!r}; "
+                "reward the completion object, not its id or a chunk"
+            )
+        if turn is None:
+            raise WorkflowError(
+                f"episode {self.id}: {identity!r} is no completed model call of this episode; "
+                "reward a completion with the client that made it, and a stream after its last chunk"
+            )
+        return turn
+
+
+class Episode(EpisodeRecord):
+    """An episode of the policy: every call is recorded with its token ids."""
 
     def __init__(
         self,
@@ -38,34 +182,18 @@ class Episode:
         max_context_tokens: int | None,
         on_turn: Callable[[Turn], None] | None,
     ) -> None:
+        """Start without turns; the arguments are those of `Client`."""
+        super().__init__(episode_id, task_id, max_turns=max_turns, max_tokens=max_episode_tokens, on_turn=on_turn)
         self.backend = backend
         self.renderer = renderer
         self.sampling = sampling
-        self.id = episode_id
         self.graph = TokenGraph(renderer, episode_id=episode_id, task_id=task_id, history=sampling.history)
-        self.arguments = ArgumentReader(sampling, vocab_size=renderer.vocab_size)
-        self.ledger = Ledger(episode_id, max_turns)
-        self._max_tokens = max_episode_tokens
+        self.turns = self.graph.turns
         limits = [limit for limit in (max_context_tokens, renderer.max_context) if limit is not None]
         self._max_context = min(limits, default=None)
-        self._on_turn = on_turn
-        self._output_tokens = 0
-
-    def call(self) -> Ledger:
-        """Check the budgets, and return a context that holds one call's place in the turn budget.
-
-        Raises:
-            WorkflowError: the episode is closed.
-            EpisodeLimit: the turn or token budget is spent.
-        """
-        if self._max_tokens is not None and self._output_tokens >= self._max_tokens:
-            self.ledger.check_open()
-            spent = f"{self._output_tokens} of {self._max_tokens} sampled tokens are spent"
-            raise self.ledger.spent(StopReason.TOKEN_LIMIT, spent)
-        return self.ledger.call()
 
     def request(self, prompt: Prompt, sampling: SamplingParams) -> GenerateRequest:
-        """Return the request for `prompt`, its output limit clipped to what context and token budget leave.
+        """Return the request for `prompt`, its output limit lowered to what the context and the token budget leave.
 
         Raises:
             EpisodeLimit: the context leaves no room for one token.
@@ -74,29 +202,26 @@ class Episode:
         length = prompt.context.size
         if not length:
             raise WorkflowError(f"episode {self.id}: a model call needs at least one context token")
-        room = sampling.max_new_tokens
+        room = self.budget.clip(sampling.max_new_tokens)
         if self._max_context is not None:
-            left = self._max_context - length
-            if left < 1:
-                taken = f"a context of {length} tokens leaves no room for output: the limit is {self._max_context}"
-                raise self.ledger.spent(StopReason.TOKEN_LIMIT, taken)
-            room = left if left < room else room
-        if self._max_tokens is not None:
-            room = min(room, self._max_tokens - self._output_tokens)
+            room = min(room, self._max_context - length)
+            if room < 1:
+                full = f"a context of {length} tokens leaves no room for output: the limit is {self._max_context}"
+                raise self.budget.exceeded(StopReason.TOKEN_LIMIT, full)
         if room != sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=room)
         return GenerateRequest(request_id=uuid4().hex, episode_id=self.id, context=prompt.context, sampling=sampling)
 
-    def check_whole(self, request: GenerateRequest, generation: Generation) -> None:
-        """Raise `ServerUnavailable` for an aborted completion: the server cut it, so it is no answer of the policy."""
+    def check_not_aborted(self, request: GenerateRequest, generation: Generation) -> None:
+        """Raise `ServerUnavailable` for an aborted generation: the server cut it, so it is no answer of the policy."""
         if generation.stop_reason is StopReason.ABORT:
             raise ServerUnavailable(
                 f"episode {self.id}, request {request.request_id}: the server aborted the call after "
                 f"{len(generation.output_ids)} tokens; nothing was recorded, and calling again is safe"
             )
 
-    def record(self, prompt: Prompt, request: GenerateRequest, generation: Generation, given: object = None) -> int:
-        """Append the turn that `generation` makes of `prompt`; return its index.
+    def record(self, prompt: Prompt, request: GenerateRequest, generation: Generation, given: object = None) -> Turn:
+        """Append the turn that `generation` makes of `prompt`, and return it.
 
         Args:
             prompt: what was sent.
@@ -106,9 +231,9 @@ class Episode:
 
         Raises:
             WorkflowError: the episode was closed while the call ran.
-            ReplyError: an empty, mismatched or impossible completion.
+            ReplyError: an empty, mismatched or impossible generation.
         """
-        self.ledger.check_open()
+        self.check_open()
         count, limit = len(generation.output_ids), request.sampling.max_new_tokens
         if not 0 < count <= limit:
             what = f"{count} tokens" if count else "an empty completion"
@@ -123,19 +248,14 @@ class Episode:
             matched_stop=generation.matched_stop,
             temperature=request.sampling.temperature,
         )
-        self._output_tokens += count
-        self.ledger.add_turn(completion_id(request), turn, given)
-        if self._on_turn is not None:
-            self._on_turn(self.graph.turns[turn])
-        return turn
+        self._announce(turn, completion_id(request), count, given)
+        return self.turns[turn]
 
-    def reward(self, target: object, value: object) -> None:
-        """Set a turn's reward; see `Client.reward`."""
-        turn = self.ledger.reward(target, value)
-        self.graph.set_reward(turn, self.ledger.rewards[turn])
+    def _set_reward(self, turn: int, reward: float) -> None:
+        self.graph.set_reward(turn, reward)
 
-    def context(self, input_ids: Sequence[int] | Int32Array) -> Int32Array:
-        """Return the ids of a token-level call.
+    def check_ids(self, input_ids: Sequence[int] | Int32Array) -> Int32Array:
+        """Return the ids of a token-level call, [N] int32.
 
         Raises:
             WorkflowError: they are no ids, or outside the vocabulary: one of them would kill a real server.
@@ -157,7 +277,7 @@ class Episode:
         ends: list[int] = []
         begins: list[bool] = []
         best, best_end = None, 0
-        for index, turn in enumerate(self.graph.turns):
+        for index, turn in enumerate(self.turns):
             at = 0 if turn.parent is None else ends[turn.parent]
             middle = at + len(turn.context_ids)
             end = middle + len(turn.output_ids)
@@ -172,13 +292,6 @@ class Episode:
             if same and end > best_end:
                 best, best_end = index, end
         return best, best_end
-
-    def close(self, stop_reason: StopReason, final_reward: float | None, failure: EpisodeFailure | None) -> Trajectory:
-        """End the episode and return its trajectory; see `Client.close`."""
-        reward = self.ledger.close(final_reward)
-        return self.graph.trajectory(
-            stop_reason=stop_reason, final_reward=reward, failure=failure, metrics=dict(self.ledger.metrics)
-        )
 
 
 def completion_id(request: GenerateRequest) -> str:

@@ -1,23 +1,17 @@
-"""The part of `AsyncOpenAI` that an episode's client inherits and does not use: one shared, refusing HTTP client.
+"""The `AsyncOpenAI` that an episode's clients share: one episode, no connection, chat completions only.
 
-Invariant: an episode's client never opens a connection; every endpoint but chat completions raises an error that names
-what is served.
-
-`client.chat.completions` of an episode's client, whoever answers.
-
-Invariant: every call of `create` goes to the client's `answer` with the arguments as they were given.
-
-What the clients of an episode have in common, whoever samples: rewards, metrics, closing.
-
-Invariant: one episode, one trajectory: `close` returns it once, and nothing can be added to it afterwards.
+Invariant: every chat completion goes to the client's `answer` with the arguments as they were given. `close` returns the
+episode's trajectory once, and nothing can be added to the episode afterwards.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Awaitable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias, Unpack, overload
+from typing import Any, Generic, Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack, overload
 
 import anyio.lowlevel
 import openai
@@ -26,38 +20,52 @@ from openai.resources.chat import AsyncChat
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from agentrl.client.arguments import CreateArguments, MessageLike, streams
-from agentrl.client.budget import Ledger
+from agentrl.client.arguments import CreateArguments, MessageLike, wants_stream
+from agentrl.client.episode import EpisodeRecord
 from agentrl.errors import ServerTimeout, WorkflowError
 from agentrl.types import EpisodeFailure, StopReason, Trajectory
 
+BASE_URL = "http://agentrl.invalid/v1"
+_SERVED = "an episode's client serves chat.completions.create (also stream=True and with_raw_response) and generate"
+_BOUND_TO_ONE_CLIENT = ("chat", "beta", "with_raw_response", "with_streaming_response")
+"""The cached properties of an `AsyncOpenAI` whose values keep a reference to it."""
 
-class EpisodeRecord(Protocol):
-    """The part of an episode that `EpisodeClient` needs."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Budgets, rewards and metrics."""
-        ...
-
-    def reward(self, target: object, value: object) -> None:
-        """Set a turn's reward."""
-        ...
-
-    def close(self, stop_reason: StopReason, final_reward: float | None, failure: EpisodeFailure | None) -> Trajectory:
-        """End the episode."""
-        ...
+EpisodeT = TypeVar("EpisodeT", bound=EpisodeRecord)
+Answered: TypeAlias = "ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse"
 
 
-class EpisodeClient(AsyncOpenAI):
+class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
     """An `AsyncOpenAI` bound to one episode: `Client` in training, `EndpointClient` in evaluation."""
 
-    _record: EpisodeRecord
+    episode: EpisodeT
+
+    def __init__(
+        self,
+        episode: EpisodeT,
+        *,
+        api_key: str = "agentrl",
+        base_url: str = BASE_URL,
+        timeout: object = None,
+        max_retries: int = 0,
+    ) -> None:
+        """Bind a client to `episode`; the options are what code that looks at an `AsyncOpenAI` finds."""
+        options: dict[str, Any] = {"timeout": timeout, "max_retries": max_retries}
+        super().__init__(api_key=api_key, base_url=base_url, http_client=_http_client(), **options)
+        self.episode = episode
+
+    @cached_property
+    def chat(self) -> Chat:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
+        """The chat endpoint; its calls are the episode's turns."""
+        return Chat(self)
+
+    @abstractmethod
+    async def answer(self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, Any]) -> Answered:
+        """Return what `chat.completions.create` returns for these messages and its other arguments."""
 
     @property
     def limit_reached(self) -> StopReason | None:
         """TURN_LIMIT or TOKEN_LIMIT once a call has been refused for it, even if the workflow caught the error."""
-        return self._record.ledger.limit
+        return self.episode.budget.limit_reached
 
     def reward(self, completion: object, value: float) -> None:
         """Set the reward of one turn, once.
@@ -71,15 +79,15 @@ class EpisodeClient(AsyncOpenAI):
             RewardError: `value` is not a finite number, or the turn already has a reward.
             WorkflowError: `completion` is not of this episode, or the episode is closed.
         """
-        self._record.reward(completion, value)
+        self.episode.reward(completion, value)
 
     def record(self, **metrics: float) -> None:
-        """Record numbers about the episode, such as `busy=1`; the last value of a name counts.
+        """Record numbers about the episode, such as `busy=1`; a later value replaces an earlier one of the same name.
 
         Raises:
             WorkflowError: a value is not a finite number, or the episode is closed.
         """
-        self._record.ledger.record(metrics)
+        self.episode.record_metrics(metrics)
 
     @overload
     def close(self) -> Awaitable[None]: ...
@@ -94,7 +102,7 @@ class EpisodeClient(AsyncOpenAI):
     ) -> Trajectory | Awaitable[None]:
         """End the episode and return its trajectory; later calls on this client raise `WorkflowError`.
 
-        Without arguments it is `AsyncOpenAI.close`, for agents that close what they were given: it does nothing.
+        Without arguments it is `AsyncOpenAI.close`, for agents that close the client they were given: it does nothing.
 
         Args:
             stop_reason: why the episode ended.
@@ -107,108 +115,42 @@ class EpisodeClient(AsyncOpenAI):
         """
         if stop_reason is None:
             return anyio.lowlevel.checkpoint()
-        return self._record.close(stop_reason, final_reward, failure)
+        return self.episode.close(stop_reason, final_reward, failure)
 
     async def __aexit__(self, *details: object) -> None:
-        """Leave the episode open: whoever made the client closes it."""
+        """Leave the episode open: the code that made the client closes it."""
 
+    async def request(self, cast_to: object, options: Any, **details: object) -> Any:  # noqa: ANN401
+        """Refuse an endpoint that is not served."""
+        not_served(f"{options.method.upper()} {options.url}")
 
-BASE_URL = "http://agentrl.invalid/v1"
-SERVED = "an episode's client serves chat.completions.create (also stream=True and with_raw_response) and generate"
-
-
-class CallTimeout(ServerTimeout, openai.APITimeoutError):
-    """The deadline a model call was given as `timeout` has passed; the call recorded nothing.
-
-    It is an `openai.APITimeoutError` too, so agents written for the OpenAI API can catch and retry it.
-    """
-
-    def __init__(self, message: str, *, status: int | None = None, url: str | None = None) -> None:
-        ServerTimeout.__init__(self, message, status=status, url=url)
-        self.message = message
-        self.request = _http_client().build_request("POST", f"{BASE_URL}/chat/completions")
-        self.body, self.code, self.param, self.type = None, None, None, None
-
-
-def timed_out(episode_id: str, timeout_s: float) -> str:
-    """Return the message of a `CallTimeout`."""
-    return f"episode {episode_id}: no completion within the call's timeout of {timeout_s:g} s"
-
-
-def refuse(what: str) -> NoReturn:
-    """Raise `WorkflowError`, saying that `what` is not served and what is."""
-    raise WorkflowError(f"{what} is not served; {SERVED}")
-
-
-class _RefusingTransport:
-    """Stands where a connection pool would; reached only by code that goes around the client."""
-
-    async def handle_async_request(self, request: object) -> NoReturn:
-        refuse(f"{request!r}")
-
-    async def aclose(self) -> None: ...
-
-    async def __aenter__(self) -> _RefusingTransport:
-        return self
-
-    async def __aexit__(self, *details: object) -> None: ...
-
-
-@functools.cache
-def _http_client() -> Any:  # noqa: ANN401 - an httpx or httpx2 client, by the openai version
-    transport: Any = _RefusingTransport()
-    return openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False)
-
-
-@functools.cache
-def shared_attributes() -> Mapping[str, object]:
-    """Return the attributes a fresh `AsyncOpenAI` has: a client that copies them is one, at no cost per episode."""
-    client = AsyncOpenAI(api_key="agentrl", base_url=BASE_URL, max_retries=0, timeout=None, http_client=_http_client())
-    return dict(vars(client))
-
-
-class RawResponse:
-    """What `with_raw_response` returns: the parsed object behind an HTTP-like face."""
-
-    status_code = 200
-    retries_taken = 0
-
-    def __init__(self, parsed: object, request_id: str) -> None:
-        self._parsed = parsed
-        self.request_id = request_id
-        self.headers: dict[str, str] = {"content-type": "application/json", "x-request-id": request_id}
-
-    def parse(self, *, to: type | None = None) -> Any:  # noqa: ANN401 - mirrors the openai class
-        """Return the completion or stream."""
-        if to is not None and not isinstance(self._parsed, to):
-            refuse(f"parse(to={to.__name__})")
-        return self._parsed
-
-
-Answered: TypeAlias = "ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse"
-Answer: TypeAlias = Callable[[Iterable[MessageLike], bool, Mapping[str, object]], Awaitable[Answered]]
-"""Takes the messages, whether to stream, and the other arguments; returns what `create` returns."""
+    def _twin(self) -> Self:
+        """Return another client of the same episode with the same options."""
+        other = copy.copy(self)
+        for name in _BOUND_TO_ONE_CLIENT:
+            vars(other).pop(name, None)
+        return other
 
 
 class Chat(AsyncChat):
     """`client.chat`."""
 
-    def __init__(self, client: AsyncOpenAI, answer: Answer) -> None:
+    def __init__(self, client: EpisodeClient[Any]) -> None:
         super().__init__(client)
-        self._answer = answer
+        self._episode_client = client
 
     @cached_property
     def completions(self) -> Completions:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
         """`client.chat.completions`."""
-        return Completions(self._client, self._answer)
+        return Completions(self._episode_client)
 
 
 class Completions(AsyncCompletions):
     """`client.chat.completions`."""
 
-    def __init__(self, client: AsyncOpenAI, answer: Answer) -> None:
+    def __init__(self, client: EpisodeClient[Any]) -> None:
         super().__init__(client)
-        self._answer = answer
+        self._answer = client.answer
 
     @overload
     async def create(
@@ -225,7 +167,7 @@ class Completions(AsyncCompletions):
     ) -> Answered:
         """Return the answer to `messages`, and record it as a turn of the episode.
 
-        Takes what the OpenAI API takes; see `CreateArguments` and `answer` of the client.
+        The arguments are those of the OpenAI API, as `CreateArguments` lists them.
 
         Returns:
             A `ChatCompletion`; a stream of chunks for `stream=True`, whose turn is recorded with its last chunk.
@@ -239,8 +181,70 @@ class Completions(AsyncCompletions):
 
         Cancellation: the request is aborted and nothing is recorded.
         """
-        return await self._answer(messages, stream is not None and (stream is True or streams(stream)), arguments)
+        return await self._answer(messages, wants_stream(stream), arguments)
 
     async def parse(self, **arguments: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Refuse: structured output needs constrained decoding."""
-        refuse("chat.completions.parse (structured output)")
+        not_served("chat.completions.parse (structured output)")
+
+
+class RawResponse:
+    """What `with_raw_response` returns: the parsed object with the attributes of an HTTP response."""
+
+    status_code = 200
+    retries_taken = 0
+
+    def __init__(self, parsed: object, request_id: str) -> None:
+        self._parsed = parsed
+        self.request_id = request_id
+        self.headers: dict[str, str] = {"content-type": "application/json", "x-request-id": request_id}
+
+    def parse(self, *, to: type | None = None) -> Any:  # noqa: ANN401 - mirrors the openai class
+        """Return the completion or stream."""
+        if to is not None and not isinstance(self._parsed, to):
+            not_served(f"parse(to={to.__name__})")
+        return self._parsed
+
+
+class CallTimeout(ServerTimeout, openai.APITimeoutError):
+    """The deadline that a model call was given as `timeout` has passed; the call recorded nothing.
+
+    It is an `openai.APITimeoutError` too, so agents written for the OpenAI API can catch and retry it.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, url: str | None = None) -> None:
+        ServerTimeout.__init__(self, message, status=status, url=url)
+        self.message = message
+        self.request = _http_client().build_request("POST", f"{BASE_URL}/chat/completions")
+        self.body, self.code, self.param, self.type = None, None, None, None
+
+
+def call_timeout(episode_id: str, timeout_s: float) -> CallTimeout:
+    """Return the error of a call whose `timeout` has passed."""
+    return CallTimeout(f"episode {episode_id}: no completion within the call's timeout of {timeout_s:g} s")
+
+
+def not_served(what: str) -> NoReturn:
+    """Raise `WorkflowError`: `what` is not served; the message names what is."""
+    raise WorkflowError(f"{what} is not served; {_SERVED}")
+
+
+class _RefusingTransport:
+    """Stands where a connection pool would; only code that bypasses the client reaches it."""
+
+    async def handle_async_request(self, request: object) -> NoReturn:
+        not_served(f"{request!r}")
+
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> _RefusingTransport:
+        return self
+
+    async def __aexit__(self, *details: object) -> None: ...
+
+
+@functools.cache
+def _http_client() -> Any:  # noqa: ANN401 - an httpx or httpx2 client, by the openai version
+    """Return the HTTP client of all episodes; it has no connections."""
+    transport: Any = _RefusingTransport()
+    return openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False)

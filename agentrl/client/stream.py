@@ -1,13 +1,7 @@
 """A model call as a stream of `ChatCompletionChunk`.
 
-Invariant: the chunks add up to what the same call returns without streaming; the turn is recorded when the last token is
-in, and a stream that is left before records nothing.
-
-Streamed text taken apart into reasoning and content while it grows.
-
-Invariant: what has been handed out is at all times a prefix of what the parsed message will hold. So text is kept back
-wherever its meaning is still open: a marker or stop string that may be about to begin, white space that may be trimmed,
-bytes that may yet become a character, and everything from the first tool call on.
+Invariant: the chunks add up to what the same call returns without streaming. The turn is recorded when the last token has
+arrived; a stream that is left before that records nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +18,10 @@ from openai import AsyncStream
 from openai.types.chat import ChatCompletionChunk
 
 from agentrl.client.arguments import CallArguments
-from agentrl.client.budget import Place
+from agentrl.client.budget import RunningCall
 from agentrl.client.completion import chunk, chunk_header, finish_reason, token_logprobs, usage
 from agentrl.client.episode import Episode, completion_id
-from agentrl.client.openai_base import CallTimeout, timed_out
+from agentrl.client.openai_base import call_timeout
 from agentrl.errors import ReplyError, TokenError
 from agentrl.inference.backend import Generation, GenerationChunk
 from agentrl.types import Message
@@ -56,7 +50,11 @@ class _At(Enum):
 
 
 class DeltaSplitter:
-    r"""Splits one streamed output.
+    r"""Splits one streamed output into reasoning and content while it grows.
+
+    The text handed out so far is always a prefix of what the parsed message will hold. So text is kept back while its
+    meaning is open: a marker or stop string that may have begun, white space that may be trimmed, bytes that may yet become
+    a character, and everything from the first tool call on.
 
     Example:
         >>> splitter = DeltaSplitter(tools=True, stops=(), thinking_open=False)
@@ -83,7 +81,7 @@ class DeltaSplitter:
         if self._stopped:
             return Delta("", "")
         self._gate += text
-        cut, self._stopped = _cut(self._gate, self._stops)
+        cut, self._stopped = _first_marker(self._gate, self._stops)
         self._pending += self._gate[:cut]
         self._gate = self._gate[cut:]
         reasoning, content = len(self._sent_reasoning), len(self._sent_content)
@@ -144,7 +142,7 @@ class DeltaSplitter:
             self._at = then
 
     def _reasoning(self) -> None:
-        cut, closed = _cut(self._pending, (_CLOSE,))
+        cut, closed = _first_marker(self._pending, (_CLOSE,))
         text = self._pending[:cut].rstrip("\n")
         self._sent_reasoning.append(text)
         self._pending = self._pending[cut + len(_CLOSE) :] if closed else self._pending[len(text) :]
@@ -163,7 +161,7 @@ class DeltaSplitter:
             self._at = _At.CONTENT
 
     def _content(self) -> None:
-        cut, found = _cut(self._pending, _CALL_MARKERS) if self._tools else (len(self._pending), False)
+        cut, found = _first_marker(self._pending, _CALL_MARKERS) if self._tools else (len(self._pending), False)
         text = self._pending[:cut].rstrip()
         self._sent_content.append(text)
         self._pending = self._pending[len(text) :]
@@ -171,7 +169,7 @@ class DeltaSplitter:
             self._at = _At.HELD
 
 
-def _cut(text: str, markers: Sequence[str]) -> tuple[int, bool]:
+def _first_marker(text: str, markers: Sequence[str]) -> tuple[int, bool]:
     """Return where the first marker in `text`, whole or begun at its end, starts, and whether it is whole."""
     found = [at for marker in markers if (at := text.find(marker)) >= 0]
     if found:
@@ -181,12 +179,12 @@ def _cut(text: str, markers: Sequence[str]) -> tuple[int, bool]:
 
 
 class StreamResponse:
-    """What `AsyncStream.response` is asked for: headers, and closing."""
+    """The part of an HTTP response that users of `AsyncStream.response` need: headers, and closing."""
 
     status_code = 200
 
     def __init__(self, stream: ChatStream, request_id: str) -> None:
-        # A stream that nobody holds must go at once, and its place in the turn budget with it: no cycle.
+        # No reference cycle: a stream without references must go at once, and end its running call.
         self._stream = weakref.ref(stream)
         self.headers: Mapping[str, str] = {"content-type": "text/event-stream", "x-request-id": request_id}
 
@@ -212,10 +210,10 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._done = False
         self._sampling = AsyncExitStack()
         self._chunks: AsyncIterator[GenerationChunk] | None = None
-        with episode.call():
+        with episode.start_call():
             self._prompt = prompt = episode.graph.prepare(messages, call.tools)
             self._request = episode.request(prompt, call.sampling)
-        self._place: Place | None = None
+        self._running: RunningCall | None = None
         self.id = completion_id(self._request)
         self._header = chunk_header(self.id, call.model)
         self.response = StreamResponse(self, self.id)  # pyright: ignore[reportAttributeAccessIssue] - stands for the HTTP response
@@ -252,8 +250,8 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
 
     def _leave(self) -> None:
         self._done = True
-        if self._place is not None:
-            self._place.close()
+        if self._running is not None:
+            self._running.close()
 
     async def _advance(self) -> None:
         try:
@@ -273,14 +271,14 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         remaining = None if self._deadline is None else max(0.0, self._deadline - anyio.current_time())
         with anyio.move_on_after(remaining):
             if self._chunks is None:
-                self._place = Place(self._episode.call())
+                self._running = self._episode.start_call()
                 self._chunks = await self._sampling.enter_async_context(self._episode.backend.stream(self._request))
                 self._ready.append(chunk(self._header, {"role": "assistant", "content": ""}))
             try:
                 return await anext(self._chunks)
             except StopAsyncIteration:
                 raise ReplyError(f"request {self._request.request_id}: the stream ended without its last chunk") from None
-        raise CallTimeout(timed_out(self._episode.id, self._call.timeout_s or 0.0))
+        raise call_timeout(self._episode.id, self._call.timeout_s or 0.0)
 
     def _split(self, ids: list[int]) -> Delta:
         """Return what new ids settle; an end-of-turn id may or may not be part of the text, so it is left for the end."""
@@ -297,12 +295,12 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
 
     def _finish(self, generation: Generation) -> None:
         episode, prompt, thinking = self._episode, self._prompt, self._prompt.placed.thinking_open
-        episode.check_whole(self._request, generation)
+        episode.check_not_aborted(self._request, generation)
         parsed = episode.renderer.parse(
             generation.output_ids, tools=prompt.tools, stopped_on=generation.matched_stop, thinking_open=thinking
         )
         rest = self._splitter.rest(parsed.reasoning or "", parsed.content)  # before `record`: a stream that fails is no turn
-        message = episode.graph.turns[episode.record(prompt, self._request, generation)].message
+        message = episode.record(prompt, self._request, generation).message
         self._emit(rest)
         for index, call in enumerate(message.get("tool_calls") or ()):
             self._ready.append(chunk(self._header, {"tool_calls": [{"index": index, **call}]}))

@@ -78,19 +78,17 @@ async def run_policy_episode(
 
     Cancellation: the workflow is cancelled, its running model calls are aborted, and nothing is returned.
     """
-    identity = episode_id or uuid4().hex
-    turns = _Turns(on_turn)
     client = Client(
         backend=backend,
         renderer=renderer,
         sampling=sampling,
-        episode_id=identity,
+        episode_id=episode_id or uuid4().hex,
         task_id=task.id,
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
-        on_turn=turns.record,
+        on_turn=on_turn,
     )
-    return await _drive(workflow, task, client, identity, rollout.episode_timeout_s, turns)
+    return await _drive(workflow, task, client, rollout.episode_timeout_s)
 
 
 async def run_endpoint_episode(
@@ -121,32 +119,17 @@ async def run_endpoint_episode(
 
     Cancellation: as for `run_policy_episode`.
     """
-    identity = episode_id or uuid4().hex
-    turns = _Turns(on_turn)
     client = EndpointClient(
         endpoint=endpoint,
         model=model,
-        episode_id=identity,
+        episode_id=episode_id or uuid4().hex,
         task_id=task.id,
         sampling=sampling,
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
-        on_turn=turns.record,
+        on_turn=on_turn,
     )
-    return await _drive(workflow, task, client, identity, rollout.episode_timeout_s, turns)
-
-
-class _Turns:
-    """The turns of an episode as they are recorded: what is left when the workflow has closed its client and failed."""
-
-    def __init__(self, on_turn: Callable[[Turn], None] | None) -> None:
-        self.recorded: list[Turn] = []
-        self._on_turn = on_turn
-
-    def record(self, turn: Turn) -> None:
-        self.recorded.append(turn)
-        if self._on_turn is not None:
-            self._on_turn(turn)
+    return await _drive(workflow, task, client, rollout.episode_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +138,17 @@ class _Failure:
     failure: EpisodeFailure
 
 
-async def _drive(
-    workflow: RolloutWorkflow, task: Task, client: _AnyClient, identity: str, timeout_s: float, turns: _Turns
-) -> Trajectory:
-    where = f"{workflow.name}.rollout, task {task.id}, episode {identity}"
+async def _drive(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeout_s: float) -> Trajectory:
+    episode = client.episode
+    where = f"{workflow.name}.rollout, task {task.id}, episode {episode.id}"
     deadline = anyio.current_time() + timeout_s
     ending: Trajectory | _Failure | None = None
     with anyio.CancelScope(deadline=deadline) as scope:
-        ending = await _attempt(workflow, task, client, identity, where)
+        ending = await _attempt(workflow, task, client, where)
     await anyio.lowlevel.checkpoint_if_cancelled()  # a workflow that swallowed the run's cancellation ends here
     if ending is None or anyio.current_time() >= deadline:
         late = "" if scope.cancelled_caught else "; it returned late, after blocking or swallowing its cancellation"
-        message = f"{where}: not finished within episode_timeout_s = {timeout_s:g}, after {len(turns.recorded)} turns{late}"
+        message = f"{where}: not finished within episode_timeout_s = {timeout_s:g}, after {len(episode.turns)} turns{late}"
         ending = _Failure(StopReason.DEADLINE, EpisodeFailure(kind="TimeoutError", message=message, traceback=""))
     if isinstance(ending, Trajectory):
         return ending
@@ -174,34 +156,32 @@ async def _drive(
         return client.close(ending.stop_reason, failure=ending.failure)
     except WorkflowError:  # the workflow closed the client before it failed
         return Trajectory(
-            episode_id=identity,
+            episode_id=episode.id,
             task_id=task.id,
-            turns=tuple(turns.recorded),
+            turns=tuple(episode.turns),
             stop_reason=ending.stop_reason,
             failure=ending.failure,
         )
 
 
-async def _attempt(
-    workflow: RolloutWorkflow, task: Task, client: _AnyClient, identity: str, where: str
-) -> Trajectory | _Failure:
+async def _attempt(workflow: RolloutWorkflow, task: Task, client: _AnyClient, where: str) -> Trajectory | _Failure:
     try:
         with boundary(WorkflowError, where):
             result = await _unwrapped(workflow, task, client)
-        return _checked(result, identity, where)
+        return _check_trajectory(result, client.episode.id, where)
     except _RUN_ENDING:
         raise
     except EpisodeLimit as error:
         reason = client.limit_reached or StopReason.TURN_LIMIT
         if workflow.limit_reward is None:
-            return _Failure(reason, _describe(error))
+            return _Failure(reason, _episode_failure(error))
         try:
             reward = check_reward(workflow.limit_reward, f"{workflow.name}.limit_reward")
             return client.close(reason, final_reward=reward)
         except WorkflowError as refused:
-            return _Failure(StopReason.WORKFLOW_ERROR, _describe(refused))
+            return _Failure(StopReason.WORKFLOW_ERROR, _episode_failure(refused))
     except AgentRLError as error:
-        return _Failure(_stop_reason(error), _describe(error))
+        return _Failure(_stop_reason(error), _episode_failure(error))
     except anyio.get_cancelled_exc_class() as error:
         if _cancellation_is_ours():
             raise
@@ -209,7 +189,7 @@ async def _attempt(
         # would make the episode vanish.
         stray = WorkflowError(f"{where} raised {type(error).__name__}, but the episode was not cancelled: {error}")
         stray.__cause__ = error
-        return _Failure(StopReason.WORKFLOW_ERROR, _describe(stray))
+        return _Failure(StopReason.WORKFLOW_ERROR, _episode_failure(stray))
 
 
 async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: _AnyClient) -> object:
@@ -228,7 +208,7 @@ async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: _AnyClient) 
         raise min(errors, key=lambda error: isinstance(error, EpisodeLimit)) from group
 
 
-def _checked(result: object, identity: str, where: str) -> Trajectory:
+def _check_trajectory(result: object, identity: str, where: str) -> Trajectory:
     if not isinstance(result, Trajectory):
         raise WorkflowError(
             f"{where}: expected a Trajectory, got {type(result).__name__}; "
@@ -261,7 +241,7 @@ def _stop_reason(error: AgentRLError) -> StopReason:
     return StopReason.WORKFLOW_ERROR
 
 
-def _describe(error: AgentRLError) -> EpisodeFailure:
+def _episode_failure(error: AgentRLError) -> EpisodeFailure:
     return EpisodeFailure(
         kind=type(error).__name__, message=str(error), traceback="".join(traceback.format_exception(error))
     )

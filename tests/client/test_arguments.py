@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.client.arguments import ArgumentReader, CallArguments, read_arguments, streams
+from agentrl.client.arguments import CallArguments, read_arguments, wants_stream
 from agentrl.client.config import SamplingConfig
 from agentrl.errors import WorkflowError
 
@@ -146,12 +145,12 @@ def test_what_cannot_be_honoured_is_an_error_that_names_it(arguments: dict[str, 
 
 
 def test_a_stream_is_asked_for_with_true_and_with_nothing_else():
-    assert streams(True)
+    assert wants_stream(True)
     for nothing in (False, None, openai.omit, openai.NOT_GIVEN):
-        assert not streams(nothing)
+        assert not wants_stream(nothing)
     for wrong in (1, 0, "true", "", [], 1.0):
         with pytest.raises(WorkflowError, match="stream must be True or False"):
-            streams(wrong)
+            wants_stream(wrong)
 
 
 def test_an_unknown_keyword_is_a_type_error_that_suggests_the_right_one():
@@ -163,75 +162,6 @@ def test_tool_choice_none_renders_without_tools():
     assert read(tools=[TOOL], tool_choice="none").tools is None
     assert read(tools=[TOOL]).tools == [TOOL]
     assert read(tools=[]).tools is None
-
-
-VALUES: dict[str, list[Any]] = {
-    "temperature": [1, 1.0, True, 0.5, None, openai.NOT_GIVEN],
-    "max_tokens": [1, 1.0, True, 2, None],
-    "stop": ["a", ["a"], ["a", "b"], None],
-    "seed": [0, 0.0, False, 7],
-    "tools": [[TOOL], [], None, openai.omit],
-    "tool_choice": ["auto", "none", None],
-    "parallel_tool_calls": [True, False, 1, None],
-    "logprobs": [True, False],
-    "extra_body": [{"top_k": 5}, {"top_k": 5.0}, {}],
-    "timeout": [None, 3, 3.0, True],
-    "n": [1, True, 2],
-}
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data())
-def test_a_reader_that_remembers_reads_like_one_that_does_not(data: st.DataObject):
-    remembering = ArgumentReader(SamplingConfig(), vocab_size=384)
-
-    def outcome(read: Callable[[], CallArguments]) -> object:
-        try:
-            return read()
-        except WorkflowError as error:
-            return str(error)
-
-    for _ in range(data.draw(st.integers(1, 5))):
-        names = data.draw(st.permutations(sorted(VALUES)))[: data.draw(st.integers(0, 4))]
-        given = {name: data.draw(st.sampled_from(VALUES[name])) for name in names}
-        timeout = data.draw(st.sampled_from([None, 2.0]))
-        assert outcome(lambda given=given, timeout=timeout: remembering.read(dict(given), timeout)) == outcome(
-            lambda given=given, timeout=timeout: read_arguments(
-                given, SamplingConfig(), default_timeout=timeout, vocab_size=384
-            )
-        )
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({"seed": 1}, {"seed": True}),
-        ({"n": 1, "logprobs": True}, {"logprobs": 1, "n": True}),
-        ({"n": 1, "parallel_tool_calls": True}, {"parallel_tool_calls": 1, "n": True}),
-        ({"temperature": 1.0, "seed": 1}, {"seed": 1.0, "temperature": 1}),
-        ({"temperature": 1.0, "max_tokens": 64}, {"max_tokens": 64.0, "temperature": 1}),
-    ],
-)
-def test_arguments_that_equal_those_of_the_last_call_but_are_wrong_are_refused(
-    first: dict[str, Any], second: dict[str, Any]
-):
-    reader = ArgumentReader(SamplingConfig(), vocab_size=384)
-    reader.read(first, None)
-    with pytest.raises(WorkflowError):
-        reader.read(second, None)
-
-
-def test_a_default_timeout_that_changes_between_calls_with_the_same_arguments_is_noticed():
-    reader = ArgumentReader(SamplingConfig(), vocab_size=384)
-    assert [reader.read({"seed": 1}, timeout).timeout_s for timeout in (None, 2.0, 3.0, None)] == [None, 2.0, 3.0, None]
-
-
-def test_a_list_of_stops_changed_in_place_is_noticed():
-    stops = ["a"]
-    reader = ArgumentReader(SamplingConfig(), vocab_size=384)
-    assert reader.read({"stop": stops}, None).sampling.stop == ("a",)
-    stops.append("b")
-    assert reader.read({"stop": stops}, None).sampling.stop == ("a", "b")
 
 
 def test_a_timeout_may_be_seconds_or_an_http_timeout_object():

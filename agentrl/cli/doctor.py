@@ -29,8 +29,8 @@ from agentrl.errors import AgentRLError, ConfigError, WorkflowError
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
-from agentrl.inference.sglang.dialect import dialect_of
 from agentrl.inference.sglang.server import SGLangServer
+from agentrl.inference.sglang.wire import check_sglang_version
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.worker.client import launch_trainer
@@ -144,7 +144,7 @@ def _sglang_here(report: Report) -> None:
 
 
 def _installed_sglang(config: InferenceConfig) -> str:
-    """Return version, dialect and Python of the SGLang that would be launched.
+    """Return version and Python of the SGLang that would be launched.
 
     Raises:
         ConfigError: there is none.
@@ -161,7 +161,8 @@ def _installed_sglang(config: InferenceConfig) -> str:
             f"{python} has no SGLang: {last}; run make sglang-install, or name another inference.sglang_python"
         )
     version = asked.stdout.strip()
-    return f"{version} at {python}, dialect {dialect_of(version, None, python).name}"
+    check_sglang_version(version, python)
+    return f"{version} at {python}"
 
 
 def _servers(report: Report, run: RunConfig) -> None:
@@ -190,8 +191,7 @@ def _ask(run: RunConfig, url: str) -> str:
 async def _running_server(run: RunConfig, url: str) -> str:
     key, wait_s = api_key(run.inference), run.inference.control_timeout_s
     async with SGLangServer(url, vocab_size=1, api_key=key, control_timeout_s=wait_s) as server:
-        dialect = server.dialect
-        return f"{url}: {dialect.engine} {dialect.version}, dialect {dialect.name}, policy version {server.version}"
+        return f"{url}: {server.info.engine} {server.info.version}, policy version {server.version}"
 
 
 def _run_parts(report: Report, run: RunConfig) -> None:

@@ -201,7 +201,8 @@ def test_doctor_says_which_sglang_there_is_and_what_is_wrong_with_it(
     monkeypatch.setenv("AGENTRL_SGLANG_PYTHON", str(python))
     run = write_run(tmp_path, checkpoint, inference={"backend": "sglang", "host": "192.0.2.1", "api_key_env": "NO_SUCH_KEY"})
     for script, expected in (
-        ("echo 0.5.20", f"sglang       0.5.20 at {python}, dialect B"),
+        ("echo 0.5.23", f"sglang       0.5.23 at {python}"),
+        ("echo 0.5.20", f"sglang       {python}: expected SGLang 0.5.21 or newer, got 0.5.20"),
         (
             "echo No module named sglang >&2; exit 1",
             f"{python} has no SGLang: No module named sglang; run make sglang-install",

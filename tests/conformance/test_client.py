@@ -62,7 +62,7 @@ async def test_a_generation_is_what_the_model_says(client: SGLangServer, referen
     assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
     assert [(span.start, span.end, span.version) for span in generation.spans] == [(0, len(generation.output_ids), 0)]
     assert generation.stop_reason in (StopReason.LENGTH, StopReason.STOP)
-    assert (client.version, client.dialect.name, await client.check()) == (0, "C", 0)
+    assert (client.version, client.info.version, await client.check()) == (0, "0.5.23", 0)
 
 
 async def test_stops_are_reported(client: SGLangServer) -> None:

@@ -6,7 +6,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from agentrl.inference.backend import CONTEXT_RESERVE
-from agentrl.inference.sglang.dialect import dialect_of
+from agentrl.inference.sglang.wire import check_sglang_version
 from tests.support.api import Api
 from tests.support.servers import RunningServer
 
@@ -41,8 +41,7 @@ async def test_server_info_has_what_the_client_reads_and_the_version_it_started_
         status, info = await api.get(route)
         assert (status, info["version"], info["weight_version"]) == (200, "0.5.23", server.first_version)
         assert info["internal_states"][0]["weight_version"] == "1"
-        dialect = dialect_of(info["version"], info.get("engine"), server.url)
-        assert (dialect.name, dialect.pause_modes, dialect.spans) == ("C", True, True)
+        check_sglang_version(info["version"], server.url)
         assert info["incremental_streaming_output"] is False
         assert (info["device"], info["dtype"], info["tp_size"], info["dp_size"]) == ("cpu", "float32", 1, 1)
         assert info["max_req_input_len"] == server.context - CONTEXT_RESERVE

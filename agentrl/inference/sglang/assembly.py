@@ -1,7 +1,7 @@
-"""One model call put together from the pieces a server returned, where it was interrupted and sent again.
+"""One model call, assembled from the pieces that a server returns when it aborts the call and gets it again.
 
-Invariant: each id keeps the log-prob and the version it was sampled with; a token whose version is not known is thrown
-away and sampled anew, never guessed. The joined pieces are distributed like one uninterrupted call.
+Invariant: each id keeps the log-prob and the version it was sampled with. The joined pieces have the distribution of one
+uninterrupted call.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation
-from agentrl.inference.sglang.wire import Reply, generate_body
+from agentrl.inference.sglang.wire import GenerateReply, generate_body
 from agentrl.types import Float32Array, Int32Array, StopReason, VersionSpan
 
 _MAX_SERVER_ABORTS = 8
-"""Aborts nobody here asked for, in one call, before it counts as failed."""
+"""Aborts in one call that agentrl did not ask for, before the call fails."""
 _NO_IDS, _NO_LOGPROBS = np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 class Assembly:
-    """A call in progress: what has been sampled, and the body that asks for the rest."""
+    """A call in progress: the tokens sampled so far, and the body that asks for the rest."""
 
     def __init__(self, request: GenerateRequest, url: str) -> None:
         """Begin with nothing sampled.
@@ -34,7 +34,7 @@ class Assembly:
         self.request = request
         self._url = url
         self.output_ids: Int32Array = _NO_IDS
-        """The ids kept so far, [T] int32."""
+        """The ids kept so far, `[T] int32`."""
         self._logprobs: Float32Array = _NO_LOGPROBS
         self._spans: list[VersionSpan] = []
         self._cached = 0
@@ -50,7 +50,7 @@ class Assembly:
         return self._stop_reason is not None
 
     def body(self, *, stream: bool = False, cache_salt: str = "") -> tuple[str, bytes]:
-        """Return the id and the body of the request for what is missing; the id is new for each piece."""
+        """Return the id and the body of the request for the missing tokens; each piece has a new id."""
         request, sampling = self.request, self.request.sampling
         rid, ids_json = request.request_id, request.context.json
         if self._sent:
@@ -66,53 +66,45 @@ class Assembly:
         limit = sampling.max_new_tokens - kept
         return rid, generate_body(sampling, rid=rid, ids_json=ids_json, limit=limit, stream=stream, cache_salt=cache_salt)
 
-    def take(
-        self, reply: Reply, pinned: int | None, *, expected: bool, caller_aborted: bool, streamed: bool = False
-    ) -> None:
-        """Add a piece; afterwards the call is `done`, or is to be sent again.
+    def take(self, reply: GenerateReply, *, caller_aborted: bool, streamed: bool = False) -> None:
+        """Add a piece; afterwards the call is `done`, or must be sent again.
 
         Args:
             reply: the checked reply.
-            pinned: version of all its tokens, where the server reports none.
-            expected: the piece was aborted here, for a weight update.
-            caller_aborted: the piece was aborted by the caller, who gets what there is.
-            streamed: its tokens have been handed out and cannot be taken back.
+            caller_aborted: the caller aborted the piece and gets the tokens there are.
+            streamed: the caller has the tokens already, so they cannot be sampled again.
 
         Raises:
-            ReplyError: for an empty completion, more tokens than asked for, or a version that went back.
-            RequestRejected, ServerUnavailable: when the abort says so, or after too many aborts.
+            ReplyError: the piece has more tokens than asked for, or a version below that of the piece before.
+            RequestRejected, ServerUnavailable: the abort carries that HTTP status, or there were too many aborts.
         """
-        count = len(reply.output_ids)
-        if count > self.request.sampling.max_new_tokens - len(self.output_ids):
-            raise self._broken(f"more tokens ({count}) than asked for")
+        limit = self.request.sampling.max_new_tokens
+        if len(reply.output_ids) > limit - len(self.output_ids):
+            raise self._broken(f"more tokens ({len(reply.output_ids)}) than asked for")
         if reply.finish != "abort":
-            if not count:
-                raise self._broken(f"an empty completion (finish reason {reply.finish})")
-            self._add(reply, pinned)
+            self._add(reply)
             self._stop_reason, self._matched = StopReason(reply.finish), reply.matched
             return
-        self._check_abort(reply)
-        labelled = reply.spans is not None or pinned is not None
-        if streamed and count and not labelled:
-            raise ServerUnavailable(f"{self._url}: aborted a stream without saying which weights sampled it", url=self._url)
-        if labelled:
-            self._add(reply, pinned)
+        if (status := reply.status_code) is not None:
+            kind = RequestRejected if 400 <= status < 500 else ServerUnavailable
+            raise kind(f"{self._url}: HTTP {status} in the reply: {reply.message}", status=status, url=self._url)
+        self._add(reply)
         if caller_aborted:
             self._stop_reason = StopReason.ABORT
-        elif len(self.output_ids) == self.request.sampling.max_new_tokens:
+        elif len(self.output_ids) == limit:
             self._stop_reason = StopReason.LENGTH
         elif not streamed and not self._continuable():
-            self._forget()
+            self.output_ids, self._logprobs, self._spans = _NO_IDS, _NO_LOGPROBS, []
         self._aborts += 1
-        if not self.done and not expected and self._aborts > _MAX_SERVER_ABORTS:
+        if not self.done and self._aborts > _MAX_SERVER_ABORTS:
             raise ServerUnavailable(
                 f"{self._url}: the server aborted request {self.request.request_id} {self._aborts} times, at last with "
-                f"{reply.message!r}; who else aborts or pauses this server?",
+                f"{reply.message!r}; does another program abort or pause this server?",
                 url=self._url,
             )
 
     def abort(self) -> None:
-        """End the call with what there is."""
+        """End the call with the tokens there are."""
         self._stop_reason = StopReason.ABORT
 
     def generation(self) -> Generation:
@@ -129,23 +121,19 @@ class Assembly:
         )
 
     def _continuable(self) -> bool:
-        # A server looks for stop strings, and counts tokens for penalties, in the output of one request only.
+        # A server finds stop strings, and counts tokens for penalties, in the output of one request only.
         sampling = self.request.sampling
         return not sampling.stop and sampling.frequency_penalty == 0 and sampling.presence_penalty == 0
 
-    def _add(self, reply: Reply, pinned: int | None) -> None:
-        count, kept = len(reply.output_ids), len(self.output_ids)
-        if not count:
+    def _add(self, reply: GenerateReply) -> None:
+        if not reply.spans:
             return
-        spans = reply.spans
-        if spans is None:
-            if pinned is None:
-                raise self._broken("no weight versions (weight_versions is missing)")
-            spans = (VersionSpan(start=0, end=count, version=pinned),)
+        kept = len(self.output_ids)
         last = self._spans[-1].version if self._spans else -1
-        if spans[0].version < last:
-            raise self._broken(f"version {spans[0].version} after version {last} in one call; was the server restarted?")
-        for span in spans:
+        if reply.spans[0].version < last:
+            version = reply.spans[0].version
+            raise self._broken(f"version {version} after version {last} in one call; was the server restarted?")
+        for span in reply.spans:
             start, end = span.start + kept, span.end + kept
             if self._spans and self._spans[-1].version == span.version:
                 start = self._spans.pop().start
@@ -156,17 +144,6 @@ class Assembly:
         else:
             self.output_ids, self._logprobs, self._cached = reply.output_ids, reply.output_logprobs, reply.cached_tokens
         self._retractions += reply.num_retractions
-
-    def _check_abort(self, reply: Reply) -> None:
-        status = reply.status_code
-        if status is None:
-            return
-        message = f"{self._url}: HTTP {status} in the reply: {reply.message}"
-        kind = RequestRejected if 400 <= status < 500 else ServerUnavailable
-        raise kind(message, status=status, url=self._url)
-
-    def _forget(self) -> None:
-        self.output_ids, self._logprobs, self._spans = _NO_IDS, _NO_LOGPROBS, []
 
     def _broken(self, got: str) -> ReplyError:
         return ReplyError(f"{self._url}: request {self.request.request_id} got {got}", url=self._url)

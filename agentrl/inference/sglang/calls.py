@@ -1,17 +1,12 @@
-"""The model calls in flight at one server: sent, held back, interrupted, joined, aborted.
+"""The model calls in flight at one server: sent, held back during a pause, aborted; whole and streamed.
 
-Invariant: while the gate is closed nothing is sent, so no request is parked where an abort cannot reach it; a call whose
-version is pinned by the client is collected before the weights change, so no token can carry the wrong version.
+Invariant: nothing is sent while the gate is closed, so no request waits at a paused server where an abort cannot reach it.
+The ids of a stream's chunks are, in order, exactly the ids of the `Generation` in its last chunk.
 
-Who waits for what: a call waits for the gate, which `open_gate` opens; `interrupt` waits for the calls in flight, which
-the abort it has sent ends, or else the closing of their connections.
+Who waits for whom: a call waits for the gate, which `open_gate` opens, and then for the server. Each call has one deadline.
 
-The streamed form of a model call: chunks of new ids, over as many pieces as the call takes.
-
-Invariant: the ids handed out are, in order, exactly the ids of the `Generation` in the last chunk.
-
-Only ids are read from the events on the way; log-probs and versions come from the last event of each piece. So when a
-piece of which ids were handed out is lost, the stream fails with `ServerUnavailable` rather than guess.
+Only ids are read from the events of a stream before the last; log-probs and versions come from the last event of each piece.
+A stream that loses a piece after its ids are out therefore fails with `ServerUnavailable`.
 """
 
 from __future__ import annotations
@@ -32,11 +27,211 @@ from agentrl.inference.sglang.transport import Transport
 from agentrl.inference.sglang.wire import check_request, parse_event, parse_reply
 from agentrl.types import Int32Array
 
+ABORT_TIMEOUT_S = 2.0
+"""Seconds that a cancelled call spends on its abort at the server."""
+
+
+@dataclass(slots=True, eq=False)
+class ServerCall:
+    """One model call and its piece in flight."""
+
+    assembly: Assembly
+    started: float = field(default_factory=anyio.current_time)
+    """When its deadline began to count."""
+    wait: Deadline | None = None
+    """Its wait now, or the last one."""
+    rid: str = ""
+    """Id of the last piece sent; empty before the first, and while the next one is held back."""
+    dropped: bool = False
+    """The caller aborted it where the server cannot; agentrl closed its connection."""
+    caller_aborted: bool = False
+
+
+class ServerCalls:
+    """Model calls at one server."""
+
+    def __init__(self, transport: Transport, *, vocab_size: int, timeout_s: float) -> None:
+        """Start with the gate open.
+
+        Args:
+            transport: to the server.
+            vocab_size: ids sent and received are below it.
+            timeout_s: deadline of one call, seconds.
+        """
+        self._transport = transport
+        self.url = transport.url
+        self.vocab_size = vocab_size
+        self._timeout_s = timeout_s
+        self._calls: dict[str, ServerCall] = {}
+        self._sent: set[ServerCall] = set()
+        self._gate: anyio.Event | None = None
+        self._abort_later: list[str] = []
+        self.cache_salt = ""
+        """Keeps requests apart from cached prefixes of earlier weights; empty where the cache was flushed."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at the server."""
+        return len(self._sent)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return the completion of `request`.
+
+        A request that the server aborts for reasons of its own is sent again, with the tokens it has, within the deadline.
+
+        Raises:
+            ServerUnavailable: the server refused, reset the connection or died.
+            ServerTimeout: the server did not answer within the deadline, which counts pauses too.
+            RequestRejected: the request would harm the server, and was not sent; or HTTP 4xx.
+            ReplyError: the reply breaks the protocol.
+
+        Cancellation: aborts the request at the server; while the server is paused, once it continues.
+        """
+        call = self._begin(request)
+        try:
+            while not call.assembly.done:
+                await self._piece(call)
+        finally:
+            self._end(call)
+        return call.assembly.generation()
+
+    @asynccontextmanager
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
+        """Yield the completion of `request` as it is sampled; errors as for `generate`.
+
+        Cancellation: as for `generate`, also when the block is left early.
+        """
+        call = self._begin(request)
+        try:
+            async with aclosing(Chunks(self, call)) as chunks:
+                yield chunks
+        finally:
+            self._end(call)
+
+    async def abort(self, request_id: str) -> None:
+        """End a call; it returns the tokens it has, with `StopReason.ABORT`. An unknown id is ignored.
+
+        Raises:
+            ServerError: the server did not take the abort.
+
+        Cancellation: the abort has been sent or not.
+        """
+        call = self._calls.get(request_id)
+        if call is None:
+            return
+        call.caller_aborted = True
+        if call.rid and self._gate is None:
+            await self._send_abort(call.rid)
+            return
+        call.dropped = True  # not at the server yet, or at a paused server, which would lose the abort
+        if call.wait is not None:
+            call.wait.call_off()
+
+    def close_gate(self) -> None:
+        """Hold back every piece that is not sent yet."""
+        if self._gate is None:
+            self._gate = anyio.Event()
+
+    def open_gate(self) -> None:
+        """Let held calls go."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.set()
+
+    async def abort_held(self) -> None:
+        """Abort at the server the calls that were cancelled while it was paused.
+
+        Cancellation: some of them run to their end at the server, unread.
+        """
+        rids, self._abort_later = self._abort_later, []
+        async with anyio.create_task_group() as tasks:
+            for rid in rids:
+                tasks.start_soon(self._try_abort, rid)
+
+    def deadline(self, call: ServerCall) -> Deadline:
+        """Return the deadline of a call for its next wait; dropping the call ends the wait."""
+        call.wait = Deadline(self._timeout_s, lambda: self._waited(call), self.url, since=call.started)
+        return call.wait
+
+    async def launch(self, call: ServerCall, *, stream: bool) -> bytes:
+        """Wait for the gate, then return the body of the next piece; `land` must follow."""
+        while self._gate is not None:
+            await self._gate.wait()
+        call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt)
+        self._sent.add(call)
+        return body
+
+    def land(self, call: ServerCall) -> None:
+        """Count a piece as in flight no longer."""
+        self._sent.discard(call)
+
+    def take(self, call: ServerCall, reply: bytes, *, streamed: bool) -> None:
+        """Check the reply to a piece and add it to its call."""
+        checked = parse_reply(reply, vocab_size=self.vocab_size, url=self.url)
+        call.assembly.take(checked, caller_aborted=call.caller_aborted, streamed=streamed)
+
+    def payloads(self, body: bytes) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Open the event stream of a piece."""
+        return self._transport.events("/generate", body)
+
+    async def abandon(self, rid: str) -> None:
+        """Abort a piece that has no reader any more; at a paused server, once it continues."""
+        if self._gate is not None:
+            self._abort_later.append(rid)
+            return
+        with anyio.move_on_after(ABORT_TIMEOUT_S, shield=True):
+            await self._try_abort(rid)
+
+    def _begin(self, request: GenerateRequest) -> ServerCall:
+        check_request(request, self.vocab_size)
+        rid = request.request_id
+        if rid in self._calls:
+            raise RequestRejected(f"request id {rid} is in use; each call needs its own uuid4 hex")
+        call = self._calls[rid] = ServerCall(Assembly(request, self.url))
+        return call
+
+    def _end(self, call: ServerCall) -> None:
+        del self._calls[call.assembly.request.request_id]
+        call.wait = None  # it refers to the call, for its message: a cycle would keep the arrays until the next collection
+
+    async def _piece(self, call: ServerCall) -> None:
+        with self.deadline(call):
+            body = await self.launch(call, stream=False)
+            try:
+                reply = await self._transport.call("POST", "/generate", body)
+            except anyio.get_cancelled_exc_class():
+                await self.abandon(call.rid)
+                raise
+            finally:
+                self.land(call)
+            self.take(call, reply, streamed=False)
+            call.rid = ""
+        if call.dropped and not call.assembly.done:
+            call.assembly.abort()
+
+    async def _try_abort(self, rid: str) -> None:
+        # Where it fails, the connection is closed or its call fails by itself: the abort only saves the server work.
+        with anyio.move_on_after(ABORT_TIMEOUT_S), suppress(ServerError):
+            await self._send_abort(rid)
+
+    async def _send_abort(self, rid: str) -> None:
+        await self._transport.call("POST", "/abort_request", orjson.dumps({"rid": rid}))
+
+    def _waited(self, call: ServerCall) -> str:
+        """Return who waited for whom, for the message of a deadline."""
+        held = self._gate is not None and not call.rid
+        where = "agentrl held it back, because the server is paused" if held else "it was at the server"
+        request = call.assembly.request
+        return (
+            f"{self.url}: request {request.request_id} of episode {request.episode_id!r} ({request.context.size} tokens, "
+            f"at most {request.sampling.max_new_tokens} more) got no answer; {where}"
+        )
+
 
 class Chunks(AsyncIterator[GenerationChunk]):
-    """The chunks of one call. One task iterates it; `aclose` aborts at the server what has not ended."""
+    """The chunks of one call. One task iterates it; `aclose` aborts an unfinished piece at the server."""
 
-    def __init__(self, calls: Calls, call: Call) -> None:
+    def __init__(self, calls: ServerCalls, call: ServerCall) -> None:
         """Begin; nothing is sent before the first chunk is asked for."""
         self._calls, self._call = calls, call
         self._emitted: list[int] = []
@@ -57,7 +252,7 @@ class Chunks(AsyncIterator[GenerationChunk]):
                 if chunk is not None:
                     return chunk
             if call.dropped:
-                await self._dropped()
+                await self._raise_dropped()
 
     async def _next(self) -> GenerationChunk | None:
         """Return the next chunk; None when a piece ended without new ids and the call goes on."""
@@ -89,18 +284,13 @@ class Chunks(AsyncIterator[GenerationChunk]):
             return GenerationChunk(output_ids=new, generation=assembly.generation())
         return GenerationChunk(output_ids=new) if len(new) else None
 
-    async def _dropped(self) -> None:
-        call = self._call
-        call.dropped = False
-        cut = len(self._emitted) > self._kept
+    async def _raise_dropped(self) -> None:
         await self.aclose()
-        if cut or call.caller_aborted:
-            why = "aborted" if call.caller_aborted else "cut off for a weight update"
-            raise ServerUnavailable(
-                f"{self._calls.url}: the stream of request {call.assembly.request.request_id} was {why} before the server "
-                f"reported the log-probs of its last {len(self._emitted) - self._kept} ids",
-                url=self._calls.url,
-            )
+        raise ServerUnavailable(
+            f"{self._calls.url}: the stream of request {self._call.assembly.request.request_id} was aborted before the "
+            f"server reported the log-probs of its last {len(self._emitted) - self._kept} ids",
+            url=self._calls.url,
+        )
 
     async def _close_piece(self) -> None:
         self._calls.land(self._call)
@@ -111,244 +301,11 @@ class Chunks(AsyncIterator[GenerationChunk]):
                 await piece.aclose()
 
     async def aclose(self) -> None:
-        """End the call; what has not ended is aborted at the server.
+        """End the call; an unfinished piece is aborted at the server.
 
-        Cancellation: the connection is closed all the same.
+        Cancellation: closes the connection all the same.
         """
         if self._call.rid:
             rid = self._call.rid
             await self._close_piece()
-            await self._calls.abandon(self._call, rid)
-
-
-ABORT_TIMEOUT_S = 2.0
-"""Seconds a cancelled call spends on telling the server so."""
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One model call and its piece in flight."""
-
-    assembly: Assembly
-    started: float = field(default_factory=anyio.current_time)
-    """When its deadline began to count."""
-    wait: Deadline | None = None
-    """Its wait now, or the last."""
-    rid: str = ""
-    """Of the piece sent last; empty before the first, and while the next one is held back."""
-    pinned: int | None = None
-    """Version of the piece in flight, where the server will not say."""
-    interrupted: bool = False
-    """Aborted here for a weight update; the call goes on afterwards."""
-    dropped: bool = False
-    """Its connection was closed from here."""
-    caller_aborted: bool = False
-
-
-class Calls:
-    """Model calls at one server."""
-
-    def __init__(self, transport: Transport, *, vocab_size: int, timeout_s: float) -> None:
-        """Start with the gate open.
-
-        Args:
-            transport: to the server.
-            vocab_size: ids sent and received are below it.
-            timeout_s: deadline of one call, seconds.
-        """
-        self._transport = transport
-        self.url = transport.url
-        self.vocab_size = vocab_size
-        self._timeout_s = timeout_s
-        self._calls: dict[str, Call] = {}
-        self._flying: set[Call] = set()
-        self._landed: anyio.Event | None = None
-        """Set when a piece has landed, if somebody waits for that."""
-        self._gate: anyio.Event | None = None
-        self._abort_later: list[str] = []
-        self.pin: int | None = None
-        """Version of what is sampled now, for servers that do not report it."""
-        self.cache_salt = ""
-
-    @property
-    def in_flight(self) -> int:
-        """Requests at the server."""
-        return len(self._flying)
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Return the completion; see `Backend.generate`."""
-        call = self._begin(request)
-        try:
-            while not call.assembly.done:
-                await self._piece(call)
-        finally:
-            self._end(call)
-        return call.assembly.generation()
-
-    @asynccontextmanager
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
-        """Yield the completion as it is sampled; see `Backend.stream`."""
-        call = self._begin(request)
-        try:
-            async with aclosing(Chunks(self, call)) as chunks:
-                yield chunks
-        finally:
-            self._end(call)
-
-    async def abort(self, request_id: str) -> None:
-        """End a call; it returns what it has, with `StopReason.ABORT`. An unknown id is ignored.
-
-        Raises:
-            ServerError: when the server cannot be told.
-
-        Cancellation: the server has been told or not.
-        """
-        call = self._calls.get(request_id)
-        if call is None:
-            return
-        call.caller_aborted = True
-        if not call.rid or self._gate is not None:
-            self._drop(call)  # nothing at the server, or a paused server, which would lose the abort
-        else:
-            await self._send_abort(call.rid)
-
-    def close_gate(self) -> None:
-        """Hold back what is not sent yet."""
-        if self._gate is None:
-            self._gate = anyio.Event()
-
-    def open_gate(self) -> None:
-        """Let held calls go."""
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            gate.set()
-
-    async def interrupt(self, drain_s: float) -> None:
-        """Abort what is in flight and return when nothing is: the calls go on after `open_gate`, with what they have.
-
-        Calls whose end does not come within `drain_s` lose their connection and what it would have brought.
-
-        Raises:
-            ServerError: when the server cannot be told.
-
-        Cancellation: some calls are interrupted, others not; all go on after `open_gate`.
-        """
-        for call in self._flying:
-            call.interrupted = True
-        async with anyio.create_task_group() as tasks:
-            for rid in [call.rid for call in self._flying]:
-                tasks.start_soon(self._try_abort, rid)
-        with anyio.move_on_after(drain_s):
-            await self._all_landed()
-        for call in tuple(self._flying):
-            self._drop(call)
-        await self._all_landed()
-
-    async def abort_held(self) -> None:
-        """Tell the server about calls that were cancelled while it was paused.
-
-        Cancellation: some of them run to their end at the server, unread.
-        """
-        rids, self._abort_later = self._abort_later, []
-        async with anyio.create_task_group() as tasks:
-            for rid in rids:
-                tasks.start_soon(self._try_abort, rid)
-
-    def _begin(self, request: GenerateRequest) -> Call:
-        check_request(request, self.vocab_size)
-        rid = request.request_id
-        if rid in self._calls:
-            raise RequestRejected(f"request id {rid} is in use; each call needs its own uuid4 hex")
-        call = self._calls[rid] = Call(Assembly(request, self.url))
-        return call
-
-    def _end(self, call: Call) -> None:
-        del self._calls[call.assembly.request.request_id]
-        call.wait = None  # it knows the call, for its message: a cycle would keep the arrays until the next collection
-
-    async def _all_landed(self) -> None:
-        while self._flying:
-            self._landed = self._landed or anyio.Event()
-            await self._landed.wait()
-
-    def _drop(self, call: Call) -> None:
-        call.dropped = True
-        if call.wait is not None:
-            call.wait.call_off()
-
-    async def launch(self, call: Call, *, stream: bool) -> bytes:
-        """Wait for the gate, then return the body of the next piece; `land` must follow."""
-        while self._gate is not None:
-            await self._gate.wait()
-        call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt)
-        call.pinned, call.interrupted = self.pin, False
-        self._flying.add(call)
-        return body
-
-    def land(self, call: Call) -> None:
-        """Take the piece off the list of those in flight."""
-        self._flying.discard(call)
-        if self._landed is not None:
-            self._landed.set()
-            self._landed = None
-
-    def deadline(self, call: Call) -> Deadline:
-        """Return the deadline of a call, for its next wait; dropping the call calls the wait off."""
-        call.wait = Deadline(self._timeout_s, lambda: self.waited(call), self.url, since=call.started)
-        return call.wait
-
-    async def _piece(self, call: Call) -> None:
-        call.dropped, call.rid = False, ""
-        with self.deadline(call):  # left without a reply when the call is dropped; if nobody aborted it, it is sent again
-            if call.caller_aborted:
-                call.assembly.abort()
-                return
-            body = await self.launch(call, stream=False)
-            try:
-                reply = await self._transport.call("POST", "/generate", body)
-            except anyio.get_cancelled_exc_class():
-                await self.abandon(call, call.rid)
-                raise
-            finally:
-                self.land(call)
-            self.take(call, reply, streamed=False)
-
-    def take(self, call: Call, reply: bytes, *, streamed: bool) -> None:
-        """Check the reply to a piece and add it to its call."""
-        call.assembly.take(
-            parse_reply(reply, vocab_size=self.vocab_size, url=self.url),
-            call.pinned,
-            expected=call.interrupted,
-            caller_aborted=call.caller_aborted,
-            streamed=streamed,
-        )
-
-    async def abandon(self, call: Call, rid: str) -> None:
-        """Tell the server that nobody waits for a piece any more; at a paused server, when it goes on."""
-        if self._gate is not None:
-            self._abort_later.append(rid)
-        elif not call.dropped:
-            with anyio.move_on_after(ABORT_TIMEOUT_S, shield=True):
-                await self._try_abort(rid)
-
-    async def _try_abort(self, rid: str) -> None:
-        # Where it fails, the connection is closed or its call fails by itself: the abort only saves the server work.
-        with anyio.move_on_after(ABORT_TIMEOUT_S), suppress(ServerError):
-            await self._send_abort(rid)
-
-    async def _send_abort(self, rid: str) -> None:
-        await self._transport.call("POST", "/abort_request", orjson.dumps({"rid": rid}))
-
-    def waited(self, call: Call) -> str:
-        """Return who waited for what, for the message of a deadline."""
-        where = "held back, the server is paused" if self._gate is not None and not call.rid else "at the server"
-        assembly = call.assembly
-        limit = assembly.request.sampling.max_new_tokens
-        return (
-            f"{self.url}: request {assembly.request.request_id} of episode {assembly.request.episode_id!r} "
-            f"({assembly.request.context.size} tokens, at most {limit} more) got no answer; it was {where}"
-        )
-
-    def payloads(self, body: bytes) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open the event stream of a piece."""
-        return self._transport.events("/generate", body)
+            await self._calls.abandon(rid)

@@ -1,7 +1,7 @@
 """A server's part in taking weights from the trainer's memory: join a group, receive buckets, leave.
 
-Invariant: only the last bucket carries the version, so that the server names its weights anew when it has all of them, and
-only the last one flushes the prefix cache; what the server broadcasts is exactly what the manifest says, in its order.
+Invariant: only the last bucket carries the version and flushes the prefix cache, so a server reports the new version only
+when it has every bucket. The server receives exactly the manifest's tensors, in the manifest's order.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from uuid import uuid4
 
 from agentrl.concurrency import Deadline
 from agentrl.errors import ConfigError, WeightSyncError
-from agentrl.inference.sglang.control import Control
-from agentrl.inference.sglang.dialect import Dialect
+from agentrl.inference.sglang.transport import Control
 from agentrl.inference.sglang.wire import ServerInfo
 from agentrl.weights.types import Bucket, GroupAddress, GroupRequest, Manifest
 
 
 class Receiver(Protocol):
-    """What the pool asks of a server that takes weights from the trainer's memory."""
+    """The part of a server that takes weights from the trainer's memory, as the pool uses it."""
 
     def request(self) -> GroupRequest:
-        """Return what the trainer is to listen for; `ConfigError` when the server cannot take weights this way."""
+        """Return the group that the trainer must open; `ConfigError` when the server cannot take weights this way."""
         ...
 
     async def join(self, address: GroupAddress) -> None:
@@ -31,16 +30,16 @@ class Receiver(Protocol):
         ...
 
     async def leave(self, name: str) -> None:
-        """Forget a group, if it is known."""
+        """Forget a group, if the server knows it."""
         ...
 
     async def receive(self, manifest: Manifest, group: str) -> None:
-        """Take weights while paused, and check the version the server then reports."""
+        """Take weights during a pause, and check the version that the server then reports."""
         ...
 
 
-class Has(Protocol):
-    """Takes note of the weights a server has."""
+class HasWeights(Protocol):
+    """Records the weights that a server has."""
 
     def __call__(self, version: int, unique: str, *, flush: bool) -> Awaitable[None]:
         """Check that the server reports `version`."""
@@ -51,43 +50,39 @@ class GroupCalls:
     """The calls to one server over HTTP; a `Receiver`."""
 
     def __init__(
-        self, control: Control, server: Callable[[], tuple[Dialect, ServerInfo]], *, flush: Callable[[], bool], has: Has
+        self, control: Control, info: Callable[[], ServerInfo], *, flush: Callable[[], bool], has: HasWeights
     ) -> None:
         """Call by `control`.
 
         Args:
             control: reaches the server.
-            server: returns what it is; asked anew, as it may have been restarted as another version.
-            flush: whether the prefix cache goes with the weights; raises unless the server is paused.
-            has: is told what it has been given.
+            info: returns the server's description of itself; called each time, because a restart may change it.
+            flush: returns whether new weights flush the prefix cache; raises unless the server is paused.
+            has: records the weights that the server has taken.
         """
-        self._control, self._server, self._flush, self._has = control, server, flush, has
+        self._control, self._info, self._flush, self._has = control, info, flush, has
 
     def request(self) -> GroupRequest:
-        """Return what the trainer is to listen for.
+        """Return the group that the trainer must open.
 
         Raises:
-            ConfigError: the server is too old, or runs with data or pipeline parallelism.
+            ConfigError: the server runs with data or pipeline parallelism.
         """
-        (dialect, info), url = self._server(), self._control.url
-        if not dialect.groups:
-            raise ConfigError(
-                f"sync.method: distributed needs SGLang 0.5.6 or newer, {url} is {dialect.version}; set sync: disk"
-            )
+        info, url = self._info(), self._control.url
         if info.dp_size != 1 or info.pp_size != 1:
             raise ConfigError(
                 f"sync.method: SGLang joins groups with tensor parallelism only, {url} runs with --dp-size {info.dp_size} "
                 f"--pp-size {info.pp_size}; launch more servers instead, or set sync: disk"
             )
-        nccl = dialect.engine == "sglang" and (info.device or "").startswith("cuda")
-        return GroupRequest(f"agentrl-{uuid4().hex}", info.tp_size, nccl, dialect.flat_buckets)
+        nccl = info.engine == "sglang" and (info.device or "").startswith("cuda")
+        return GroupRequest(f"agentrl-{uuid4().hex}", info.tp_size, nccl, flat=True)
 
     async def join(self, address: GroupAddress) -> None:
         """Have the server join a group.
 
         Raises:
-            WeightSyncError: it did not.
-            ServerError: no answer; it may join later.
+            WeightSyncError: the server refused.
+            ServerError: the server did not answer; it may join later.
 
         Cancellation: as after no answer.
         """
@@ -104,54 +99,52 @@ class GroupCalls:
         )
 
     async def leave(self, name: str) -> None:
-        """Have the server forget a group, if it knows it.
+        """Have the server forget a group, if it knows the group.
 
         Raises:
-            ServerError: no answer.
+            ServerError: the server did not answer.
 
-        Cancellation: it has or it has not.
+        Cancellation: the server knows the group or not.
         """
-        with suppress(WeightSyncError):  # restarted since: it does not know the group
+        with suppress(WeightSyncError):  # restarted since: the server does not know the group
             await self._control.weights("/destroy_weights_update_group", {"group_name": name}, "leave a group")
 
     async def receive(self, manifest: Manifest, group: str) -> None:
-        """Have the server take every bucket, and call the result the manifest's version. `pause` comes first.
+        """Have the server take every bucket, and name the result by the manifest's version. `pause` comes first.
 
         Raises:
-            WeightSyncError: the server refused, or reports another version; it may have any part of the weights.
-            ServerError: no answer, or not all of them within the deadline of a control call, as the other servers wait for
-                it, paused; as above.
+            WeightSyncError: the server refused, or reports another version. It may have any part of the weights.
+            ServerError: the server did not take all buckets within the deadline of one control call, which covers all of
+                them because the other servers stand still meanwhile. It may have any part of the weights.
 
-        Cancellation: as above.
+        Cancellation: as after an error.
         """
         flush, control = self._flush(), self._control
-        with Deadline(control.timeout_s, lambda: f"{control.url}: waited for it to take all weights", control.url):
+        message = f"{control.url}: agentrl waited for the server to take all weights"
+        with Deadline(control.timeout_s, lambda: message, control.url):
             await self._take(manifest, group, flush=flush)
         await self._has(manifest.version, group, flush=flush)
 
     async def _take(self, manifest: Manifest, group: str, *, flush: bool) -> None:
-        dialect, _ = self._server()
-        if dialect.sessions:
-            await self._begin()
+        await self._begin()
         for number, bucket in enumerate(manifest.buckets, start=1):
-            body = _bucket_body(bucket, group, flat=dialect.flat_buckets)
+            body = _bucket_body(bucket, group)
             if number == len(manifest.buckets):
                 body |= {"weight_version": str(manifest.version), "flush_cache": flush}
             what = f"take bucket {number} of {len(manifest.buckets)} of version {manifest.version}"
             await self._control.weights("/update_weights_from_distributed", body, what)
-        if dialect.sessions:
-            await self._control.weights("/end_weight_update", {}, "end the update")
+        await self._control.weights("/end_weight_update", {}, "end the update")
 
     async def _begin(self) -> None:
         try:
             await self._control.weights("/begin_weight_update", {}, "begin an update")
         except WeightSyncError:
-            # An update that was cut off left its session open. What it left in the weights is overwritten now.
-            await self._control.weights("/end_weight_update", {}, "end an update that was cut off")
+            # An interrupted update left its session open. This update overwrites everything that one changed.
+            await self._control.weights("/end_weight_update", {}, "end an interrupted update")
             await self._control.weights("/begin_weight_update", {}, "begin an update")
 
 
-def _bucket_body(bucket: Bucket, group: str, *, flat: bool) -> dict[str, object]:
+def _bucket_body(bucket: Bucket, group: str) -> dict[str, object]:
     return {
         "names": [spec.name for spec in bucket],
         "dtypes": [spec.dtype for spec in bucket],
@@ -159,5 +152,5 @@ def _bucket_body(bucket: Bucket, group: str, *, flat: bool) -> dict[str, object]
         "group_name": group,
         "flush_cache": False,
         "abort_all_requests": False,
-        **({"load_format": "flattened_bucket"} if flat else {}),
+        "load_format": "flattened_bucket",
     }

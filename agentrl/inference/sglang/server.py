@@ -1,38 +1,35 @@
-"""One SGLang server, or one of agentrl's own that speaks the same protocol, reached over HTTP.
+"""One SGLang server, or one of agentrl's own with the same protocol, reached over HTTP.
 
-Invariant: after `load_weights` returns, every token the server samples carries the new version; a token's version is the
-server's own word, or, for servers before 0.5.20, is pinned when the request is sent and the request is collected before
-the weights change.
+Invariant: after `load_weights` returns, every token that the server samples carries the new version. The version of a token
+is the one that the server reports for it.
 
-The guards against known ways to hang or mislead a server: request ids of one length, because aborts match by prefix;
-nothing is aborted while paused, because the abort would be lost or dead-lock the server; nothing is sent while paused;
-`/model_info` for liveness, because `/health` blocks while paused; weights are changed only while paused; the version
-travels inside the update; the cache is flushed with `retract` only; every control call has a deadline.
+Guards against known ways to hang or mislead a server: request ids have one length, because aborts match by prefix; nothing
+is aborted during a pause, because the abort would be lost or deadlock the server; nothing is sent during a pause; liveness
+is asked of `/model_info`, because `/health` blocks during a pause; weights change only during a pause; the version travels
+inside the update; only `retract` flushes the cache; every control call has a deadline.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Literal
 
 import numpy as np
 import orjson
 
 from agentrl.concurrency import Deadline
-from agentrl.errors import InvariantError, ReplyError, RequestRejected, WeightSyncError
-from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
-from agentrl.inference.sglang.calls import Calls
-from agentrl.inference.sglang.control import Control
-from agentrl.inference.sglang.dialect import Dialect, dialect_of
+from agentrl.errors import InvariantError, ReplyError, WeightSyncError
+from agentrl.inference.sglang.calls import ServerCalls
 from agentrl.inference.sglang.groups import GroupCalls, Receiver
-from agentrl.inference.sglang.transport import Transport
+from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.inference.sglang.wire import (
     Checksums,
     Load,
     Loads,
     ModelInfo,
     ServerInfo,
+    check_sglang_version,
     decode,
     parse_scores,
     parse_version,
@@ -61,17 +58,22 @@ class SGLangServer:
     ) -> None:
         """Remember where the server is; `connect` talks to it first.
 
-        Ids sent and received are below `vocab_size`; the key is sent as a bearer token; `request_timeout_s` is the deadline
-        of one model call, `control_timeout_s` that of one control call.
+        Args:
+            url: base URL.
+            vocab_size: ids sent and received are below it.
+            api_key: sent as a bearer token.
+            request_timeout_s: deadline of one model call, seconds.
+            control_timeout_s: deadline of one control call, seconds.
         """
         self._transport = Transport(url, api_key=api_key)
         self._control = Control(self._transport, timeout_s=control_timeout_s)
-        self._calls = Calls(self._transport, vocab_size=vocab_size, timeout_s=request_timeout_s)
-        self._dialect: Dialect | None = None
-        self._info = ServerInfo(version="")
-        self.groups: Receiver = GroupCalls(
-            self._control, lambda: (self.dialect, self._info), flush=self._flush, has=self._has
-        )
+        self._calls = ServerCalls(self._transport, vocab_size=vocab_size, timeout_s=request_timeout_s)
+        self.generate = self._calls.generate
+        """Return the completion of a request; errors and cancellation are those of `ServerCalls.generate`."""
+        self.stream = self._calls.stream
+        """Yield the completion of a request as it is sampled; errors and cancellation are those of `ServerCalls.stream`."""
+        self._info: ServerInfo | None = None
+        self.groups: Receiver = GroupCalls(self._control, lambda: self.info, flush=self._flush, has=self._has)
         """Its part in taking weights from the trainer's memory."""
         self._version = 0
         self._paused = False
@@ -110,123 +112,99 @@ class SGLangServer:
         return self._calls.in_flight
 
     @property
-    def dialect(self) -> Dialect:
-        """What the server understands.
+    def info(self) -> ServerInfo:
+        """The server's own description of itself, from `connect`.
 
         Raises:
-            InvariantError: before `connect`.
+            InvariantError: `connect` has not been called.
         """
-        if self._dialect is None:
+        if self._info is None:
             raise InvariantError(f"{self.url}: connect() comes first; it asks the server for its version")
-        return self._dialect
+        return self._info
 
     @property
     def checksum_kind(self) -> str:
         """`agentrl`: `checksums` are those of a `Publication`. Anything else: comparable with the same kind only."""
-        return "agentrl" if self.dialect.exact_checksums else f"{self.dialect.engine} {self.dialect.version}"
+        return self.info.checksum_kind
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Longest context plus output that a call is sure to get; None from servers that do not tell."""
-        return self._info.max_context_tokens
+        """Longest context plus output, tokens, that the server grants every call; None where it reports no limit."""
+        return None if self._info is None else self._info.max_context_tokens
 
     async def connect(self) -> None:
-        """Ask the server for its dialect and the version of its weights; again when it was restarted.
+        """Ask the server for its description and the version of its weights; ask again after a restart.
 
         Raises:
-            ServerError: refused, no answer within the control deadline, or an answer that is not SGLang's.
+            ServerError: the server refused, did not answer within the control deadline, or speaks another protocol.
 
-        Cancellation: as before the call.
+        Cancellation: changes nothing.
         """
-        body = await self._control.get("server_info", "its version")
-        info = self._info = decode(body, ServerInfo, "/server_info", self.url)
+        body = await self._control.call("GET", "/server_info", None, "the server's version")
+        info = decode(body, ServerInfo, "/server_info", self.url)
         if info.incremental_streaming_output:
-            raise ReplyError(f"{self.url}: start it without --incremental-streaming-output; streams must be cumulative")
-        self._dialect = dialect_of(info.version, info.engine, self.url)
-        self._version = await self.check()
-        self._calls.pin = None if self._dialect.spans else self._version
+            raise ReplyError(
+                f"{self.url}: expected streams that repeat all ids so far, got --incremental-streaming-output; "
+                "start the server without it",
+                url=self.url,
+            )
+        if info.engine == "sglang":
+            check_sglang_version(info.version, self.url)
+        version = await self.check()
+        self._info, self._version = info, version
 
     async def aclose(self) -> None:
-        """Close all connections; calls in flight end with `ServerUnavailable`. Cancellation: closed all the same."""
+        """Close all connections, also when cancelled; calls in flight end with `ServerUnavailable`."""
         await self._transport.aclose()
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Return the completion of `request`.
-
-        A request that the server aborted for reasons of its own is sent again with what it has sampled, within the deadline.
-
-        Raises:
-            ServerUnavailable: the server refused, reset or died.
-            ServerTimeout: no answer within the deadline, waiting for a pause to end included.
-            RequestRejected: an id outside the vocabulary (nothing is sent then), or HTTP 4xx.
-            ReplyError: the reply breaks the protocol.
-
-        Cancellation: the request is aborted at the server; while it is paused, once it goes on.
-        """
-        return await self._calls.generate(request)
-
-    def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
-        """Yield the completion of `request` as it is sampled; errors as for `generate`.
-
-        Cancellation: as for `generate`, also when the block is left early.
-        """
-        return self._calls.stream(request)
-
     async def abort(self, request_id: str) -> None:
-        """End a call: its `generate` returns what was sampled, with `StopReason.ABORT`. An unknown id is ignored.
+        """End a call; its `generate` returns the tokens it has, with `StopReason.ABORT`. An unknown id is ignored.
 
         Raises:
-            ServerError: when the server cannot be told.
+            ServerError: the server did not take the abort.
 
-        Cancellation: the server has been told or not.
+        Cancellation: the abort has been sent or not.
         """
-        with Deadline(self._control.timeout_s, lambda: f"{self.url}: waited for /abort_request of {request_id}", self.url):
+        what = f"{self.url}: agentrl waited for /abort_request of {request_id}"
+        with Deadline(self._control.timeout_s, lambda: what, self.url):
             await self._calls.abort(request_id)
 
     async def check(self) -> int:
-        """Return the policy version of the server's weights, from `/model_info`, which answers while paused too.
+        """Return the policy version of the server's weights, from `/model_info`, which answers during a pause too.
 
         Raises:
-            ServerError: refused, no answer within the control deadline, or no policy version.
+            ServerError: the server refused, did not answer within the control deadline, or reports no policy version.
 
-        Cancellation: nothing is left behind.
+        Cancellation: changes nothing.
         """
-        info = decode(await self._control.get("model_info", "a sign of life"), ModelInfo, "/model_info", self.url)
-        if info.weight_version is None:  # servers that do not count: the version given last
-            return self._version
-        return parse_version(info.weight_version, self.url)
+        body = await self._control.call("GET", "/model_info", None, "a sign of life")
+        return parse_version(decode(body, ModelInfo, "/model_info", self.url).weight_version, self.url)
 
     async def loads(self) -> tuple[Load, ...]:
         """Return how busy the server is, one entry for each of its ranks.
 
         Raises:
-            ServerError: as for `check`; HTTP 404 from servers older than 0.5.21.
+            ServerError: as for `check`.
 
-        Cancellation: nothing is left behind.
+        Cancellation: changes nothing.
         """
-        body = await self._control.call("GET", "/v1/loads", None, "its load")
+        body = await self._control.call("GET", "/v1/loads", None, "the server's load")
         return tuple(decode(body, Loads, "/v1/loads", self.url).loads)
 
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
-        """Stop sampling; calls in flight stay open, new ones are held here until `resume`.
-
-        On servers that report no versions the calls in flight are aborted and collected first, to go on after `resume`.
+        """Stop sampling; calls in flight stay open, and new ones are held back here until `resume`.
 
         Raises:
             ServerError: the server may be paused or not; `resume` it.
 
         Cancellation: as after an error.
         """
-        dialect = self.dialect
         self._calls.close_gate()
         self._paused, self._mode = True, mode
-        if not dialect.spans:
-            await self._calls.interrupt(min(10.0, self._control.timeout_s / 2))
-        body = orjson.dumps({"mode": mode} if dialect.pause_modes else {})
-        await self._control.call("POST", "/pause_generation", body, f"the pause ({mode})")
+        await self._control.call("POST", "/pause_generation", orjson.dumps({"mode": mode}), f"the pause ({mode})")
 
     async def resume(self) -> None:
-        """Continue sampling and let held calls go. Does nothing to a server that is not paused.
+        """Continue sampling and let held calls go; the server need not be paused.
 
         Raises:
             ServerError: the server may still be paused; calls are sent to it all the same.
@@ -244,10 +222,10 @@ class SGLangServer:
         """Load published weights from disk and check that the server reports their version. `pause` comes first.
 
         Raises:
-            WeightSyncError: the server refused, or reports another version. It may have either weights.
-            ServerError: no answer; it may have either weights.
+            WeightSyncError: the server refused, or reports another version. It may have the old or the new weights.
+            ServerError: the server did not answer. It may have the old or the new weights.
 
-        Cancellation: it may have either weights.
+        Cancellation: as after an error.
         """
         flush = self._flush()
         update = {
@@ -261,49 +239,43 @@ class SGLangServer:
         await self._has(publication.version, publication.checksum, flush=flush)
 
     def _flush(self) -> bool:
-        """Return whether new weights come with a flush of the cache; `pause` must have been called."""
+        """Return whether new weights come with a flush of the cache; the server must be paused."""
         if not self._paused:
-            raise InvariantError(f"{self.url}: weights may only change while paused; call pause() before they do")
+            raise InvariantError(f"{self.url}: weights may change only during a pause; call pause() before they do")
         return self._mode == "retract"
 
     async def _has(self, version: int, unique: str, *, flush: bool) -> None:
-        """Take note of new weights; `unique` tells them from others of the same version."""
+        """Record new weights and check the reported version; `unique` tells them from others of the same version."""
         self._version = version
-        self._calls.pin = None if self.dialect.spans else version
         # In place, cached prefixes of earlier versions stay; the salt keeps new requests from using them.
         self._calls.cache_salt = "" if flush else f"v{version}-{unique}"
         reported = await self.check()
         if reported != version:
-            raise WeightSyncError(f"{self.url}: took weights of version {version} but reports version {reported}")
+            raise WeightSyncError(f"{self.url}: the server took weights of version {version} but reports version {reported}")
 
-    async def checksums(self) -> Mapping[str, str] | None:
-        """Return the digest of each tensor being served; None from servers that cannot tell.
+    async def checksums(self) -> Mapping[str, str]:
+        """Return the digest of each tensor that the server holds; with several ranks, names carry the rank.
 
-        With several ranks, names carry the rank. See `checksum_kind` for what they can be compared with.
+        `checksum_kind` tells which digests are comparable.
 
         Raises:
-            ServerError: no answer, or one that breaks the protocol.
+            ServerError: the server did not answer, or its answer breaks the protocol.
 
-        Cancellation: nothing is left behind.
+        Cancellation: changes nothing.
         """
-        try:
-            body = await self._control.call("POST", "/weights_checker", b'{"action":"checksum"}', "checksums of its weights")
-        except RequestRejected as error:
-            if error.status == 404:
-                return None
-            raise
+        body = await self._control.call("POST", "/weights_checker", b'{"action":"checksum"}', "checksums of its weights")
         ranks = decode(body, Checksums, "/weights_checker", self.url).ranks
         if len(ranks) == 1:
             return ranks[0].checksums
         return {f"{rank}:{name}": digest for rank, entry in enumerate(ranks) for name, digest in entry.checksums.items()}
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
-        """Return the log-probs of `token_ids[1:]` given what stands before them, [L-1] float32, nats, temperature 1.
+        """Return the log-probs of `token_ids[1:]`, each given the ids before it, `[L-1] float32`, nats, temperature 1.
 
         Raises:
-            ServerError: no answer within the control deadline, or one that breaks the protocol.
+            ServerError: the server did not answer within the control deadline, or its answer breaks the protocol.
 
-        Cancellation: nothing is left behind.
+        Cancellation: changes nothing.
         """
         body = score_body(np.asarray(token_ids, np.int32))
         reply = await self._control.call("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")

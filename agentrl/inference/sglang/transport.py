@@ -1,7 +1,7 @@
 """HTTP to one server: bytes out, bytes in, every failure one of agentrl's named errors.
 
-Invariant: no aiohttp exception leaves this module, and a cancelled call closes its connection, which is what makes a
-server drop a request that it holds at a pause. Deadlines are the caller's.
+Invariant: no aiohttp exception leaves this module. A cancelled call closes its connection, which makes a server drop a
+request that it holds during a pause. A model call brings its own deadline; a control call gets that of `Control`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import cast
 
 import aiohttp
 import msgspec
+import orjson
 from yarl import URL
 
-from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable
+from agentrl.concurrency import Deadline
+from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WeightSyncError
+from agentrl.inference.sglang.wire import ControlOutcome, decode
 
 
 class Transport:
@@ -57,11 +60,12 @@ class Transport:
         """Return the body of the reply.
 
         Raises:
-            ServerUnavailable: refused, reset, closed before the reply was complete, or HTTP 5xx.
+            ServerUnavailable: the server refused, reset or closed the connection before the reply was complete, or
+                answered with HTTP 5xx.
             RequestRejected: HTTP 4xx, with the server's message.
-            ReplyError: a redirect, or what is not HTTP.
+            ReplyError: a redirect, or a reply that is not HTTP.
 
-        Cancellation: the connection is closed.
+        Cancellation: closes the connection.
         """
         try:
             async with self._open().request(method, self._url(path), data=body, allow_redirects=False) as response:
@@ -74,12 +78,12 @@ class Transport:
 
     @asynccontextmanager
     async def events(self, path: str, body: bytes) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        """Yield the payloads of a server-sent event stream; the connection is closed when the block is left early.
+        """Yield the payloads of a server-sent event stream; leaving the block early closes the connection.
 
         Raises:
             ServerError: as for `call`; also when the stream ends without its end mark.
 
-        Cancellation: the connection is closed.
+        Cancellation: closes the connection.
         """
         try:
             response = await self._open().request("POST", self._url(path), data=body, allow_redirects=False)
@@ -113,10 +117,7 @@ class Transport:
         )
 
     async def aclose(self) -> None:
-        """Close all connections.
-
-        Cancellation: they are closed all the same.
-        """
+        """Close all connections; a cancellation does not prevent that."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -138,8 +139,64 @@ class Transport:
         return kind(message, status=status, url=self.url)
 
 
+class Control:
+    """Control calls to one server: each has a deadline and a message that names who waited for what.
+
+    A change of weights is sent only when the server has finished the one before: two at once during a pause end SGLang.
+    """
+
+    def __init__(self, transport: Transport, *, timeout_s: float) -> None:
+        """Call by `transport`, with `timeout_s` seconds for each call."""
+        self._transport = transport
+        self.url = transport.url
+        self.timeout_s = timeout_s
+        self._unanswered = False
+        """Whether a call about weights was given up before its answer came, so the server may still be working on it."""
+
+    async def call(self, method: str, path: str, body: bytes | None, what: str) -> bytes:
+        """Return the body of the reply; `what` names the awaited thing in the message of the deadline.
+
+        Raises:
+            ServerError: the server refused, or did not answer within the deadline.
+
+        Cancellation: closes the connection; the server may still do the work.
+        """
+        with Deadline(self.timeout_s, lambda: f"{self.url}{path}: agentrl waited for {what}", self.url):
+            return await self._transport.call(method, path, body)
+
+    async def weights(self, path: str, body: object, what: str) -> None:
+        """POST a call that has the server do `what`, such as "join a group", and check the outcome in the reply.
+
+        If an earlier call was given up, this one first waits until the server has finished it.
+
+        Raises:
+            WeightSyncError: the server refused.
+            ServerError: the server did not answer.
+
+        Cancellation: as for `call`.
+        """
+        if self._unanswered:
+            await self._let_it_finish()
+        self._unanswered = True
+        try:
+            reply = await self.call("POST", path, orjson.dumps(body), f"the server to {what}")
+            outcome = decode(reply, ControlOutcome, path, self.url)
+        except RequestRejected as error:
+            outcome = ControlOutcome(success=False, message=str(error))
+        self._unanswered = False
+        if not outcome.success:
+            raise WeightSyncError(f"{self.url}: the server did not {what}: {outcome.message}")
+
+    async def _let_it_finish(self) -> None:
+        # SGLang's workers take calls in the order of their arrival, and these two calls ask the workers. The first may
+        # overtake a call that the server has not read from its connection yet; once it is answered, that call has reached
+        # the workers, before the second.
+        for _ in range(2):
+            await self.call("GET", "/server_info", None, "the server to finish a change of weights that was given up")
+
+
 def error_message(body: bytes) -> str:
-    """Return the message inside an error reply, in any of the forms SGLang uses; the head of the body otherwise.
+    """Return the message inside an error reply, in any of SGLang's forms, or else the head of the body.
 
     Example:
         >>> error_message(b'{"error": {"message": "too long"}}'), error_message(b'{"success": false, "message": "no"}')

@@ -1,11 +1,8 @@
 """SGLang's messages as bytes: requests are assembled, replies are checked before anything of them is used.
 
-Invariant: a `Reply` has one finite log-prob for each id, ids within the vocabulary and spans that cover every id in
-order; whatever else a server sends becomes a `ReplyError` that says what was expected and what came. Pure, no I/O.
-
-The messages of SGLang's control endpoints, with declared types.
-
-Invariant: a message that lacks what is read of it, or has it with another type, becomes a `ReplyError` naming the field.
+Invariant: a `GenerateReply` has one finite log-prob for each id, ids within the vocabulary, and version spans that cover
+every id in order. Anything else that a server sends becomes a `ReplyError` that names what was expected and what came.
+Nothing downstream checks these facts again. Pure, no I/O.
 """
 
 from __future__ import annotations
@@ -27,16 +24,22 @@ from agentrl.validation import sound_logprobs
 
 _T = TypeVar("_T")
 _UNTRAINED = "default"
-"""What SGLang calls the weights it was started with."""
+"""SGLang's name for the weights that a server started with."""
+_OLDEST = (0, 5, 21)
+"""The first SGLang with `/model_info`, version spans, and weight updates inside a begin/end session."""
+_OUR_ENGINES = frozenset({"embedded", "scripted"})
+"""Values of `engine` in `/server_info` that tell agentrl's own servers from SGLang."""
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """What is read of `/server_info`."""
+    """The fields of `/server_info` that agentrl reads."""
 
     version: str
-    engine: str | None = None
+    """Of SGLang, also from a server of agentrl's own."""
+    engine: str = "sglang"
+    """`sglang`, `embedded` or `scripted`; SGLang itself does not send the field."""
     incremental_streaming_output: bool = False
-    """Streamed ids are the new ones only; by default they are all so far."""
+    """A streamed event carries only the new ids; by default it carries all ids so far."""
     device: str | None = None
     tp_size: int = 1
     """Ranks that each hold a part of every layer."""
@@ -47,15 +50,19 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Longest context plus output that a call is sure to get; None from servers that do not tell."""
+        """Longest context plus output, tokens, that the server grants every call; None where it reports no limit."""
         longest = self.max_req_input_len
         return None if longest is None else longest + CONTEXT_RESERVE - CONTEXT_HEADROOM
 
+    @property
+    def checksum_kind(self) -> str:
+        """`agentrl`: checksums are those of a `Publication`. Anything else: comparable with the same kind only."""
+        return "agentrl" if self.engine in _OUR_ENGINES else f"{self.engine} {self.version}"
+
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What is read of `/model_info`."""
+    """The fields of `/model_info` that agentrl reads."""
 
-    model_path: str = ""
     weight_version: str | int | None = None
 
 
@@ -72,13 +79,13 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Loads(msgspec.Struct, frozen=True):
-    """The reply of `/v1/loads`."""
+    """The reply to `/v1/loads`."""
 
     loads: list[Load]
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """The reply of a control call."""
+class ControlOutcome(msgspec.Struct, frozen=True):
+    """The reply to a control call."""
 
     success: bool = True
     message: str = ""
@@ -89,7 +96,7 @@ class _Rank(msgspec.Struct):
 
 
 class Checksums(msgspec.Struct):
-    """The reply of `/weights_checker`: one entry for each rank of the server."""
+    """The reply to `/weights_checker`: one entry for each rank of the server."""
 
     ranks: list[_Rank]
 
@@ -98,7 +105,7 @@ def decode(body: bytes, kind: type[_T], what: str, url: str) -> _T:
     """Return `body` as `kind`.
 
     Raises:
-        ReplyError: naming the field that is missing or of another type; also for no body at all.
+        ReplyError: a field is missing or has another type, or the body is empty; names the field.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -108,10 +115,10 @@ def decode(body: bytes, kind: type[_T], what: str, url: str) -> _T:
 
 
 def parse_version(version: str | int | None, url: str) -> int:
-    """Return the policy version a server reports; "default", the weights it started with, is 0.
+    """Return the policy version that a server reports; "default", the weights it started with, is 0.
 
     Raises:
-        ReplyError: for anything but a whole number.
+        ReplyError: it is not a whole number.
 
     Example:
         >>> parse_version("default", "http://a"), parse_version("12", "http://a")
@@ -126,10 +133,27 @@ def parse_version(version: str | int | None, url: str) -> int:
     if number < 0:
         raise ReplyError(
             f"{url}: weight version {version!r} is not a policy version (a whole number, or 'default' before the first "
-            "update); something else than agentrl updates this server's weights",
+            "update); another program than agentrl updates this server's weights",
             url=url,
         )
     return number
+
+
+def check_sglang_version(version: str, url: str) -> None:
+    """Refuse an SGLang whose protocol agentrl does not speak.
+
+    Raises:
+        ReplyError: the version cannot be read, or is older than 0.5.21; `url` names the server in the message.
+
+    Example:
+        >>> check_sglang_version("0.5.23", "http://127.0.0.1:30000")
+    """
+    match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        raise ReplyError(f"{url}: expected an SGLang version such as '0.5.23', got {version!r}", url=url)
+    if tuple(int(part) for part in match.groups()) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise ReplyError(f"{url}: expected SGLang {oldest} or newer, got {version}; upgrade that server", url=url)
 
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -152,7 +176,7 @@ class _Span(msgspec.Struct):
 class _Meta(msgspec.Struct):
     finish_reason: _Finish | None = None
     output_token_logprobs: list[tuple[float, _Id, str | None]] | None = None
-    weight_versions: list[_Span] | None = None
+    weight_versions: list[_Span] = []
     cached_tokens: int = 0
     num_retractions: int = 0
 
@@ -180,19 +204,19 @@ class _Event(msgspec.Struct):
     error: dict[str, object] | str | None = None
 
 
-class Reply(NamedTuple):
+class GenerateReply(NamedTuple):
     """A checked reply to `/generate`."""
 
     output_ids: Int32Array
     output_logprobs: Float32Array
-    spans: tuple[VersionSpan, ...] | None
-    """None where the server reports no versions."""
+    spans: tuple[VersionSpan, ...]
+    """Policy versions of the output ids; they cover every id in order."""
     finish: Literal["stop", "length", "abort"]
     matched: int | str | None = None
     message: str = ""
     """For `abort`: the server's reason."""
     status_code: int | None = None
-    """For `abort`: the HTTP status the server would have answered with."""
+    """For `abort`: the HTTP status of the failure behind it."""
     cached_tokens: int = 0
     num_retractions: int = 0
 
@@ -216,7 +240,7 @@ def _sampling_json(sampling: SamplingParams, max_new_tokens: int) -> bytes:
 def generate_body(
     sampling: SamplingParams, *, rid: str, ids_json: Sequence[bytes], limit: int, stream: bool = False, cache_salt: str = ""
 ) -> bytes:
-    """Return the body of a `/generate` call for `limit` tokens at most; `ids_json` goes in as it is, which costs one copy.
+    """Return the body of a `/generate` call for at most `limit` tokens; `ids_json` is copied once, as it is.
 
     Example:
         >>> generate_body(SamplingParams(max_new_tokens=4), rid="a", ids_json=[b"5", b",6"], limit=4)
@@ -233,7 +257,7 @@ def generate_body(
 
 
 def score_body(token_ids: Int32Array) -> bytes:
-    """Return the body of a `/generate` call that only scores `token_ids`."""
+    """Return the body of a `/generate` call that scores `token_ids` and samples nothing."""
     return orjson.dumps(
         {
             "input_ids": token_ids.tolist(),
@@ -245,14 +269,14 @@ def score_body(token_ids: Int32Array) -> bytes:
 
 
 def check_request(request: GenerateRequest, vocab_size: int) -> None:
-    """Check what would kill a server or end other calls.
+    """Refuse a request that would kill a server or end other calls.
 
-    An id outside the vocabulary ends SGLang's scheduler, not only the request; an abort ends every request whose id begins
+    An id outside the vocabulary ends SGLang's scheduler, not only the request. An abort ends every request whose id begins
     with the given one.
 
     Raises:
-        InvariantError: for a request id that is not 32 lower-case hex digits.
-        RequestRejected: for no ids, ids outside the vocabulary, no token to sample, or a seed of more than 64 bits.
+        InvariantError: the request id is not 32 lower-case hex digits.
+        RequestRejected: the request has no ids, ids outside the vocabulary, no token to sample, or a seed of over 64 bits.
     """
     if not _REQUEST_ID.fullmatch(request.request_id):
         raise InvariantError(
@@ -267,7 +291,7 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
         )
     seed = request.sampling.seed
     if seed is not None and not -(2**63) <= seed < 2**63:
-        raise RequestRejected(f"request {request.request_id}: seed {seed} does not fit the 64 bits that servers take")
+        raise RequestRejected(f"request {request.request_id}: seed {seed} does not fit into the 64 bits that servers accept")
     if context.bound > vocab_size and (largest := int(context.ids().max())) >= vocab_size:
         raise RequestRejected(
             f"request {request.request_id}: input id {largest} is outside the vocabulary of {vocab_size}; "
@@ -275,33 +299,35 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
         )
 
 
-def parse_reply(body: bytes, *, vocab_size: int, url: str) -> Reply:
+def parse_reply(body: bytes, *, vocab_size: int, url: str) -> GenerateReply:
     """Return the checked reply to a `/generate` call.
 
     Raises:
-        ReplyError: for lengths that differ, ids outside the vocabulary, log-probs that are not finite or above 0, spans
-            that do not cover the ids in order, no or an unknown finish reason.
+        ReplyError: lengths differ; ids are outside the vocabulary; log-probs are not finite or above 0; version spans do not
+            cover the ids in order; the finish reason is missing or unknown; or a reply that is no abort has no ids.
     """
     reply = decode(body, _Reply, "the reply to /generate", url)
     meta = reply.meta_info
     triples = meta.output_token_logprobs or []
     ids = [triple[1] for triple in triples]
     if reply.output_ids is not None and reply.output_ids != ids:
-        raise _bad(url, f"{len(reply.output_ids)} output ids", f"{len(ids)} log-probs, or log-probs of other ids")
+        raise _broken(url, f"{len(reply.output_ids)} output ids", f"{len(ids)} log-probs, or log-probs of other ids")
     logprobs = np.array([triple[0] for triple in triples], np.float32)
     if ids and max(ids) >= vocab_size:
-        raise _bad(url, f"ids below the vocabulary size {vocab_size}", f"id {max(ids)}")
+        raise _broken(url, f"ids below the vocabulary size {vocab_size}", f"id {max(ids)}")
     if ids and not sound_logprobs(logprobs):
         worst = next(one for one in logprobs[:, None] if not sound_logprobs(one))
-        raise _bad(url, "finite log-probs of at most 0", f"{worst.item()}")
+        raise _broken(url, "finite log-probs of at most 0", f"{worst.item()}")
     finish = meta.finish_reason
     if finish is None or finish.type not in ("stop", "length", "abort"):
-        raise _bad(url, "finish reason stop, length or abort", "none" if finish is None else repr(finish.type))
+        raise _broken(url, "finish reason stop, length or abort", "none" if finish is None else repr(finish.type))
+    if not ids and finish.type != "abort":
+        raise _broken(url, "at least one output id", f"an empty completion (finish reason {finish.type})")
     matched = finish.matched[0] if isinstance(finish.matched, list) and finish.matched else finish.matched
-    return Reply(
+    return GenerateReply(
         output_ids=np.array(ids, np.int32),
         output_logprobs=logprobs,
-        spans=None if meta.weight_versions is None else _spans(meta.weight_versions, len(ids), url),
+        spans=_spans(meta.weight_versions, len(ids), url),
         finish=finish.type,
         matched=None if isinstance(matched, list) else matched,
         message=finish.message or "",
@@ -313,20 +339,20 @@ def parse_reply(body: bytes, *, vocab_size: int, url: str) -> Reply:
 
 def _spans(spans: Sequence[_Span], count: int, url: str) -> tuple[VersionSpan, ...]:
     checked: list[VersionSpan] = []
-    at = 0
+    end = 0
     for span in spans:
         version = parse_version(span.version, url)
-        if span.start != at or span.end < span.start or (checked and version < checked[-1].version):
-            raise _bad(url, "version spans in order without gaps", f"{[(s.version, s.start, s.end) for s in spans]}")
-        at = span.end
+        if span.start != end or span.end < span.start or (checked and version < checked[-1].version):
+            raise _broken(url, "version spans in order without gaps", f"{[(s.version, s.start, s.end) for s in spans]}")
+        end = span.end
         if span.end == span.start:
             continue
         if checked and checked[-1].version == version:
-            checked[-1] = VersionSpan(start=checked[-1].start, end=at, version=version)
+            checked[-1] = VersionSpan(start=checked[-1].start, end=end, version=version)
         else:
-            checked.append(VersionSpan(start=span.start, end=at, version=version))
-    if at != count:
-        raise _bad(url, f"version spans over all {count} output ids", f"spans over {at}")
+            checked.append(VersionSpan(start=span.start, end=end, version=version))
+    if end != count:
+        raise _broken(url, f"version spans (weight_versions) over all {count} output ids", f"spans over {end}")
     return tuple(checked)
 
 
@@ -334,20 +360,20 @@ def parse_scores(body: bytes, token_ids: Int32Array, url: str) -> Float32Array:
     """Return the log-probs of `token_ids[1:]`, [L-1] float32, from the reply to a `score_body` call.
 
     Raises:
-        ReplyError: for other ids, another count, or log-probs that are not finite.
+        ReplyError: the ids or their number differ from those sent, or a log-prob is not finite.
     """
     triples = decode(body, _Score, "the reply to a scoring call", url).meta_info.input_token_logprobs
     if [triple[1] for triple in triples] != token_ids.tolist():
-        raise _bad(url, f"log-probs of the {len(token_ids)} ids sent", f"{len(triples)} of them, or of other ids")
+        raise _broken(url, f"log-probs of the {len(token_ids)} ids sent", f"{len(triples)} of them, or of other ids")
     values = [triple[0] for triple in triples[1:]]
     logprobs = np.array([np.nan if value is None else value for value in values], np.float32)
     if not np.isfinite(logprobs).all():
-        raise _bad(url, "finite log-probs of the probe", f"{values[:8]}")
+        raise _broken(url, "finite log-probs of the probe", f"{values[:8]}")
     return logprobs
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """What is read of one streamed event before the last."""
+    """The fields of a streamed event before the last that agentrl reads."""
 
     output_ids: list[int]
     finished: bool
@@ -357,18 +383,18 @@ def parse_event(body: bytes, *, vocab_size: int, url: str) -> StreamEvent:
     """Return the ids of one event of a stream.
 
     Raises:
-        ReplyError: for ids outside the vocabulary, or what is not an event.
-        RequestRejected: when the event is the server's error message.
+        ReplyError: an id is outside the vocabulary, or the body is not an event.
+        RequestRejected: the event is the server's error message.
     """
     event = decode(body, _Event, "an event of the /generate stream", url)
     if event.error is not None:
         message = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
         raise RequestRejected(f"{url}: {message}", status=400, url=url)
     if event.output_ids and max(event.output_ids) >= vocab_size:
-        raise _bad(url, f"ids below the vocabulary size {vocab_size}", f"id {max(event.output_ids)}")
+        raise _broken(url, f"ids below the vocabulary size {vocab_size}", f"id {max(event.output_ids)}")
     finished = event.meta_info is not None and event.meta_info.finish_reason is not None
     return StreamEvent(output_ids=event.output_ids, finished=finished)
 
 
-def _bad(url: str, expected: str, got: str) -> ReplyError:
+def _broken(url: str, expected: str, got: str) -> ReplyError:
     return ReplyError(f"{url}: the reply to /generate breaks the protocol: expected {expected}, got {got}", url=url)

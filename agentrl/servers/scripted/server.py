@@ -79,7 +79,7 @@ class ScriptedControl:
         self._paused = False
         self.max_context_tokens: int | None = None
         """What it says of its context; scripts take any."""
-        self._tensor_checksums: Mapping[str, str] | None = None
+        self._tensor_checksums: Mapping[str, str] = {}
         self.updates: list[Publication] = []
         """Weights it was given from files, in order."""
         self.groups = ScriptedReceiver(self)
@@ -183,11 +183,11 @@ class ScriptedControl:
         self._tensor_checksums = publication.tensor_checksums
         self.updates.append(publication)
 
-    async def checksums(self) -> Mapping[str, str] | None:
+    async def checksums(self) -> Mapping[str, str]:
         """Return those of the publication it was last given."""
         wrong = await self.control("checksums") is Fault.WRONG_WEIGHTS
         held = self._tensor_checksums
-        return {name: digest[::-1] for name, digest in held.items()} if wrong and held is not None else held
+        return {name: digest[::-1] for name, digest in held.items()} if wrong else held
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
         """Return `scripted_logprobs` of its version."""
@@ -431,4 +431,4 @@ class ScriptedServer(ScriptedControl):
         finally:
             self.player.finish(rid)
         reply = parse_reply(orjson.dumps(playback.body(rid)), vocab_size=self.player.vocab_size, url=self.url)
-        assembly.take(reply, None, expected=False, caller_aborted=False, streamed=streamed)
+        assembly.take(reply, caller_aborted=False, streamed=streamed)

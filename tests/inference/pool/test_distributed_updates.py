@@ -23,10 +23,9 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ServerTimeout, TrainError, WeightSyncError
 from agentrl.inference.backend import Generation, Probe
 from agentrl.inference.pool.members import State
-from agentrl.inference.sglang.control import Control
 from agentrl.inference.sglang.groups import GroupCalls
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.inference.sglang.transport import Transport
+from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.train.config import TrainerConfig
 from agentrl.train.worker.client import RemoteTrainer, launch_trainer
 from agentrl.weights.config import SyncConfig
@@ -127,7 +126,7 @@ class WatchedServer(SGLangServer):
         super().__init__(url, vocab_size=vocab_size, control_timeout_s=3)
         self.process = process
         self.watched = WatchedControl(self._transport, process.pid)
-        self.groups = GroupCalls(self.watched, lambda: (self.dialect, self._info), flush=self._flush, has=self._has)
+        self.groups = GroupCalls(self.watched, lambda: self.info, flush=self._flush, has=self._has)
 
     def kill(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)

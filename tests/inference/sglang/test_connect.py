@@ -43,7 +43,7 @@ async def describing_itself(info: dict[str, Any]) -> AsyncGenerator[str]:
 async def test_a_server_whose_streams_are_not_cumulative_is_refused() -> None:
     info = {"version": "0.5.23", "incremental_streaming_output": True}
     async with describing_itself(info) as url:
-        with pytest.raises(ReplyError, match="start it without --incremental-streaming-output"):
+        with pytest.raises(ReplyError, match="got --incremental-streaming-output; start the server without it"):
             async with SGLangServer(url, vocab_size=10):
                 pass
     info["incremental_streaming_output"] = False

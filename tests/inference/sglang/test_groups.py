@@ -1,4 +1,4 @@
-"""What is sent to a server that is to take weights from the trainer's memory, for each dialect it may speak."""
+"""The messages to a server that takes weights from the trainer's memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError, InvariantError, ServerTimeout, ServerUnavailable, WeightSyncError
-from agentrl.inference.sglang.control import Control
-from agentrl.inference.sglang.dialect import dialect_of
 from agentrl.inference.sglang.groups import GroupCalls
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.inference.sglang.transport import Transport
+from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.inference.sglang.wire import ServerInfo
 from agentrl.servers.scripted.http import ScriptedHTTP, serve_scripted
 from agentrl.servers.scripted.server import Fault, ScriptedServer
@@ -47,10 +45,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(version: str, *, control_timeout_s: float = 60.0) -> AsyncGenerator[Rig]:
+async def rig(*, control_timeout_s: float = 60.0) -> AsyncGenerator[Rig]:
     script = ScriptedServer(lambda _: [4], vocab_size=VOCAB)
     async with (
-        serve_scripted(script, sglang_version=version) as http,
+        serve_scripted(script, sglang_version="0.5.23") as http,
         SGLangServer(http.url, vocab_size=VOCAB, control_timeout_s=control_timeout_s) as client,
     ):
         yield Rig(client, http, script)
@@ -67,8 +65,8 @@ def order(http: ScriptedHTTP) -> list[str]:
     return [path for path, _ in http.seen if "info" not in path and "loads" not in path]
 
 
-async def test_from_0_5_21_on_buckets_go_in_one_piece_inside_a_session() -> None:
-    async with rig("0.5.23") as r:
+async def test_buckets_go_in_one_piece_inside_a_session() -> None:
+    async with rig() as r:
         assert r.client.groups.request().flat
         await taken(r)
         assert order(r.http) == [
@@ -105,45 +103,25 @@ async def test_from_0_5_21_on_buckets_go_in_one_piece_inside_a_session() -> None
         assert await r.client.checksums() == scripted_checksums(7, MANIFEST.buckets)
 
 
-@pytest.mark.parametrize("version", ["0.5.6", "0.5.19", "0.5.20"])
-async def test_before_that_there_is_no_session_and_tensors_go_one_by_one(version: str) -> None:
-    async with rig(version) as r:
-        assert not r.client.groups.request().flat
-        await taken(r)
-        assert not r.http.bodies("/begin_weight_update")
-        assert not r.http.bodies("/end_weight_update")
-        bodies = r.http.bodies("/update_weights_from_distributed")
-        assert ["load_format" in body for body in bodies] == [False, False]
-        assert [body.get("weight_version") for body in bodies] == [None, "7"]
-        assert (await r.client.generate(request())).spans[0].version == 7
-
-
-async def test_before_0_5_6_it_is_a_config_error() -> None:
-    async with rig("0.5.5") as r:
-        with pytest.raises(ConfigError, match=r"sync\.method: distributed needs SGLang 0\.5\.6 or newer, .* is 0\.5\.5"):
-            r.client.groups.request()
-
-
 @pytest.mark.parametrize("info", [ServerInfo(version="0.5.23", dp_size=2), ServerInfo(version="0.5.23", pp_size=2)])
 async def test_other_parallelism_than_of_tensors_is_a_config_error(info: ServerInfo) -> None:
     async def nothing(version: int, unique: str, *, flush: bool) -> None:
         raise AssertionError
 
-    dialect = dialect_of("0.5.23", None, "http://a")
-    calls = GroupCalls(Control(Transport("http://a"), timeout_s=1), lambda: (dialect, info), flush=lambda: True, has=nothing)
+    calls = GroupCalls(Control(Transport("http://a"), timeout_s=1), lambda: info, flush=lambda: True, has=nothing)
     with pytest.raises(ConfigError, match="tensor parallelism only"):
         calls.request()
 
 
 async def test_every_group_has_a_name_of_its_own_and_the_servers_ranks() -> None:
-    async with rig("0.5.23") as r:
+    async with rig() as r:
         requests = [r.client.groups.request() for _ in range(3)]
     assert len({request.name for request in requests}) == 3
     assert {(request.ranks, request.nccl) for request in requests} == {(1, False)}
 
 
 async def test_in_place_nothing_is_flushed_and_the_salt_is_the_version_and_the_group() -> None:
-    async with rig("0.5.23") as r:
+    async with rig() as r:
         await taken(r, "in_place")
         assert [body["flush_cache"] for body in r.http.bodies("/update_weights_from_distributed")] == [False, False]
         await r.client.generate(request())
@@ -151,7 +129,7 @@ async def test_in_place_nothing_is_flushed_and_the_salt_is_the_version_and_the_g
 
 
 async def test_weights_are_not_taken_without_a_pause() -> None:
-    async with rig("0.5.23") as r:
+    async with rig() as r:
         await r.client.groups.join(ADDRESS)
         with pytest.raises(InvariantError, match=r"call pause\(\) before"):
             await r.client.groups.receive(MANIFEST, "group")
@@ -159,7 +137,7 @@ async def test_weights_are_not_taken_without_a_pause() -> None:
 
 
 async def test_a_session_that_an_earlier_update_left_open_is_closed_first() -> None:
-    async with rig("0.5.23") as r:
+    async with rig() as r:
         await r.client.groups.join(ADDRESS)
         await r.client.pause("retract")
         with pytest.raises(WeightSyncError, match=r"did not take bucket 1 of 2 of version 7: .*group other is not there"):
@@ -176,7 +154,7 @@ async def test_a_session_that_an_earlier_update_left_open_is_closed_first() -> N
 
 
 async def test_leaving_a_group_the_server_does_not_know_is_no_error() -> None:
-    async with rig("0.5.23") as r:
+    async with rig() as r:
         await r.client.groups.join(ADDRESS)
         await r.client.groups.leave("group")
         await r.client.groups.leave("group")
@@ -193,7 +171,7 @@ async def test_leaving_a_group_the_server_does_not_know_is_no_error() -> None:
     ],
 )
 async def test_what_a_server_may_do_instead_is_a_named_error(fault: Fault, error: type[Exception]) -> None:
-    async with rig("0.5.23", control_timeout_s=0.3) as r:
+    async with rig(control_timeout_s=0.3) as r:
         r.script.control_faults["join_group"] = fault
         with pytest.raises(error, match=r"join the trainer's group at 127\.0\.0\.1:4321|init_weights_update_group"):
             await r.client.groups.join(ADDRESS)
@@ -219,15 +197,12 @@ async def test_a_server_that_is_slow_with_every_bucket_is_given_up_as_a_whole() 
     async def nothing(version: int, unique: str, *, flush: bool) -> None:
         raise AssertionError
 
-    dialect = dialect_of("0.5.23", None, "")
     calls = GroupCalls(
         Control(Slow(), timeout_s=0.3),  # pyright: ignore[reportArgumentType] - of a transport, only this is asked
-        lambda: (dialect, ServerInfo(version="0.5.23")),
+        lambda: ServerInfo(version="0.5.23"),
         flush=lambda: True,
         has=nothing,
     )
     buckets = tuple((TensorSpec(f"t{number}", "float32", (1,)),) for number in range(20))
-    began = anyio.current_time()
-    with pytest.raises(ServerTimeout, match=r"http://slow: waited for it to take all weights \(deadline 0\.3 s\)"):
+    with pytest.raises(ServerTimeout, match=r"http://slow: agentrl waited for the server to take all weights"):
         await calls.receive(Manifest(1, buckets, {}), "group")
-    assert anyio.current_time() - began < 1.0

@@ -1,4 +1,4 @@
-"""The client of one server over real sockets, in front of agentrl's own HTTP app: calls, faults, guards, dialects."""
+"""The client of one server over real sockets, in front of agentrl's own HTTP app: calls, faults, guards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from agentrl.servers.scripted.server import (
     Fault,
     Hold,
     Script,
-    ScriptedCall,
     ScriptedReply,
     ScriptedServer,
     scripted_logprobs,
@@ -55,11 +54,11 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    script: Script | None = None, *, version: str | None = None, request_timeout_s: float = 20, control_timeout_s: float = 20
+    script: Script | None = None, *, request_timeout_s: float = 20, control_timeout_s: float = 20
 ) -> AsyncGenerator[Rig, None]:
     scripted = ScriptedServer(script or (lambda _: range(10, 20)), vocab_size=VOCAB, eos_id=19)
     async with (
-        serve_scripted(scripted, sglang_version=version) as http,
+        serve_scripted(scripted) as http,
         SGLangServer(
             http.url, vocab_size=VOCAB, request_timeout_s=request_timeout_s, control_timeout_s=control_timeout_s
         ) as client,
@@ -83,7 +82,7 @@ async def drain(client: SGLangServer, sent: GenerateRequest) -> None:
 async def test_a_call_brings_ids_log_probs_and_spans() -> None:
     async with rig() as r:
         generation = await r.client.generate(request(1, 2, 3))
-        assert r.client.dialect.engine == "scripted"
+        assert r.client.info.engine == "scripted"
     assert generation.output_ids.tolist() == list(range(10, 20))
     expected = scripted_logprobs(np.array([3, *range(10, 20)], np.int32), version=0)
     np.testing.assert_array_equal(generation.output_logprobs, expected)
@@ -154,7 +153,7 @@ async def test_a_half_open_connection_ends_in_the_deadline() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ServerTimeout, match=r"/server_info: waited for its version \(deadline 0.1 s\)"):
+        with pytest.raises(ServerTimeout, match=r"/server_info: agentrl waited for the server's version \(deadline 0.1 s\)"):
             async with SGLangServer(url, vocab_size=VOCAB, control_timeout_s=0.1):
                 pass
 
@@ -287,25 +286,6 @@ async def test_a_server_side_abort_is_sent_again_with_what_was_sampled() -> None
     assert second["input_ids"] == [1, 2, 3, 10, 11, 12, 13, 14]
     assert second["sampling_params"]["max_new_tokens"] == 25
     assert first["rid"] != second["rid"]
-
-
-async def test_the_pieces_of_a_call_share_its_deadline() -> None:
-    hold = Hold()
-
-    async def interrupt(client: SGLangServer) -> None:
-        await anyio.sleep(0.5)
-        await client.pause("retract")
-        await anyio.sleep(0.5)
-        await client.resume()
-
-    # A server without spans: the pause ends the piece in flight, and the next one is held back until its end.
-    async with (
-        rig(lambda _: ScriptedReply(output=[4, 19], holds=(hold,)), version="0.5.19", request_timeout_s=0.8) as r,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(interrupt, r.client)
-        with pytest.raises(ServerTimeout, match=r"\(deadline 0\.8 s\)"):  # where it was depends on how busy the machine is
-            await r.client.generate(request())
 
 
 async def test_a_stream_goes_on_after_a_server_side_abort() -> None:
@@ -449,7 +429,7 @@ async def test_a_call_that_a_pause_stops_too_long_says_that_it_was_at_the_server
 async def test_a_call_held_back_too_long_says_that_the_server_is_paused() -> None:
     async with rig(request_timeout_s=0.05) as r:
         await r.client.pause("retract")
-        with pytest.raises(ServerTimeout, match="it was held back, the server is paused"):
+        with pytest.raises(ServerTimeout, match="agentrl held it back, because the server is paused"):
             await r.client.generate(request())
         await r.client.resume()
 
@@ -490,85 +470,6 @@ async def test_scores_are_the_log_probs_of_the_tokens() -> None:
     async with rig() as r:
         ids = np.array([5, 9, 7], np.int32)
         np.testing.assert_array_equal(await r.client.score(ids), scripted_logprobs(ids, version=0))
-
-
-@pytest.mark.parametrize("version", ["0.5.5", "0.5.10", "0.5.19"])
-async def test_servers_without_spans_are_interrupted_for_a_swap_and_no_token_is_mislabelled(
-    version: str, tmp_path: Path
-) -> None:
-    hold = Hold(at=6)
-    results: list[Generation] = []
-    async with rig(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,)), version=version) as r:
-        assert not r.client.dialect.spans
-
-        async def call() -> None:
-            results.append(await r.client.generate(request(1, 2, 3)))
-
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(call)
-                await hold.reached.wait()
-                await r.client.pause("retract")
-                assert r.client.in_flight == 0
-                await r.client.load_weights(stored(tmp_path, 1))
-                await r.client.resume()
-        sent = r.http.bodies("/generate")
-        pauses = r.http.bodies("/pause_generation")
-    generation = results[0]
-    assert generation.output_ids.tolist() == list(range(10, 20))
-    assert [(span.start, span.end, span.version) for span in generation.spans] == [(0, 6, 0), (6, 10, 1)]
-    ids = np.array([3, *range(10, 20)], np.int32)
-    for span in generation.spans:
-        expected = scripted_logprobs(ids, span.version)[span.start : span.end]
-        np.testing.assert_array_equal(generation.output_logprobs[span.start : span.end], expected)
-    assert sent[1]["input_ids"] == [1, 2, 3, 10, 11, 12, 13, 14, 15]
-    assert pauses == [{} if version == "0.5.5" else {"mode": "retract"}]
-
-
-async def test_a_stream_of_a_server_without_spans_survives_a_swap(tmp_path: Path) -> None:
-    hold = Hold(at=6)
-    chunks: list[GenerationChunk] = []
-    async with rig(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,)), version="0.5.19") as r:
-
-        async def call() -> None:
-            async with r.client.stream(request(1, 2, 3)) as stream:
-                chunks.extend(await collect(stream))
-
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(call)
-                await hold.reached.wait()
-                await r.client.pause("retract")
-                await r.client.load_weights(stored(tmp_path, 1))
-                await r.client.resume()
-    assert np.concatenate([chunk.output_ids for chunk in chunks]).tolist() == list(range(10, 20))
-    assert chunks[-1].generation is not None
-    assert [span.version for span in chunks[-1].generation.spans] == [0, 1]
-
-
-async def test_a_lost_abort_costs_the_connection_and_not_the_call(tmp_path: Path) -> None:
-    # The script hangs outside the engine, so the abort finds nothing, as for a request still on its way.
-    asked = anyio.Event()
-    results: list[Generation] = []
-
-    def script(call: ScriptedCall) -> ScriptedReply:
-        asked.set()
-        return ScriptedReply(output=range(10, 20), fault=None if call.index else Fault.HANG)
-
-    async with rig(script, version="0.5.19", control_timeout_s=2) as r:
-
-        async def call() -> None:
-            results.append(await r.client.generate(request(1, 2, 3)))
-
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(call)
-                await asked.wait()
-                await r.client.pause("retract")
-                assert r.client.in_flight == 0
-                await r.client.load_weights(stored(tmp_path, 1))
-                await r.client.resume()
-    assert [(span.start, span.end, span.version) for span in results[0].spans] == [(0, 10, 1)]
 
 
 async def test_aborts_that_match_by_prefix_hit_one_call_only() -> None:

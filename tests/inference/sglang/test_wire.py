@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable
 from agentrl.inference.backend import Context, SamplingParams
 from agentrl.inference.sglang.assembly import Assembly
-from agentrl.inference.sglang.dialect import dialect_of
 from agentrl.inference.sglang.wire import (
-    Reply,
+    GenerateReply,
+    ServerInfo,
     check_request,
+    check_sglang_version,
     generate_body,
     parse_reply,
     parse_scores,
@@ -31,7 +33,7 @@ from tests.support.scripted import request
 URL = "http://s"
 
 
-def wire_reply(ids: list[int], spans: list[tuple[str, int, int]] | None = None, **finish: object) -> dict[str, object]:
+def wire_reply(ids: list[int], spans: list[tuple[str, int, int]] | None = None, **finish: object) -> dict[str, Any]:
     spans = [("3", 0, len(ids))] if spans is None else spans
     return {
         "text": "x",
@@ -45,7 +47,7 @@ def wire_reply(ids: list[int], spans: list[tuple[str, int, int]] | None = None, 
     }
 
 
-def parse(reply: dict[str, object]) -> Reply:
+def parse(reply: dict[str, Any]) -> GenerateReply:
     return parse_reply(orjson.dumps(reply), vocab_size=100, url=URL)
 
 
@@ -184,51 +186,46 @@ def test_scores_are_those_of_the_ids_sent() -> None:
         parse_scores(null, ids, URL)
 
 
-@pytest.mark.parametrize(
-    ("version", "name", "pause_modes", "spans"),
-    [
-        ("0.5.5", "A", False, False),
-        ("0.5.6", "B", True, False),
-        ("0.5.19.post3", "B", True, False),
-        ("0.5.20", "B", True, True),
-        ("0.5.21rc1", "C", True, True),
-        ("0.6.0.dev12+g1234", "C", True, True),
-    ],
-)
-def test_the_dialect_follows_the_version(version: str, name: str, pause_modes: bool, spans: bool) -> None:
-    dialect = dialect_of(version, None, URL)
-    assert (dialect.name, dialect.pause_modes, dialect.spans, dialect.exact_checksums) == (name, pause_modes, spans, False)
+@pytest.mark.parametrize("version", ["0.5.21rc1", "0.5.23", "v0.5.23.post1", "0.6.0.dev12+g1234", "1.0.0"])
+def test_an_sglang_with_the_protocol_of_0_5_21_is_accepted(version: str) -> None:
+    check_sglang_version(version, URL)
 
 
-def test_agentrls_own_servers_say_so() -> None:
-    assert dialect_of("1.2.3", "embedded", URL).exact_checksums
-    with pytest.raises(ReplyError, match="version 'main'"):
-        dialect_of("main", None, URL)
+@pytest.mark.parametrize("version", ["0.4.9", "0.5.6", "0.5.20.post3"])
+def test_an_older_sglang_is_refused_with_what_to_do(version: str) -> None:
+    with pytest.raises(ReplyError, match=rf"expected SGLang 0\.5\.21 or newer, got {version}; upgrade"):
+        check_sglang_version(version, URL)
 
 
-def piece(ids: list[int], version: int | None, finish: str = "abort") -> Reply:
-    spans = [] if version is None else [(str(version), 0, len(ids))]
-    reply = parse({**wire_reply(ids, spans or None, type=finish)})
-    return reply._replace(spans=None) if version is None else reply
+def test_a_version_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ReplyError, match="got 'main'"):
+        check_sglang_version("main", URL)
 
 
-def take(
-    assembly: Assembly, reply: Reply, pinned: int | None = None, *, expected: bool = True, caller: bool = False
-) -> None:
-    assembly.take(reply, pinned, expected=expected, caller_aborted=caller)
+def test_checksums_of_agentrls_own_servers_are_those_of_a_publication() -> None:
+    assert ServerInfo(version="0.5.23", engine="embedded").checksum_kind == "agentrl"
+    assert ServerInfo(version="0.5.23").checksum_kind == "sglang 0.5.23"
+
+
+def piece(ids: list[int], version: int, finish: str = "abort") -> GenerateReply:
+    return parse(wire_reply(ids, [(str(version), 0, len(ids))], type=finish))
+
+
+def take(assembly: Assembly, reply: GenerateReply, *, caller: bool = False) -> None:
+    assembly.take(reply, caller_aborted=caller)
 
 
 def test_pieces_are_joined_and_the_rest_is_asked_for_under_a_new_id() -> None:
     assembly = Assembly(request(1, 2, max_new_tokens=5), URL)
     first, _ = assembly.body()
-    take(assembly, piece([10, 11], None), 3)
+    take(assembly, piece([10, 11], 3))
     rid, body = assembly.body()
     sent = orjson.loads(body)
     assert rid != first
     assert sent["input_ids"] == [1, 2, 10, 11]
     assert sent["sampling_params"]["max_new_tokens"] == 3
-    take(assembly, piece([12], None), 4)
-    take(assembly, piece([13], None, "stop"), 4)
+    take(assembly, piece([12], 4))
+    take(assembly, piece([13], 4, "stop"))
     generation = assembly.generation()
     assert generation.output_ids.tolist() == [10, 11, 12, 13]
     assert generation.spans == (VersionSpan(start=0, end=2, version=3), VersionSpan(start=2, end=4, version=4))
@@ -241,10 +238,11 @@ def test_a_call_with_stop_strings_starts_over_when_interrupted() -> None:
     assert orjson.loads(assembly.body()[1])["input_ids"] == [1, 2]
 
 
-def test_tokens_of_unknown_version_are_thrown_away() -> None:
-    assembly = Assembly(request(1, 2), URL)
-    take(assembly, piece([10, 11], None))
-    assert len(assembly.output_ids) == 0
+def test_ids_without_versions_are_refused() -> None:
+    reply = wire_reply([10, 11], type="abort")
+    del reply["meta_info"]["weight_versions"]
+    with pytest.raises(ReplyError, match=r"version spans \(weight_versions\) over all 2 output ids, got spans over 0"):
+        parse(reply)
 
 
 def test_all_tokens_sampled_before_an_abort_are_a_whole_completion() -> None:
@@ -265,9 +263,9 @@ def test_what_the_caller_aborted_is_returned_as_it_is() -> None:
 def test_a_server_that_keeps_aborting_is_given_up() -> None:
     assembly = Assembly(request(1, 2), URL)
     for _ in range(8):
-        take(assembly, piece([], 3), expected=False)
+        take(assembly, piece([], 3))
     with pytest.raises(ServerUnavailable, match=r"aborted request .* 9 times"):
-        take(assembly, piece([], 3), expected=False)
+        take(assembly, piece([], 3))
 
 
 def test_a_version_that_goes_back_within_a_call_is_refused() -> None:
@@ -278,8 +276,8 @@ def test_a_version_that_goes_back_within_a_call_is_refused() -> None:
 
 
 def test_an_empty_or_overlong_completion_is_refused() -> None:
-    with pytest.raises(ReplyError, match="an empty completion"):
-        take(Assembly(request(1, 2), URL), parse(wire_reply([], [])))
+    with pytest.raises(ReplyError, match="at least one output id, got an empty completion"):
+        parse(wire_reply([], []))
     with pytest.raises(ReplyError, match=r"more tokens \(3\) than asked for"):
         take(Assembly(request(1, 2, max_new_tokens=2), URL), piece([1, 2, 3], 0, "length"))
 
@@ -298,7 +296,7 @@ def test_an_abort_that_carries_an_http_status_is_that_error() -> None:
 def test_joining_keeps_every_token_its_log_prob_and_its_version(pieces: list[list[int]], last: list[int]) -> None:
     assembly = Assembly(request(1, 2, max_new_tokens=100), URL)
     for version, ids in enumerate(pieces):
-        take(assembly, piece(ids, None), version)
+        take(assembly, piece(ids, version))
     take(assembly, piece(last, len(pieces), "stop"))
     generation = assembly.generation()
     assert generation.output_ids.tolist() == [token for ids in [*pieces, last] for token in ids]

@@ -1,7 +1,7 @@
-"""The seam between the HTTP server and what samples tokens behind it: the embedded engine, or a scripted one.
+"""The seam between the HTTP server and the engine that samples its tokens: embedded or scripted.
 
-Invariant: every accepted request is finished exactly once (`Sink.finish`), and never reported to again after that. All
-methods are called, and all sinks are notified, on the event-loop thread; nothing here imports torch.
+Invariant: an engine finishes every accepted request exactly once (`Sink.finish`) and reports nothing about it afterwards.
+All methods run, and all sinks are notified, on the event-loop thread. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ EnginePauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSampling(SamplingParams):
-    """SGLang's sampling parameters that a server understands beyond those agentrl's own client sends."""
+    """Sampling parameters of SGLang that the servers support and agentrl's own client does not send."""
 
     min_new_tokens: int = 0
-    """Stop tokens cannot be sampled before this many output tokens."""
+    """No stop token is sampled before this many output tokens."""
     repetition_penalty: float = 1.0
-    """Divides positive, multiplies negative logits of tokens seen in prompt or output; 1 means off."""
+    """Divides the positive and multiplies the negative logits of tokens in the output so far; 1 means off."""
     no_stop_trim: bool = False
-    """Keep the matched stop string or token in `text` (the ids always keep it)."""
+    """Keep the matched stop string or token in `text`; the ids always keep it."""
     skip_special_tokens: bool = True
     """Leave special tokens out of `text`."""
 
@@ -40,11 +40,11 @@ class EngineRequest:
     """[N] ids, N >= 1."""
     sampling: EngineSampling
     logprob_start_len: int = -1
-    """Report log-probs of `input_ids[logprob_start_len:]` (the first one is null); -1: of output tokens only; N: of none."""
+    """Report the log-probs of `input_ids[logprob_start_len:]`, the first of which is null; -1 or N: of no input token."""
     stream: bool = False
-    """Notify `Sink.progress` after each step."""
+    """Call `Sink.progress` after each step."""
     cache_key: tuple[str, str] = ("", "")
-    """SGLang's `extra_key` and `cache_salt`: only requests with equal ones share cached prefixes."""
+    """SGLang's `extra_key` and `cache_salt`; only requests with equal keys share cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,50 +55,50 @@ class Finish:
     matched: int | str | None = None
     """The stop token or stop string, for `stop`."""
     message: str = ""
-    """For `abort`: what aborted it."""
+    """For `abort`: the cause."""
     reduced: bool = False
-    """For `abort`: report only id, output and finish reason, as SGLang does for requests aborted in its queue."""
+    """For `abort`: report only id, output and finish reason, as SGLang does for a request aborted in its queue."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestProgress:
-    """What a request has produced so far. The engine owns and grows it; sinks read it when they are notified."""
+    """The output of a request so far. The engine owns it and appends to it; sinks read it when they are notified."""
 
     request: EngineRequest
     output_ids: list[int] = field(default_factory=list[int])
     output_logprobs: list[float] = field(default_factory=list[float])
-    """Nats, of the temperature-scaled, untruncated distribution; one per output id."""
+    """One for each output id, nats, of the temperature-scaled distribution before truncation."""
     versions: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """(weight version, index of the first output token it sampled), in order; the first index is 0."""
     input_logprobs: list[float | None] | None = None
-    """Log-probs of `input_ids[logprob_start_len:]`, the first one None; None unless asked for."""
+    """Log-probs of `input_ids[logprob_start_len:]`, the first one None; None unless the request asks for them."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache at first admission."""
+    """Prompt tokens found in the prefix cache when the request first ran."""
     num_retractions: int = 0
     finish: Finish | None = None
 
 
 class Sink(Protocol):
-    """Receives what becomes of one request. Its methods must return at once and must not raise."""
+    """Receives the output of one request. Its methods must return at once and must not raise."""
 
     def progress(self, progress: RequestProgress) -> None:
-        """New output tokens are there; called only for requests with `stream`."""
+        """Take new output tokens; called only for requests with `stream`."""
         ...
 
     def finish(self, progress: RequestProgress) -> None:
-        """The request ended: `progress.finish` is set, and nothing changes any more."""
+        """Take the end of the request: `progress.finish` is set, and `progress` no longer changes."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What a server says about itself; `model_path` and `weight_version` follow weight updates."""
+    """The model and the limits of a server; `model_path` and `weight_version` follow weight updates."""
 
     model_path: str
     weight_version: str
     vocab_size: int
     max_context_tokens: int
-    """SGLang's context length; what of it prompts and outputs may fill is checked in `http_wire`."""
+    """SGLang's context length; `servers.http.requests` checks how much of it a prompt and its output may fill."""
     max_running_requests: int
     max_total_tokens: int
     """Capacity of the KV cache."""
@@ -107,7 +107,7 @@ class EngineInfo:
     dtype: str = "float32"
     device: str = "cpu"
     engine: str = "embedded"
-    """`embedded` or `scripted`: told apart from a real SGLang server by this field of `/server_info`."""
+    """`embedded` or `scripted`; SGLang's `/server_info` has no such field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,39 +116,39 @@ class EngineLoad:
 
     num_running: int = 0
     num_waiting: int = 0
-    """Held by a pause or for want of a slot."""
+    """Requests that wait for the end of a pause or for a free row."""
     num_retracted: int = 0
-    """Of those waiting: requests that have run before."""
+    """Waiting requests that have run before."""
     num_used_tokens: int = 0
     """Tokens in the KV cache that belong to running requests."""
     paused: EnginePauseMode | None = None
     gen_throughput: float = 0.0
-    """Output tokens per second, over the last seconds."""
+    """Output tokens per second since the last call."""
     cache_hit_rate: float = 0.0
-    """Share of prompt tokens found in the prefix cache, since the start."""
+    """Share of all prompt tokens since the start that were found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlReply:
-    """The answer to a control call: HTTP 200 where `success`, else 400 with nothing changed."""
+    """The answer to a control call: HTTP 200 on `success`, else HTTP 400, and nothing has changed."""
 
     success: bool
     message: str
 
 
 class WeightGroups(Protocol):
-    """Takes weights from process groups; a part of an `InferenceEngine`."""
+    """The part of an `InferenceEngine` that receives weights from process groups."""
 
     async def join(self, address: GroupAddress, rank: int) -> ControlReply:
-        """Join a group as `rank`; returns when it is complete. Cancellation: it may be joined."""
+        """Join a group as `rank`; return when the group is complete. Cancellation: the group may be joined."""
         ...
 
     async def leave(self, name: str) -> ControlReply:
-        """Forget a group. Cancellation: it is forgotten or not."""
+        """Leave a group. Cancellation: the group is left or not."""
         ...
 
     async def begin(self) -> ControlReply:
-        """Open a session; one that is open already is a refusal. Cancellation: it is open or not."""
+        """Open an update session; refuse if one is open. Cancellation: the session is open or not."""
         ...
 
     async def receive(
@@ -161,16 +161,22 @@ class WeightGroups(Protocol):
         flush_cache: bool,
         abort_all_requests: bool,
     ) -> ControlReply:
-        """Take a bucket from a group; with `weight_version`, serve everything taken in this session under that name.
+        """Receive a bucket from a group; refuse outside a session.
 
-        `flat`: the bucket is one broadcast; otherwise each of its tensors is. Outside of a session it is a refusal.
+        Args:
+            bucket: the tensors to receive.
+            group: name of the group that rank 0 sends them through.
+            flat: rank 0 sends the bucket as one tensor, not each tensor by itself.
+            weight_version: serve everything received in this session under this version; None: keep it for later.
+            flush_cache: drop the prefix cache with the swap.
+            abort_all_requests: end all requests first.
 
         Cancellation: the bucket is lost, and the session stays open.
         """
         ...
 
     async def end(self) -> ControlReply:
-        """Close the session and serve what was taken in it. Cancellation: as before, or done."""
+        """Close the session and serve what it received. Cancellation: the session is open as before, or closed."""
         ...
 
 
@@ -179,111 +185,111 @@ class InferenceEngine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Return what `/model_info` and `/server_info` report and what requests are validated against."""
+        """Return the values that `/model_info` and `/server_info` report and that requests are checked against."""
         ...
 
     @property
     def load(self) -> EngineLoad:
-        """Return what `/v1/loads` reports; `load.paused` decides `/ready`."""
+        """Return the load that `/v1/loads` reports; `/ready` fails while `load.paused` is set."""
         ...
 
     @property
     def groups(self) -> WeightGroups:
-        """Return what takes weights from process groups."""
+        """Return the part that receives weights from process groups."""
         ...
 
     async def run(self) -> None:
-        """Serve submitted requests until cancelled. The HTTP server runs it in its task group, exactly once.
+        """Serve submitted requests until cancelled. The HTTP server runs this exactly once, in its task group.
 
         Cancellation: requests in flight are finished as aborted.
         """
         ...
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Accept a request, validated by the caller against `info`; while paused it is held.
+        """Queue a request whose ids, lengths and parameters the caller has checked against `info`.
 
         Raises:
-            RequestRejected: for a duplicate rid, or what this engine cannot serve; the server answers 400.
+            RequestRejected: for an id in use, or a request that this engine cannot serve; the server answers 400.
         """
         ...
 
     def abort(self, rid: str = "", *, abort_all: bool = False, exact: bool = False) -> int:
-        """End the requests whose id starts with `rid` (all, with `abort_all`) with their partial output.
+        """End requests with their partial output.
 
         Args:
-            rid: prefix of request ids, as at SGLang.
+            rid: prefix of the ids of the requests to end, as in SGLang; "" matches none.
             abort_all: end every request.
-            exact: only the request whose id is `rid`; what the server calls when a client disconnects.
+            exact: end only the request whose id equals `rid`; the server uses this when a client disconnects.
 
         Returns:
-            How many were ended; none is not an error. `rid` "" without `abort_all` ends none.
+            The number of requests ended; 0 is not an error.
         """
         ...
 
     async def pause(self, mode: EnginePauseMode) -> None:
-        """Stop sampling between two steps; requests that arrive are held.
+        """Stop sampling between two steps and return; requests that arrive later wait.
 
-        `abort` ends all requests with partial output; `retract` puts running ones back into the queue, to be prefilled
-        anew; `in_place` keeps their KV. Returns once the engine stands still.
+        `abort` ends all requests with their partial output. `retract` puts running requests back into the queue and
+        recomputes their KV later. `in_place` keeps their KV.
 
-        Cancellation: the engine is paused or not, as before or after the call; never in between.
+        Cancellation: the engine is paused or not, never in between.
         """
         ...
 
     async def resume(self) -> None:
-        """Continue after `pause`; without one, nothing happens.
+        """Continue after `pause`; do nothing if the engine is not paused.
 
-        Cancellation: as for `pause`.
+        Cancellation: the engine is paused or not, never in between.
         """
         ...
 
     async def update_weights(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
-        """Load safetensors from `model_path`; the swap happens between two steps, entirely or not at all.
+        """Load safetensors from `model_path` and swap them in between two steps, all of them or none.
 
-        Without a pause it waits until running requests have finished, or until a pause; new ones queue behind it.
-        `weight_version` None keeps the version string.
+        Without a pause, the update waits until the running requests finish or a pause begins; later requests queue
+        behind it. `weight_version` None keeps the version.
 
-        Cancellation: the weights are the former ones or all the new ones.
+        Cancellation: all weights are the former ones, or all are the new ones.
         """
         ...
 
     async def settled(self) -> None:
-        """Return once the engine can say what it serves; what `/server_info` waits for.
+        """Return once the served version is known; `/server_info` waits for this.
 
         Cancellation: nothing is left behind.
         """
         ...
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
-        """Name the weights anew, without changing them; tokens sampled from now on carry the new name.
+        """Change the version of the weights without changing the weights; tokens sampled from now on carry it.
 
-        Cancellation: as for `pause`.
+        Cancellation: the version is changed or not.
         """
         ...
 
     async def flush_cache(self, timeout_s: float) -> bool:
-        """Drop the prefix cache and return True; False when anything runs or is queued still after `timeout_s`.
+        """Drop the prefix cache and return True, or return False if requests still run or wait after `timeout_s`.
 
-        Requests retracted or held by a pause do not prevent it.
+        Requests that a pause retracted or holds back do not prevent the flush.
 
         Cancellation: the cache is dropped entirely or not at all.
         """
         ...
 
     def checksums(self) -> Mapping[str, str]:
-        """Return `agentrl.weights.tensors.tensor_checksum` of every tensor now being served, by HF name."""
+        """Return the `agentrl.weights.tensors.tensor_checksum` of every served tensor, by HF name."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without special tokens added.
+        """Return the ids of `text`, without adding special tokens.
 
         Raises:
-            RequestRejected: when the engine has no tokenizer.
+            RequestRejected: if the engine has no tokenizer.
         """
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of `ids`; "" when the engine has no tokenizer."""
+        """Return the text of `ids`, or "" if the engine has no tokenizer."""
         ...

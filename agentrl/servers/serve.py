@@ -1,8 +1,8 @@
-"""Starting and ending an inference server: address, key, readiness, signals. `python -m agentrl.servers.serve` runs one.
+"""Start and stop an inference server: address, key, readiness, signals. `python -m agentrl.servers.serve` runs one.
 
-Invariant: the server listens off loopback only with a key; it prints one JSON line with its URL once it answers; SIGTERM,
-SIGINT and, where asked for, the end of its standard input stop it within two seconds; requests in flight get what they have.
-A signal that was ignored when it began stays ignored; one that comes while it stops changes nothing.
+Invariant: the server listens on an address off loopback only with a key. It prints one JSON line with its URL once it
+answers. SIGTERM, SIGINT and, on request, the end of its standard input stop it within two seconds; requests in flight return
+their partial output. A signal that was ignored at the start stays ignored; a signal during the shutdown changes nothing.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class ServeOptions:
     """0 picks a free port."""
     api_key: str | None = None
     weight_version: str = "default"
-    """What SGLang calls the weights it started with; a policy version of 0."""
+    """Version of the initial weights; SGLang uses the same default, and agentrl reads it as policy version 0."""
     max_running_requests: int = 64
     max_context_tokens: int = 4096
-    """Longest context plus output of one request."""
+    """Longest prompt plus output of one request."""
     threads: int = 1
     device: str = "auto"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     memory_fraction: float = 0.25
     random_seed: int = 0
     exit_with_stdin: bool = False
-    """End when standard input is closed: what a parent process holds open for as long as it lives."""
+    """Stop when standard input closes, so that the server ends with the parent process that holds it open."""
     faults: frozenset[SGLangFault] = frozenset()
-    """Hazards of SGLang's to copy, for tests of clients."""
+    """Faults of SGLang to reproduce, for tests of clients."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers no server can work with, naming the option.
+        """Check the values.
 
         Raises:
-            ConfigError: for the first that is out of bounds.
+            ConfigError: naming the first option that is out of bounds.
         """
         for name, (low, high, default) in _BOUNDS.items():
             given = getattr(self, name)
@@ -82,7 +82,7 @@ _BOUNDS: Final = {
     "threads": (1, 1024, 1),
     "random_seed": (0, None, 0),
 }
-"""Lowest and highest value of an option, and what it is when left out."""
+"""Lowest value, highest value and default of each option."""
 
 
 def _flag(name: str) -> str:
@@ -90,10 +90,10 @@ def _flag(name: str) -> str:
 
 
 def check_address(host: str, api_key: str | None) -> None:
-    """Refuse an address that others can reach when there is no key.
+    """Refuse to listen without a key on an address that other machines can reach.
 
     Raises:
-        ConfigError: saying what to do.
+        ConfigError: for such an address, or an empty key.
 
     Example:
         >>> check_address("127.0.0.1", None)
@@ -103,7 +103,7 @@ def check_address(host: str, api_key: str | None) -> None:
         agentrl.errors.ConfigError: host '0.0.0.0' can be reached from other machines: ...
     """
     if api_key == "":
-        raise ConfigError("the api key is empty; set one, or leave it out and listen on 127.0.0.1")
+        raise ConfigError("the API key is empty: set one, or drop it and listen on 127.0.0.1")
     if api_key is not None or host == "localhost":
         return
     try:
@@ -111,7 +111,7 @@ def check_address(host: str, api_key: str | None) -> None:
     except ValueError:
         loopback = False
     if not loopback:
-        raise ConfigError(f"host {host!r} can be reached from other machines: give an api key, or listen on 127.0.0.1")
+        raise ConfigError(f"host {host!r} can be reached from other machines: set an API key, or listen on 127.0.0.1")
 
 
 @asynccontextmanager
@@ -123,14 +123,19 @@ async def serving(
     api_key: str | None = None,
     blocking_health: bool = False,
 ) -> AsyncGenerator[str]:
-    """Serve `engine` for the length of the block; yields the base URL. Needs the asyncio event loop.
+    """Serve `engine` inside the block and yield the base URL. Needs the asyncio event loop.
 
-    Args: as for `serve_until_stopped`.
+    Args:
+        engine: samples the tokens.
+        host: address to listen on.
+        port: 0 picks a free one.
+        api_key: every call must carry it; None: no call needs a key.
+        blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
 
     Raises:
-        ConfigError: for an address off loopback without a key, or one that cannot be bound.
+        ConfigError: for an address off loopback without a key, or an address that cannot be bound.
 
-    Cancellation: requests in flight are finished as aborted, the port is closed.
+    Cancellation: requests in flight are finished as aborted, and the port is closed.
     """
     check_address(host, api_key)
     runner = web.AppRunner(
@@ -165,26 +170,26 @@ async def serve_until_stopped(
     on_signal: Callable[[signal.Signals], None] | None = None,
     blocking_health: bool = False,
 ) -> None:
-    """Serve `engine` until SIGTERM, SIGINT or, if asked, the end of standard input; needs the asyncio event loop.
+    """Serve `engine` until SIGTERM, SIGINT or, on request, the end of standard input. Needs the asyncio event loop.
 
     Args:
         engine: samples the tokens.
         host: address to listen on.
         port: 0 picks a free one.
-        api_key: demanded of every call.
-        exit_with_stdin: also end when standard input is closed.
+        api_key: every call must carry it; None: no call needs a key.
+        exit_with_stdin: also stop when standard input closes.
         on_ready: called with the base URL once the server answers.
-        on_signal: called with the signal that ended the server, once it has ended; further ones still change nothing then.
-        blocking_health: see `create_app`.
+        on_signal: called with the signal that stopped the server, after it has stopped; later signals are still ignored.
+        blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
 
     Raises:
-        ConfigError: for an address off loopback without a key, or one that cannot be bound.
+        ConfigError: for an address off loopback without a key, or an address that cannot be bound.
 
-    Cancellation: as for `serving`.
+    Cancellation: requests in flight are finished as aborted, and the port is closed.
     """
     stop: signal.Signals | None = None
-    heard = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
-    with anyio.open_signal_receiver(*heard) as signals:
+    handled = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
+    with anyio.open_signal_receiver(*handled) as signals:
         async with anyio.create_task_group() as group:
             async with serving(engine, host=host, port=port, api_key=api_key, blocking_health=blocking_health) as url:
                 if on_ready is not None:
@@ -205,7 +210,7 @@ async def _end_with_stdin(scope: anyio.CancelScope) -> None:
             if not os.read(descriptor, 4096):
                 break
     except OSError:
-        # A file or /dev/null cannot be waited for, and has no other end that could close it.
+        # The event loop cannot wait for a file or /dev/null, and no other process could close them.
         return
     scope.cancel()
 
@@ -213,15 +218,15 @@ async def _end_with_stdin(scope: anyio.CancelScope) -> None:
 def run_server(
     options: ServeOptions, on_ready: Callable[[str], None], on_signal: Callable[[signal.Signals], None] | None = None
 ) -> None:
-    """Load the model and serve it until told to end; takes over the process (threads, event loop, signals).
+    """Load the model and serve it until a signal; this takes over the process (threads, event loop, signals).
 
     Args:
-        options: what to serve, and how.
-        on_ready: see `serve_until_stopped`.
-        on_signal: see `serve_until_stopped`.
+        options: the model and its limits.
+        on_ready: called with the base URL once the server answers.
+        on_signal: called with the signal that stopped the server, after it has stopped.
 
     Raises:
-        ConfigError: when the model, the device or the address cannot be used.
+        ConfigError: if the model, the device or the address cannot be used.
     """
     check_address(options.host, options.api_key)
     import torch
@@ -261,20 +266,21 @@ def run_server(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `python -m agentrl.servers.serve`; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m agentrl.servers.serve", description="Serve a small model over HTTP.")
-    parser.add_argument("--model-path", required=True, help="local HF model directory")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 picks a free port (default)")
-    parser.add_argument("--api-key-env", help="name of the environment variable that holds the key")
-    parser.add_argument("--weight-version", default="default", help="what the weights are called until the first update")
-    parser.add_argument("--max-running-requests", type=int, default=64)
-    parser.add_argument("--max-context-tokens", type=int, default=4096)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
-    parser.add_argument("--memory-fraction", type=float, default=0.25, help="share of memory the KV cache may grow to")
-    parser.add_argument("--random-seed", type=int, default=0)
-    parser.add_argument("--fault", action="append", default=[], help="a hazard of SGLang's to copy; may be repeated")
-    parser.add_argument("--exit-with-stdin", action="store_true", help="end when standard input is closed")
+    add = parser.add_argument
+    add("--model-path", required=True, help="local Hugging Face model directory")
+    add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1); any other than loopback needs a key")
+    add("--port", type=int, default=0, help="port to listen on; 0 (default) picks a free one")
+    add("--api-key-env", help="environment variable that holds the key; every call must then carry the key")
+    add("--weight-version", default="default", help="version of the initial weights (default: default)")
+    add("--max-running-requests", type=int, default=64, help="requests that run at once (default 64)")
+    add("--max-context-tokens", type=int, default=4096, help="longest prompt plus output of a request (default 4096)")
+    add("--threads", type=int, default=1, help="CPU threads for torch (default 1)")
+    add("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="type of the weights")
+    add("--memory-fraction", type=float, default=0.25, help="share of memory that the KV cache may use (default 0.25)")
+    add("--random-seed", type=int, default=0, help="seed for requests that carry none (default 0)")
+    add("--fault", action="append", default=[], help="fault of SGLang to reproduce, or sglang for all; may be repeated")
+    add("--exit-with-stdin", action="store_true", help="stop when standard input closes")
     given = vars(parser.parse_args(arguments))
     try:
         key_name = given.pop("api_key_env")
@@ -289,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def announce(url: str) -> None:
-    """Print the line a parent process waits for: `{"event":"ready","url":...}`."""
+    """Print the line that a parent process waits for: `{"event":"ready","url":...}`."""
     sys.stdout.write(orjson.dumps({"event": "ready", "url": url}).decode() + "\n")
     sys.stdout.flush()
 

@@ -1,8 +1,8 @@
 """The HTTP server: SGLang's native protocol over an `InferenceEngine`, as an aiohttp application.
 
-Invariant: each accepted call is answered once, and no route answers without the key when there is one. What is answered, and
-who waits for whom, stands with the routes: `http_generate`, `http_control`, `http_info`. One conformance suite runs
-against this server and against a real SGLang (tests/conformance); where it must differ, `embedded.hazards` says why.
+Invariant: the server answers each accepted call once, and with a key set it answers no call without the key. The modules
+`generate`, `control` and `info` define the routes. One conformance suite (tests/conformance) runs against this server and
+against a real SGLang; `servers.embedded.faults` lists the differences and their reasons.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _MAX_BODY_BYTES: Final = 32 * 2**20
 
 
 def create_app(engine: InferenceEngine, *, api_key: str | None = None, blocking_health: bool = False) -> web.Application:
-    """Return the application; it runs the engine from start-up to clean-up.
+    """Return the application, which runs the engine from start-up to clean-up.
 
-    Serve it with `handler_cancellation=True`, or requests of disconnected clients are never aborted
-    (`agentrl.servers.serve.serve_until_stopped` does).
+    Serve it with `handler_cancellation=True`, as `agentrl.servers.serve.serving` does; without that, requests of
+    disconnected clients are never aborted.
 
     Args:
         engine: samples the tokens.
-        api_key: demanded of every call as `Authorization: Bearer <key>`.
-        blocking_health: `/health` waits for a token; see `embedded.hazards`.
+        api_key: every call must send it as `Authorization: Bearer <key>`; None: no call needs a key.
+        blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
     """
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_guard(api_key)])
     GenerateRoute(engine).add_to(app)
@@ -43,8 +43,8 @@ def create_app(engine: InferenceEngine, *, api_key: str | None = None, blocking_
     InfoRoutes(engine, blocking_health=blocking_health).add_to(app)
 
     async def run_engine(_: web.Application) -> AsyncIterator[None]:
-        # aiohttp may enter and leave this in different cancel scopes, which an anyio task group cannot. Should the engine
-        # fail, the group cancels the task that started the server, and clean-up raises what happened.
+        # aiohttp may enter and leave this in different cancel scopes, which an anyio task group does not allow. If the
+        # engine fails, the group cancels the task that started the server, and clean-up raises the engine's error.
         async with asyncio.TaskGroup() as group:
             task = group.create_task(engine.run())
             yield
@@ -63,7 +63,7 @@ def _guard(api_key: str | None) -> Middleware:
         if expected is not None:
             given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, expected):
-                return json_reply({"error": "this server wants a key: send Authorization: Bearer <key>"}, status=401)
+                return json_reply({"error": "this server requires a key: send Authorization: Bearer <key>"}, status=401)
         try:
             return await handler(request)
         except RequestRejected as error:

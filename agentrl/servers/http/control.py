@@ -1,13 +1,9 @@
-"""The control calls: abort, flush, pause, continue, weights and their version, checksums.
+"""The control calls: abort, flush, pause, continue, weight updates from disk and from process groups, checksums.
 
-Invariant: a call answers once the engine has done what it says, or refused it; bodies that are not the endpoint's change
-nothing. Who waits for whom: only the engine's own waits, each described where the engine declares it.
-
-The calls by which a server takes weights from a process group: join, begin, one call for each bucket, end, leave.
-
-Invariant: a call answers once the engine has done what it says (HTTP 200) or refused it (400); other calls are answered
-meanwhile. Who waits for whom: joining waits for the other ranks, and a bucket for rank 0 to send it, as long as the engine
-says; both end when rank 0 is gone.
+Invariant: a call answers once the engine has carried it out (HTTP 200) or refused it (400), and other calls are answered
+meanwhile; a body that does not fit the endpoint changes nothing. Who waits for whom: a call waits only inside the engine,
+whose methods document their waits. Joining a group waits for the other ranks and a bucket waits for rank 0, up to the
+engine's limit; both fail when rank 0 is gone.
 """
 
 from __future__ import annotations
@@ -23,32 +19,32 @@ from agentrl.servers.engine import ControlReply, EnginePauseMode, InferenceEngin
 from agentrl.servers.http.errors import BadBody, decode_body, json_reply
 from agentrl.weights.types import WIRE_DTYPES, Bucket, GroupAddress, TensorSpec
 
-_GROUP = "weight_update_group"
+_DEFAULT_GROUP = "weight_update_group"
 _FLATTENED_BUCKET = "flattened_bucket"
 
 
-class _Join(msgspec.Struct):
+class _JoinBody(msgspec.Struct):
     master_address: str
     master_port: int
     rank_offset: int
     world_size: int
-    group_name: str = _GROUP
+    group_name: str = _DEFAULT_GROUP
     backend: str = "nccl"
 
 
-class _Leave(msgspec.Struct):
-    group_name: str = _GROUP
+class _LeaveBody(msgspec.Struct):
+    group_name: str = _DEFAULT_GROUP
 
 
-class _Nothing(msgspec.Struct):
+class _SessionBody(msgspec.Struct):
     selector: Literal["target", "draft", "all"] = "all"
 
 
-class _Receive(msgspec.Struct):
+class _ReceiveBody(msgspec.Struct):
     names: list[str]
     dtypes: list[str]
     shapes: list[list[int]]
-    group_name: str = _GROUP
+    group_name: str = _DEFAULT_GROUP
     flush_cache: bool = True
     abort_all_requests: bool = False
     weight_version: str | None = None
@@ -56,14 +52,17 @@ class _Receive(msgspec.Struct):
 
 
 class GroupRoutes:
-    """One method per endpoint."""
+    """Weight updates from process groups; one method per endpoint.
+
+    Args:
+        groups: receives the weights.
+    """
 
     def __init__(self, groups: WeightGroups) -> None:
-        """Control `groups`."""
         self._groups = groups
 
     def add_to(self, app: web.Application) -> None:
-        """Add the routes."""
+        """Add the routes to `app`."""
         post = app.router.add_post
         post("/init_weights_update_group", self.join)
         post("/destroy_weights_update_group", self.leave)
@@ -72,28 +71,30 @@ class GroupRoutes:
         post("/end_weight_update", self.end)
 
     async def join(self, request: web.Request) -> web.Response:
-        """Join a group; answers when it is complete."""
-        sent = decode_body(await request.read(), _Join)
+        """Join a group; answer when it is complete."""
+        sent = decode_body(await request.read(), _JoinBody)
         if sent.backend != "gloo":
-            return _control_response(ControlReply(success=False, message=f"this server speaks gloo, not {sent.backend}"))
+            message = f"backend must be gloo for this server, got {sent.backend}"
+            return _control_response(ControlReply(success=False, message=message))
         if not 0 < sent.rank_offset < sent.world_size or not sent.group_name:
-            why = f"rank {sent.rank_offset} of {sent.world_size} in {sent.group_name!r}: expected a name and a rank above 0"
-            return _control_response(ControlReply(success=False, message=why))
+            got = f"rank {sent.rank_offset} of {sent.world_size} in {sent.group_name!r}"
+            message = f"expected a group name and a rank above 0 and below the world size, got {got}"
+            return _control_response(ControlReply(success=False, message=message))
         address = GroupAddress(sent.group_name, sent.master_address, sent.master_port, sent.world_size, "gloo")
         return _control_response(await self._groups.join(address, sent.rank_offset))
 
     async def leave(self, request: web.Request) -> web.Response:
-        """Forget a group."""
-        return _control_response(await self._groups.leave(decode_body(await request.read(), _Leave).group_name))
+        """Leave a group."""
+        return _control_response(await self._groups.leave(decode_body(await request.read(), _LeaveBody).group_name))
 
     async def begin(self, request: web.Request) -> web.Response:
-        """Open a session."""
-        decode_body(await request.read(), _Nothing)
+        """Open an update session."""
+        decode_body(await request.read(), _SessionBody)
         return _control_response(await self._groups.begin())
 
     async def receive(self, request: web.Request) -> web.Response:
-        """Take a bucket; answers when it is there, and served if it carries a version."""
-        sent = decode_body(await request.read(), _Receive)
+        """Receive a bucket; answer when it has arrived and, if the call names a version, is being served."""
+        sent = decode_body(await request.read(), _ReceiveBody)
         done = await self._groups.receive(
             _bucket(sent),
             sent.group_name,
@@ -108,12 +109,12 @@ class GroupRoutes:
         return _control_response(done)
 
     async def end(self, request: web.Request) -> web.Response:
-        """Close the session."""
-        decode_body(await request.read(), _Nothing)
+        """Close the update session."""
+        decode_body(await request.read(), _SessionBody)
         return _control_response(await self._groups.end())
 
 
-def _bucket(sent: _Receive) -> Bucket:
+def _bucket(sent: _ReceiveBody) -> Bucket:
     if not len(sent.names) == len(sent.dtypes) == len(sent.shapes) or not sent.names:
         counts = f"{len(sent.names)} names, {len(sent.dtypes)} dtypes, {len(sent.shapes)} shapes"
         raise RequestRejected(f"expected as many names as dtypes and shapes, at least one; got {counts}", status=400)
@@ -133,20 +134,20 @@ def _control_response(done: ControlReply) -> web.Response:
 _LOAD_FORMATS = (None, "auto", "safetensors")
 
 
-class _Abort(msgspec.Struct):
+class _AbortBody(msgspec.Struct):
     rid: str = ""
     abort_all: bool = False
 
 
-class _Pause(msgspec.Struct):
+class _PauseBody(msgspec.Struct):
     mode: EnginePauseMode = "abort"
 
 
-class _Continue(msgspec.Struct):
+class _ContinueBody(msgspec.Struct):
     torch_empty_cache: bool = True
 
 
-class _Update(msgspec.Struct):
+class _UpdateBody(msgspec.Struct):
     model_path: str
     load_format: str | None = None
     flush_cache: bool = True
@@ -154,24 +155,27 @@ class _Update(msgspec.Struct):
     weight_version: str | None = None
 
 
-class _Version(msgspec.Struct):
+class _VersionBody(msgspec.Struct):
     new_version: str
     abort_all_requests: bool = True
 
 
-class _Check(msgspec.Struct):
+class _CheckBody(msgspec.Struct):
     action: str = "checksum"
 
 
 class ControlRoutes:
-    """One method per endpoint."""
+    """All other control calls; one method per endpoint.
+
+    Args:
+        engine: carries the calls out.
+    """
 
     def __init__(self, engine: InferenceEngine) -> None:
-        """Control `engine`."""
         self._engine = engine
 
     def add_to(self, app: web.Application) -> None:
-        """Add the routes."""
+        """Add the routes to `app`."""
         post = app.router.add_post
         post("/abort_request", self.abort_request)
         post("/pause_generation", self.pause_generation)
@@ -183,33 +187,33 @@ class ControlRoutes:
             add("/weights_checker", self.weights_checker)
 
     async def abort_request(self, request: web.Request) -> web.Response:
-        """End requests by a prefix of their ids, or all; always 200, whether there were any or not."""
-        sent = decode_body(await request.read(), _Abort)
+        """End the requests whose id starts with `rid`, or all; answer 200 even if there are none."""
+        sent = decode_body(await request.read(), _AbortBody)
         self._engine.abort(sent.rid, abort_all=sent.abort_all)
         return web.Response()
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Drop the prefix cache, waiting `timeout` seconds for idleness; 400 while anything runs."""
+        """Drop the prefix cache; answer 400 if requests still run after `timeout` seconds."""
         timeout_s = _seconds(request.query.get("timeout", "0"))
         if await self._engine.flush_cache(timeout_s):
             return web.Response(text="Cache flushed.\n")
-        why = "Timed out waiting for idle state." if timeout_s else "Flush cache failed.\n"
-        return web.Response(status=400, text=why)
+        text = "Timed out waiting for idle state." if timeout_s else "Flush cache failed.\n"
+        return web.Response(status=400, text=text)
 
     async def pause_generation(self, request: web.Request) -> web.Response:
-        """Stop sampling; answers once the engine stands still."""
-        await self._engine.pause(decode_body(await request.read(), _Pause).mode)
+        """Stop sampling; answer once the engine has stopped."""
+        await self._engine.pause(decode_body(await request.read(), _PauseBody).mode)
         return json_reply({"message": "Generation paused successfully.", "status": "ok"})
 
     async def continue_generation(self, request: web.Request) -> web.Response:
-        """Go on; without a pause nothing happens."""
-        decode_body(await request.read(), _Continue)
+        """Continue after a pause; without one, do nothing."""
+        decode_body(await request.read(), _ContinueBody)
         await self._engine.resume()
         return json_reply({"message": "Generation continued successfully.", "status": "ok"})
 
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
-        """Load a checkpoint; 400 with `success: false` where it was refused."""
-        sent = decode_body(await request.read(), _Update)
+        """Load a checkpoint; answer 400 with `success: false` if the engine refuses it."""
+        sent = decode_body(await request.read(), _UpdateBody)
         if sent.load_format not in _LOAD_FORMATS:
             raise RequestRejected(f"load_format must be auto or safetensors, got {sent.load_format!r}", status=400)
         done = await self._engine.update_weights(
@@ -221,34 +225,34 @@ class ControlRoutes:
         message = done.message
         if done.success and sent.weight_version is not None:
             message = f"{message} Weight version updated to {sent.weight_version}."
-        body = {"success": done.success, "message": message, "num_paused_requests": 0}  # whatever is paused, as at SGLang
+        body = {"success": done.success, "message": message, "num_paused_requests": 0}  # always 0, as in SGLang
         return json_reply(body, status=200 if done.success else 400)
 
     async def update_weight_version(self, request: web.Request) -> web.Response:
-        """Name the weights anew; aborts everything unless told otherwise, as SGLang does."""
-        sent = decode_body(await request.read(), _Version)
+        """Change the version of the weights; abort all requests unless the call says otherwise, as SGLang does."""
+        sent = decode_body(await request.read(), _VersionBody)
         await self._engine.set_weight_version(sent.new_version, abort_all_requests=sent.abort_all_requests)
         message = f"Weight version updated to {sent.new_version}"
         return json_reply({"success": True, "message": message, "new_version": sent.new_version})
 
     async def weights_checker(self, request: web.Request) -> web.Response:
-        """Report a digest of each served tensor.
+        """Report the digest of each served tensor.
 
-        SGLang reports xxhash digests under its own fused names (`qkv_proj`, `gate_up_proj`). Here they are
-        `tensor_checksum` digests under HF names, so that a publication can be compared exactly; a client tells
-        the two apart by `engine` of `/server_info`.
+        SGLang reports xxhash digests under its own fused names (`qkv_proj`, `gate_up_proj`). This server reports
+        `tensor_checksum` digests under HF names, which a client can compare with those of a publication. The
+        field `engine` of `/server_info` says which kind a server reports.
         """
         body = await request.read()
-        action = decode_body(body, _Check).action if body else "checksum"
+        action = decode_body(body, _CheckBody).action if body else "checksum"
         if action != "checksum":
             return json_reply({"success": False, "message": f"Unsupported action={action!r}"}, status=400)
         checksums = dict(self._engine.checksums())
-        whole = hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()
-        rank: dict[str, Any] = {"checksums": checksums, "per_gpu_checksum": whole, "parallelism_info": [_ALONE]}
-        return json_reply({"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": whole})
+        combined = hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()
+        rank: dict[str, Any] = {"checksums": checksums, "per_gpu_checksum": combined, "parallelism_info": [_SINGLE_RANK]}
+        return json_reply({"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": combined})
 
 
-_ALONE = {
+_SINGLE_RANK = {
     "role": "target", "tp_rank": 0, "tp_size": 1, "dp_rank": 0, "dp_size": 1, "pp_rank": 0, "pp_size": 1,
     "rank": 0, "size": 1,
 }  # fmt: skip
@@ -260,5 +264,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise BadBody(f"1 validation error:\n  timeout must be a number of seconds, at least 0; got {text!r}", status=400)
+        raise BadBody(f"1 validation error:\n  timeout must be a number of seconds of 0 or more, got {text!r}", status=400)
     return seconds

@@ -1,11 +1,11 @@
-"""How the HTTP server reads bodies and words refusals: SGLang has one shape of error for each place a body is checked.
+"""Decoding of request bodies, and SGLang's error replies: each place that checks a body has a shape of its own.
 
-Invariant: whatever is wrong with a call becomes a status and a message that names it; no body ends the server.
+Invariant: every error in a call becomes a status and a message that names it; no body stops the server.
 
-- a body that is not the endpoint's: 400 `{"object": "error", "message", "type", "param", "code"}`
-- `sampling_params` of unknown names or other types: 400 `{"error": "message"}`
-- a value the server cannot serve: 400 `{"error": {"message"}}`; of a streamed call, HTTP 200 and an error event
-- no such path or method: 404 or 405 `{"detail"}`
+- a body that does not fit the endpoint: 400 `{"object": "error", "message", "type", "param", "code"}`
+- an unknown name or a wrong type in `sampling_params`: 400 `{"error": "message"}`
+- a value that the server cannot serve: 400 `{"error": {"message"}}`; in a streamed call, HTTP 200 and an error event
+- an unknown path or method: 404 or 405 `{"detail"}`
 """
 
 from __future__ import annotations
@@ -22,28 +22,23 @@ _Body = TypeVar("_Body")
 
 
 class BadBody(RequestRejected):
-    """A body that is not JSON, or not what the endpoint takes."""
+    """The body is not JSON, or does not fit the endpoint."""
 
 
 class BadSampling(RequestRejected):
-    """`sampling_params` with an unknown name or a value of another type."""
-
-
-def dumps(value: object) -> bytes:
-    """Return JSON bytes."""
-    return orjson.dumps(value)
+    """`sampling_params` holds an unknown name or a value of the wrong type."""
 
 
 def json_reply(value: object, *, status: int = 200) -> web.Response:
-    """Return a JSON response."""
-    return web.Response(body=dumps(value), status=status, content_type="application/json")
+    """Return `value` as a JSON response."""
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
 def decode_body(body: bytes, kind: type[_Body]) -> _Body:
     """Return the JSON `body` as `kind`.
 
     Raises:
-        BadBody: naming the field that is wrong; also for an empty body, as at SGLang.
+        BadBody: naming the wrong field; also for an empty body, as in SGLang.
 
     Example:
         >>> decode_body(b'{"a": 1}', dict[str, int])
@@ -56,7 +51,7 @@ def decode_body(body: bytes, kind: type[_Body]) -> _Body:
 
 
 def refusal(error: RequestRejected) -> web.Response:
-    """Return the response for a refused call."""
+    """Return the response to a refused call."""
     status = error.status or 400
     if isinstance(error, BadBody):
         return json_reply(
@@ -66,6 +61,6 @@ def refusal(error: RequestRejected) -> web.Response:
 
 
 def error_event(error: RequestRejected) -> bytes:
-    """Return the event that ends a stream which could not be served."""
+    """Return the events of a stream whose call is refused."""
     body = {"message": str(error), "type": "invalid_request_error", "code": error.status or 400, "retryable": False}
-    return b"data: " + dumps({"error": body}) + b"\n\ndata: [DONE]\n\n"
+    return b"data: " + orjson.dumps({"error": body}) + b"\n\ndata: [DONE]\n\n"

@@ -1,12 +1,8 @@
-"""`/generate`: one HTTP call, the engine requests it asks for, and its answer, whole or streamed.
+"""`/generate`: one HTTP call, its engine requests, and its reply in SGLang's format, whole or streamed.
 
-Invariant: an engine request never outlives the call that made it: a client that disconnects aborts it. Who waits for whom:
-a call waits, without limit, for its engine requests; the client's deadline is the limit, and its disconnect the release.
-
-What `/generate` answers: SGLang's `meta_info`, its finish reasons, and text cut where a stop matched.
-
-Invariant: as many log-probs and version labels as output ids; spans appear once a request has finished, and cover its
-ids. Pure, no I/O.
+Invariant: an engine request never outlives the call that made it; a disconnect of the client aborts it. A reply has as many
+log-probs as output ids, and the version spans of a finished request cover its output ids. Who waits for whom: a call waits
+for its engine requests without a limit of its own; the client's deadline is the limit, and its disconnect ends the wait.
 """
 
 from __future__ import annotations
@@ -17,11 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+import orjson
 from aiohttp import web
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.engine import EngineRequest, Finish, InferenceEngine, RequestProgress
-from agentrl.servers.http.errors import dumps, error_event, json_reply
+from agentrl.servers.http.errors import error_event, json_reply
 from agentrl.servers.http.requests import GenerateCall, decode_generate, plan_generate
 
 _UNDECODED = "\ufffd"
@@ -37,16 +34,16 @@ def reply(
     seconds: float,
     stamped: bool = True,
 ) -> dict[str, Any]:
-    """Return the JSON object for what a request has produced so far.
+    """Return the JSON object for the output of a request so far.
 
     Args:
         progress: the request's state.
         decode: turns output ids into text.
-        logprobs: report log-probs.
-        prompt_ids: report the prompt.
-        weight_version: the server's, for a request without output.
-        seconds: since the call began.
-        stamped: say when the object was sent, as the first of a call does.
+        logprobs: include log-probs.
+        prompt_ids: include the ids of the prompt.
+        weight_version: the server's version, reported for a request without output.
+        seconds: time since the call began.
+        stamped: include the time of sending, as the first object of a call does.
     """
     ids = progress.output_ids
     meta = _meta(progress, weight_version)
@@ -68,7 +65,7 @@ def reply(
 
 
 def _meta(progress: RequestProgress, weight_version: str) -> dict[str, Any]:
-    """Return what is said of every request; of one aborted in the queue, SGLang's short form."""
+    """Return the `meta_info` that every request has; for one aborted in the queue, SGLang's short form."""
     request, finish, cached = progress.request, progress.finish, progress.cached_tokens
     meta: dict[str, Any] = {
         "id": request.rid,
@@ -89,7 +86,7 @@ def _meta(progress: RequestProgress, weight_version: str) -> dict[str, Any]:
 
 
 def version_spans(progress: RequestProgress, weight_version: str) -> list[dict[str, Any]]:
-    """Return half-open `{version, start, end}` spans over the output ids; one empty span where there are none."""
+    """Return half-open `{version, start, end}` spans over the output ids; without output ids, one empty span."""
     spans: list[dict[str, Any]] = []
     end = len(progress.output_ids)
     if not end:
@@ -102,7 +99,7 @@ def version_spans(progress: RequestProgress, weight_version: str) -> list[dict[s
 
 
 def output_text(progress: RequestProgress, decode: Callable[[Sequence[int]], str]) -> str:
-    """Return the output as text: without the stop that ended it, and, before the end, without half a character."""
+    """Return the output as text, without the stop that ended it and, before the end, without an incomplete character."""
     finish, ids = progress.finish, progress.output_ids
     if finish is None:
         return decode(ids).rstrip(_UNDECODED)
@@ -139,88 +136,94 @@ _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": 
 
 
 class Wakeup:
-    """Something happened to one of a call's requests."""
+    """Wakes the handler of a call when one of its requests has news."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
 
     def notify(self) -> None:
-        """Wake who waits."""
+        """Wake the handler."""
         self._event.set()
 
     async def wait(self) -> None:
-        """Wait for what has happened since the last wait."""
+        """Return at the first notification since the last wait."""
         await self._event.wait()
         self._event = anyio.Event()
 
 
 class RequestSink:
-    """The sink of one engine request."""
+    """The sink of one engine request.
+
+    Args:
+        wakeup: notified of every change.
+    """
 
     def __init__(self, wakeup: Wakeup) -> None:
-        """Report to `wakeup`."""
-        self._news = wakeup
+        self._wakeup = wakeup
         self.latest: RequestProgress | None = None
         self.done = False
         self.sent = -1
-        """Output ids in the last streamed event; -1 before the first."""
+        """Output ids in the last streamed event; -1 before the first event."""
 
     def progress(self, progress: RequestProgress) -> None:
-        """See `Sink.progress`."""
+        """Take new output tokens."""
         self.latest = progress
-        self._news.notify()
+        self._wakeup.notify()
 
     def finish(self, progress: RequestProgress) -> None:
-        """See `Sink.finish`."""
+        """Take the end of the request."""
         self.latest, self.done = progress, True
-        self._news.notify()
+        self._wakeup.notify()
 
     def due(self, interval: int) -> bool:
-        """Return whether there is something to stream: the end, the first tokens, or `interval` more of them."""
+        """Return whether to stream an event now: at the end, at the first tokens, or after `interval` more tokens."""
         if self.latest is None or self.sent == (end := len(self.latest.output_ids) + self.done):
             return False
         return self.done or self.sent < 0 or end - self.sent >= interval
 
 
 class GenerateRoute:
-    """Answers `/generate`."""
+    """Answers `/generate`.
+
+    Args:
+        engine: samples the tokens.
+    """
 
     def __init__(self, engine: InferenceEngine) -> None:
-        """Serve the engine's tokens."""
         self._engine = engine
 
     def add_to(self, app: web.Application) -> None:
-        """Add the route; SGLang takes PUT as well."""
+        """Add the route to `app`; SGLang accepts PUT as well."""
         app.router.add_post("/generate", self.generate)
         app.router.add_put("/generate", self.generate)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """Answer one call; what is wrong with a streamed one is told in the stream, as at SGLang."""
+        """Answer one call; a refusal of a streamed call is an event of the stream, as in SGLang."""
         started = time.perf_counter()
         sent, params = decode_generate(await request.read())
-        flying: list[tuple[EngineRequest, RequestSink]] = []
+        submitted: list[tuple[EngineRequest, RequestSink]] = []
         wakeup = Wakeup()
         try:
             try:
                 call = plan_generate(sent, params, self._engine.info, self._engine.encode)
-                for one in call.requests:
+                for engine_request in call.requests:
                     sink = RequestSink(wakeup)
-                    self._engine.submit(one, sink)
-                    flying.append((one, sink))
+                    self._engine.submit(engine_request, sink)
+                    submitted.append((engine_request, sink))
             except RequestRejected as error:
                 if not sent.stream:
                     raise
                 return web.Response(body=error_event(error), headers=_EVENTS)
-            sinks = [sink for _, sink in flying]
+            sinks = [sink for _, sink in submitted]
             if sent.stream:
                 return await self._stream(request, call, sinks, wakeup, started)
             while not all(sink.done for sink in sinks):
                 await wakeup.wait()
             replies = [self._reply(call, index, sink, started) for index, sink in enumerate(sinks)]
         finally:
-            for one, sink in flying:
+            for engine_request, sink in submitted:
                 if not sink.done:
-                    self._engine.abort(one.rid, exact=True)
+                    self._engine.abort(engine_request.rid, exact=True)
         return json_reply(replies if call.batched else replies[0])
 
     async def _stream(
@@ -228,7 +231,7 @@ class GenerateRoute:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_EVENTS)
         await response.prepare(request)
-        with suppress(ConnectionResetError):  # the client is gone: nobody is left to answer
+        with suppress(ConnectionResetError):  # the client has disconnected, so there is no one to answer
             await self._send_events(response, call, sinks, wakeup, started)
         return response
 
@@ -244,7 +247,7 @@ class GenerateRoute:
                 if call.batched:
                     event["index"] = index
                 sink.sent = len(event["output_ids"]) + sink.done
-                await response.write(b"data: " + dumps(event) + b"\n\n")
+                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
 

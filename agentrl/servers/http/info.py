@@ -1,7 +1,7 @@
-"""What a server says about itself: model, settings, load, life.
+"""The calls that describe a server: model, settings, load, health.
 
-Invariant: every call here answers at once, paused or not, but for `/health_generate` (and `/health`, where the server was
-told to have that fault), which waits for a token, and `/server_info`, which waits for `InferenceEngine.settled`.
+Invariant: every call answers at once, paused or not, with two exceptions. `/health_generate` waits for a token, and so does
+`/health` with `SGLangFault.BLOCKING_HEALTH`. `/server_info` waits for `InferenceEngine.settled`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ from agentrl.servers.http.errors import json_reply
 from agentrl.servers.http.generate import RequestSink, Wakeup
 
 SGLANG_VERSION: Final = "0.5.23"
-"""The version whose protocol is spoken."""
+"""The version of SGLang whose protocol the server follows."""
 _HEALTH_TIMEOUT_S: Final = 20.0
 
 
 class InfoRoutes:
-    """One method per endpoint."""
+    """One method per endpoint.
+
+    Args:
+        engine: the engine to describe.
+        blocking_health: `/health` samples a token, as SGLang's does.
+    """
 
     def __init__(self, engine: InferenceEngine, *, blocking_health: bool = False) -> None:
-        """Describe `engine`; with `blocking_health`, `/health` samples a token, as SGLang's does."""
         self._engine = engine
         self._blocking_health = blocking_health
         self._started = time.time()
         self._first = engine.info
 
     def add_to(self, app: web.Application) -> None:
-        """Add the routes."""
+        """Add the routes to `app`."""
         get = app.router.add_get
         for path in ("/model_info", "/get_model_info"):
             get(path, self.model_info)
@@ -47,7 +51,7 @@ class InfoRoutes:
         get("/ready", self.ready)
 
     async def model_info(self, request: web.Request) -> web.Response:
-        """Name the model and the version of its weights."""
+        """Report the model and the version of its weights."""
         info = self._engine.info
         return json_reply(
             {
@@ -68,7 +72,7 @@ class InfoRoutes:
         )
 
     async def server_info(self, request: web.Request) -> web.Response:
-        """Report the settings; `weight_version` is the one the server started with, as at SGLang."""
+        """Report the settings; `weight_version` is the initial one, as in SGLang."""
         await self._engine.settled()
         info = self._engine.info
         settings = self._settings()
@@ -98,7 +102,7 @@ class InfoRoutes:
         }
 
     async def loads(self, request: web.Request) -> web.Response:
-        """Report how busy the server is now; SGLang reports its last published snapshot, which stands still in a pause."""
+        """Report the current load; SGLang reports its last snapshot, which does not change during a pause."""
         return json_reply({"timestamp": time.time(), "version": SGLANG_VERSION, "loads": [self._load()]})
 
     def _load(self) -> dict[str, Any]:
@@ -118,11 +122,11 @@ class InfoRoutes:
         }
 
     async def health(self, request: web.Request) -> web.Response:
-        """Answer 200 while the process lives, as SGLang does with `SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0`."""
+        """Answer 200, as SGLang does with `SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0`."""
         return web.Response()
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """Answer 200 once one token has been sampled, 503 when that takes too long, as under a pause."""
+        """Answer 200 once the engine has sampled a token, or 503 after 20 s, as during a pause."""
         sink, rid = RequestSink(wakeup := Wakeup()), f"HEALTH_CHECK_{uuid.uuid4().hex}"
         sampling = EngineSampling(max_new_tokens=1, temperature=0.0)
         self._engine.submit(EngineRequest(rid=rid, input_ids=[0], sampling=sampling), sink)

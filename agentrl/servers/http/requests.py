@@ -1,17 +1,14 @@
-"""What `/generate` is asked for: SGLang's request, checked field by field and turned into engine requests.
+"""The requests of `/generate`: SGLang's body, checked field by field and turned into engine requests.
 
-Invariant: a request that passes here can be served: its ids are within the vocabulary, prompt and output fit the context,
-every sampling parameter is known and honoured. Whatever else is a `RequestRejected` that names the field. Pure, no I/O.
+Invariant: an engine can serve every request that passes: its ids lie in the vocabulary, and prompt and output fit the
+context. Each sampling parameter is honoured or refused by name. The one exception is `spaces_between_special_tokens`, which
+changes only `text`, and only for tokenizers without byte-level decoding. Any other request raises a `RequestRejected` that
+names the field. Pure, no I/O.
 
-What SGLang serves and this server refuses, by name: log-probs of other tokens than the sampled one, constrained output,
-logit bias and processors, LoRA, sessions, multi-modal input, hidden states. What SGLang 0.5.23 answers at random or dies of,
-and this server refuses: an empty prompt, an id outside the vocabulary, a `logprob_start_len` below -1, fewer or more
-`sampling_params` than prompts.
-
-SGLang's `sampling_params`: their names, types and ranges, and what of them an engine needs.
-
-Invariant: a parameter is honoured or refused by name; none is ignored. The one exception is
-`spaces_between_special_tokens`, which changes `text` only, and only for tokenizers without byte-level decoding.
+This server refuses some features of SGLang: log-probs of tokens other than the sampled one, constrained output, logit bias,
+logit processors, LoRA, sessions, multi-modal input, hidden states. It also refuses requests that SGLang 0.5.23 answers
+arbitrarily or that crash it: an empty prompt, an id outside the vocabulary, a `logprob_start_len` below -1, a list of
+`sampling_params` whose length is not the number of prompts.
 """
 
 from __future__ import annotations
@@ -35,10 +32,10 @@ _Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Sampling(msgspec.Struct, forbid_unknown_fields=True):
-    """`sampling_params` as sent; null means the default, but for `max_new_tokens`."""
+    """`sampling_params` as sent; null means the default, except for `max_new_tokens`."""
 
     max_new_tokens: int | UnsetType | None = UNSET
-    """Null: as many as the context has room for."""
+    """Null: as many as fit the context."""
     min_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -75,17 +72,17 @@ _UNSUPPORTED: Final = (
 
 
 def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
-    """Return what an engine needs of the parameters, with at most `room` new tokens.
+    """Return the parameters in the engine's form, with at most `room` new tokens.
 
     Raises:
-        RequestRejected: for a value out of range, or a parameter this server does not support.
+        RequestRejected: for a value out of range, or a parameter that this server does not support.
     """
     for name in _UNSUPPORTED:
         if getattr(sent, name) is not None:
-            raise _rejected(f"sampling_params.{name} is not supported by this server")
+            raise rejected(f"sampling_params.{name} is not supported by this server")
     stop = (sent.stop,) if isinstance(sent.stop, str) else tuple(sent.stop or ())
     if len(stop) > MAX_STOP_STRINGS:
-        raise _rejected(f"at most {MAX_STOP_STRINGS} stop strings are allowed, got {len(stop)}")
+        raise rejected(f"at most {MAX_STOP_STRINGS} stop strings are allowed, got {len(stop)}")
     wanted = DEFAULT_MAX_NEW_TOKENS if sent.max_new_tokens is UNSET else sent.max_new_tokens
     sampling = EngineSampling(
         max_new_tokens=room if wanted is None else min(wanted, room),
@@ -123,11 +120,7 @@ def _check_ranges(sampling: EngineSampling, wanted: int | None) -> None:
     )
     for holds, rule, got in checks:
         if not holds:
-            raise _rejected(f"{rule}, got {got}")
-
-
-def _rejected(message: str) -> RequestRejected:
-    return RequestRejected(message, status=400)
+            raise rejected(f"{rule}, got {got}")
 
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -135,7 +128,7 @@ _Option = TypeVar("_Option")
 
 
 class GenerateBody(msgspec.Struct):
-    """The body of `/generate`; unknown fields are ignored, as at SGLang."""
+    """The body of `/generate`; unknown fields are ignored, as in SGLang."""
 
     text: str | list[str] | None = None
     input_ids: list[_Int64 | list[_Int64]] | None = None
@@ -180,11 +173,11 @@ class GenerateCall:
     """A checked `/generate` request."""
 
     requests: tuple[EngineRequest, ...]
-    """By prompt, then by sample."""
+    """Ordered by prompt, then by sample."""
     batched: bool
-    """The reply is a list, even of one; streamed events carry their index."""
+    """The reply is a list, and streamed events carry their index."""
     return_logprob: tuple[bool, ...]
-    """One for each of `requests`."""
+    """One for each request."""
     return_prompt_ids: bool
     stream_interval: int
     """Tokens between two streamed events of a request."""
@@ -196,7 +189,7 @@ class _Prompts(NamedTuple):
 
 
 def decode_generate(body: bytes) -> tuple[GenerateBody, Sampling | list[Sampling]]:
-    """Return a body of `/generate` and its sampling parameters: one for all prompts, or a list with one for each.
+    """Return the body of a `/generate` call and its sampling parameters: one set for all prompts, or one set for each.
 
     Raises:
         BadBody, BadSampling: naming the field.
@@ -216,16 +209,16 @@ def decode_generate(body: bytes) -> tuple[GenerateBody, Sampling | list[Sampling
 def plan_generate(
     sent: GenerateBody, params: Sampling | list[Sampling], info: EngineInfo, encode: Callable[[str], list[int]]
 ) -> GenerateCall:
-    """Return the engine requests that a body asks for.
+    """Return the engine requests of a body.
 
     Args:
         sent: the body.
         params: its sampling parameters.
-        info: what requests are validated against.
-        encode: `InferenceEngine.encode`, for requests with `text`.
+        info: vocabulary and context limit of the engine.
+        encode: turns text into ids, for requests with `text`.
 
     Raises:
-        RequestRejected: naming what is wrong.
+        RequestRejected: naming the field that is wrong.
     """
     for name in _UNSUPPORTED_OPTIONS:
         if getattr(sent, name):
@@ -265,12 +258,12 @@ def plan_generate(
 
 
 def _samples(sampled: list[Sampling], total: int) -> int:
-    """Return how many samples of each prompt are wanted; none or fewer count as one, as at SGLang."""
+    """Return the number of samples for each prompt; a number below 1 counts as 1, as in SGLang."""
     if len(sampled) != total:
         raise rejected(f"{len(sampled)} sampling_params for {total} prompts; send one, or a list with one for each")
     counts = {max(one.n or 1, 1) for one in sampled} or {1}
     if len(counts) > 1:
-        raise rejected("n must be the same for all prompts of a call")
+        raise rejected(f"n must be the same for all prompts of a call, got {sorted(counts)}")
     return counts.pop()
 
 
@@ -330,9 +323,9 @@ def _each(value: _Option | list[_Option] | None, total: int, batched: bool, name
 
 
 def _rids(sent: str | list[str] | None, prompts: int, count: int, *, batched: bool) -> list[str]:
-    """Return the request ids; several samples of a prompt get new ones, whatever was sent, as at SGLang."""
+    """Return the request ids; several samples of a prompt get new ids and ignore the sent ones, as in SGLang."""
     if isinstance(sent, list) and len(sent) != prompts:
-        raise rejected(f"the number of rids, {len(sent)}, is not that of the prompts, {prompts}")
+        raise rejected(f"{len(sent)} rids for {prompts} prompts; send one for each")
     if isinstance(sent, list) and len(set(sent)) != len(sent):
         raise rejected(f"duplicate request ids within the request: {sent}")
     if sent is None or count > 1:
@@ -343,5 +336,5 @@ def _rids(sent: str | list[str] | None, prompts: int, count: int, *, batched: bo
 
 
 def rejected(message: str) -> RequestRejected:
-    """Return the error for a value that cannot be served."""
+    """Return the error for a value that the server cannot serve."""
     return RequestRejected(message, status=400)

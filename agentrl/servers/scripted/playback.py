@@ -1,7 +1,7 @@
-"""How a scripted reply is played: token by token, held where the script says, interrupted by pauses, swaps and aborts.
+"""Playback of scripted replies, token by token, with holds, pauses, weight swaps and aborts.
 
-Invariant: each token carries the version and log-prob of the weights at the moment it was played; a reply that was
-aborted is taken up where it stopped when the client sends the rest, so interruption changes no ids.
+Invariant: each token carries the version and the log-prob of the weights at the moment it is played. When the client asks
+for the rest of an aborted reply, playback continues where it stopped, so an interruption changes no ids.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MAX_UNFINISHED = 1024
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Playback:
-    """One reply being played."""
+    """One reply in progress."""
 
     player: ScriptPlayer
     call: ScriptedCall
     reply: ScriptedReply
     planned: list[int]
-    """All ids of the reply, up to where it stops."""
+    """All ids of the reply up to its end."""
     stop: Literal["stop", "length"]
     matched: int | str | None = None
     """The stop token or stop string, for `stop`."""
@@ -55,7 +55,7 @@ class Playback:
     _wait: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     async def tokens(self) -> AsyncGenerator[int, None]:
-        """Play the reply; yield each position when its token is there. Ends early when aborted."""
+        """Play the reply and yield each position after adding its token; end early when aborted."""
         holds = {hold.at: hold for hold in self.reply.holds}
         half = len(self.planned) // 2
         for position, token in enumerate(self.planned):
@@ -78,7 +78,7 @@ class Playback:
         self._wait.cancel()
 
     def body(self, request_id: str) -> dict[str, Any]:
-        """Return the reply as SGLang would write it, with the script's fault in it."""
+        """Return the reply in SGLang's format, with the script's fault in it."""
         count = len(self.ids)
         played = self.spans or [(self.player.version, 0)]
         ends = [start for _, start in played[1:]] + [count]
@@ -123,7 +123,7 @@ class Playback:
 
 
 class ScriptPlayer:
-    """What all replies of one scripted server share: the script, the version, the pause, and who has been answered."""
+    """Asks the script for replies and plays them: the state that all replies of one scripted server share."""
 
     def __init__(
         self,
@@ -135,33 +135,33 @@ class ScriptPlayer:
         eos_id: int | None,
         version: int,
     ) -> None:
-        """Begin with no call answered; see `ScriptedServer` for the arguments."""
+        """Start with no call answered; the arguments are those of `ScriptedServer`."""
         self._script, self._encode, self._eos_id = script, encode, eos_id
         self.decode = decode
         self.vocab_size = vocab_size
         self.version = version
         self.gate: anyio.Event | None = None
-        """Set, and None again, when a pause ends."""
+        """Set when the pause ends; None while there is no pause."""
         self.calls: list[ScriptedCall] = []
         self.playing: dict[str, Playback] = {}
         self._answered: defaultdict[str, int] = defaultdict(int)
         self._contexts: dict[bytes, int] = {}
         self._lengths: set[int] = set()
         self._unfinished: OrderedDict[tuple[str, bytes], tuple[Playback, list[int]]] = OrderedDict()
-        """By episode and context."""
+        """Aborted replies and the ids left of them, by episode and context."""
 
     def begin(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Playback:
-        """Ask the script for a reply, or take up one that was aborted. `finish` must follow.
+        """Ask the script for a reply, or continue one that was aborted; the caller must call `finish` afterwards.
 
         Raises:
             RequestRejected: for a request id in use.
-            ConfigError: when the script's reply cannot be played.
+            ConfigError: if the script's reply cannot be played.
         """
         if request_id in self.playing:
             raise RequestRejected(f"request id {request_id} is in use", status=400)
-        taken_up = self._unfinished.pop((episode_id, input_ids.tobytes()), None)
-        if taken_up is not None:
-            original, rest = taken_up
+        unfinished = self._unfinished.pop((episode_id, input_ids.tobytes()), None)
+        if unfinished is not None:
+            original, rest = unfinished
             playback = replace(original, planned=rest, reply=ScriptedReply(), ids=[], logprobs=[], spans=[], aborted=None)
             playback.call = replace(original.call, request_id=request_id, input_ids=input_ids, sampling=sampling)
         else:
@@ -170,7 +170,7 @@ class ScriptPlayer:
         return playback
 
     def finish(self, request_id: str) -> None:
-        """Take note of how a reply ended."""
+        """Record how a reply ended."""
         playback = self.playing.pop(request_id)
         context = np.concatenate([playback.call.input_ids, np.array(playback.ids, np.int32)])
         rest = playback.planned[len(playback.ids) :]
@@ -192,7 +192,7 @@ class ScriptPlayer:
             playback.retractions += retract and bool(playback.ids)
 
     def resume(self) -> None:
-        """Let all replies go on."""
+        """Continue all replies."""
         gate, self.gate = self.gate, None
         if gate is not None:
             gate.set()
@@ -225,14 +225,14 @@ class ScriptPlayer:
         if not isinstance(reply.output, str):
             ids = [int(token) for token in reply.output]
         elif self._encode is None and reply.output:
-            raise ConfigError("the script answers with text, so the scripted server needs encode=, such as a renderer's")
+            raise ConfigError("the script answers with text: pass encode= to the scripted server, such as a renderer's")
         else:
             ids = list(self._encode(reply.output)) if self._encode is not None else []
             ids += [] if self._eos_id is None else [self._eos_id]
         if reply.fault is not None and not ids:
             ids = [0, 1]
         if not ids or min(ids) < 0 or max(ids) >= self.vocab_size:
-            raise ConfigError(f"a scripted reply needs ids in 0..{self.vocab_size - 1}, at least one; got {ids[:8]}")
+            raise ConfigError(f"a scripted reply needs at least one id, all in 0..{self.vocab_size - 1}; got {ids[:8]}")
         if reply.logprobs is not None and len(reply.logprobs) != len(ids):
             raise ConfigError(f"a scripted reply has {len(ids)} ids but {len(reply.logprobs)} logprobs")
         return ids

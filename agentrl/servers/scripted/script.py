@@ -1,11 +1,8 @@
-"""The words of a script: what a scripted server is asked, what it answers, and how it fails on demand.
+"""The vocabulary of scripts: the calls that a script answers, its replies, their faults, and where a reply ends.
 
-Invariant: everything here is data; the same script gives the same ids, log-probs and failures every time.
-
-Where a scripted reply ends: the first stop in it, as on a real server, or else its length.
-
-Invariant: after each id a stop string is looked for before a stop token, and a stop token before the length; the id that
-completes the stop is kept. Pure, no I/O.
+Invariant: the same script gives the same ids, log-probs and failures every time. A reply ends at its first stop, as on a
+real server: after each id a stop string wins over a stop token, a stop token wins over the length, and the id that completes
+the stop is kept. Pure, no I/O.
 """
 
 from __future__ import annotations
@@ -28,35 +25,35 @@ TextDecoder = Callable[[Sequence[int]], str]
 
 
 class End(NamedTuple):
-    """Why and where a reply ends."""
+    """The place and the cause of a reply's end."""
 
     num_ids: int
-    """How many of the reply's ids are given."""
+    """Number of the reply's ids that are returned."""
     kind: Literal["stop", "length"]
     matched: int | str | None
     """The stop token or stop string, for `stop`."""
 
 
 class ReplyText(NamedTuple):
-    """What is known of the text of a reply's ids."""
+    """The known relations between a reply's ids and their text."""
 
     text: str | None = None
-    """The script's, where it answers with text."""
+    """The script's answer, if it is text."""
     encode: TextEncoder | None = None
     decode: TextDecoder | None = None
 
 
 def end_of(ids: Sequence[int], sampling: SamplingParams, *, eos_id: int | None, text: ReplyText) -> End:
-    """Return where a reply ends; one that no stop ends was cut off, `length`, be it by `max_new_tokens` or by its script.
+    """Return where a reply ends; without a stop it ends with `length`, at `max_new_tokens` or after the script's last id.
 
     Args:
         ids: the whole reply, [T], T >= 1.
-        sampling: `ignore_eos` silences `stop_token_ids` too, and no stop token counts before `min_new_tokens`, as at SGLang.
+        sampling: as in SGLang, `ignore_eos` disables `stop_token_ids` too, and no stop token counts before `min_new_tokens`.
         eos_id: the model's own stop token.
-        text: for stop strings.
+        text: needed for stop strings.
 
     Raises:
-        ConfigError: for stop strings and ids whose text is not known.
+        ConfigError: for stop strings, if the text of the ids is not known.
 
     Example:
         >>> sampling = SamplingParams(max_new_tokens=3, stop_token_ids=(7,))
@@ -85,11 +82,11 @@ def _string_end(ids: Sequence[int], stops: Sequence[str], text: ReplyText) -> En
         return None
     if text.text is None:
         raise ConfigError(
-            f"the call has the stop strings {list(stops)} and the script answers with ids, whose text the scripted server "
-            "does not know: give it decode=, or answer with text"
+            f"the call has the stop strings {list(stops)}, but the script answers with ids and the scripted server cannot "
+            "decode them: pass decode=, or answer with text"
         )
     if text.encode is None:
-        return None  # the text is empty, or could not be played at all
+        return None  # the text is empty: the player refuses any other text without encode
     for end in range(len(text.text) + 1):
         if (found := _first(stops, text.text[:end])) is not None:
             head = list(text.encode(text.text[:end]))
@@ -103,14 +100,14 @@ def _first(stops: Sequence[str], text: str) -> str | None:
 
 
 class Fault(StrEnum):
-    """A way to fail. Each ends in a named error at the client, never in a hang."""
+    """A way to fail. Each leads to a named error in the client, never to a hang."""
 
     REFUSE = "refuse"
     """The connection is refused."""
     DIE = "die"
     """The connection is closed after the first token."""
     HANG = "hang"
-    """No answer comes, until the call is cancelled or its deadline passes."""
+    """The server does not answer; the call ends when it is cancelled or its deadline passes."""
     BAD_REQUEST = "bad_request"
     """HTTP 400."""
     SERVER_ERROR = "server_error"
@@ -128,28 +125,28 @@ class Fault(StrEnum):
     POSITIVE_LOGPROB = "positive_logprob"
     """The last log-prob is above 0."""
     EMPTY = "empty"
-    """No ids, though the call stopped by itself."""
+    """No ids, although the finish reason is a stop."""
     SPAN_GAP = "span_gap"
     """The version spans miss the last id."""
     NO_FINISH = "no_finish"
     """No finish reason."""
     ABORT = "abort"
-    """The server aborts the request half-way; the client sends the rest again."""
+    """The server aborts the request half-way; the client then requests the rest."""
     WRONG_WEIGHTS = "wrong_weights"
-    """Control calls only: checksums and scores are those of other weights."""
+    """Control calls only: checksums and scores belong to other weights."""
     RESET_MID_BODY = "reset_mid_body"
-    """HTTP only: the connection breaks in the middle of the reply's body. In process: as DIE."""
+    """Over HTTP the connection breaks in the middle of the reply's body; in process as DIE."""
     SLOW_DRIP = "slow_drip"
-    """HTTP only: half of the body comes, and then nothing. In process: as HANG."""
+    """Over HTTP the server sends half of the body and then nothing; in process as HANG."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hold:
-    """Stops a reply before its token `at`, until `release` is set.
+    """Holds a reply before its token `at` until `release` is set.
 
     Example: swap weights in the middle of a sequence.
         hold = Hold(at=3)
-        ...  # a call whose reply has holds=(hold,)
+        ...  # start a call whose reply has holds=(hold,)
         await hold.reached.wait()
         await server.update_weights(publication)
         hold.release.set()
@@ -157,19 +154,19 @@ class Hold:
 
     at: int = 0
     reached: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the reply has come this far."""
+    """Set when the reply reaches the hold."""
     release: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedCall:
-    """What the script is asked to answer."""
+    """One model call, as the script sees it."""
 
     index: int
-    """How many calls the server got before; failed ones count."""
+    """Number of earlier calls to the server, failed ones included."""
     turn: int
-    """How many calls of this episode were answered before; over HTTP, where episodes are unknown, how many answers the
-    context contains."""
+    """Number of this episode's calls answered so far; over HTTP, which carries no episode, number of earlier answers in the
+    context."""
     episode_id: str
     """Empty over HTTP."""
     request_id: str
@@ -177,30 +174,30 @@ class ScriptedCall:
     """[N] int32."""
     sampling: SamplingParams
     version: int
-    """Of the server's weights."""
+    """Policy version of the server's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedReply:
-    """What the server answers."""
+    """The script's reply to one call."""
 
     output: str | Sequence[int] = ""
-    """The ids, or text for the server's `encode`; text is followed by the end-of-turn id.
+    """The ids, or text that the server encodes and to which it appends the end-of-turn id.
 
-    It is cut as a real server's: after the first stop string or stop token of the call, or end-of-turn id, and at
-    `max_new_tokens`. What no stop ends, such as ids without an end-of-turn id, was cut off: `StopReason.LENGTH`.
+    As on a real server, the output ends at `max_new_tokens`, or after the first end-of-turn id, stop token or stop string of
+    the call. Output without a stop, such as ids without an end-of-turn id, ends with `StopReason.LENGTH`.
     """
     fault: Fault | None = None
     holds: tuple[Hold, ...] = ()
     logprobs: Sequence[float] | None = None
-    """Nats, one for each id; `scripted_logprobs` by default."""
+    """One for each id, nats; by default `scripted_logprobs` gives them."""
 
 
 Script: TypeAlias = Callable[[ScriptedCall], "ScriptedReply | str | Sequence[int]"]
 
 
 def scripted_logprobs(ids: Int32Array, version: int) -> Float32Array:
-    """Return the log-probs a scripted server gives `ids[1:]`, [L-1] float32: a fixed function of id, predecessor, version.
+    """Return the log-probs of `ids[1:]` on a scripted server, [L-1] float32: a fixed function of id, predecessor, version.
 
     Example:
         >>> scripted_logprobs(np.array([1, 2, 3], np.int32), version=0).tolist() == [np.float32(-2.61), np.float32(-0.65)]
@@ -211,7 +208,7 @@ def scripted_logprobs(ids: Int32Array, version: int) -> Float32Array:
 
 
 def corrupt(body: dict[str, Any], fault: Fault | None, vocab_size: int) -> dict[str, Any]:
-    """Return a reply to `/generate` with `fault` in it; faults that are not about its content leave it as it is."""
+    """Return a reply to `/generate` with `fault` in it; faults outside its content leave it unchanged."""
     meta = cast("dict[str, Any]", body["meta_info"])
     triples = cast("list[list[object]]", meta["output_token_logprobs"])
     ids = cast("list[int]", body["output_ids"])

@@ -68,7 +68,7 @@ def test_a_server_process_announces_itself_and_ends_cleanly(end: str, checkpoint
     ("arguments", "message"),
     [
         (["--model-path", "/nonexistent"], "cannot read /nonexistent/config.json"),
-        (["--model-path", "x", "--host", "0.0.0.0"], "give an api key, or listen on 127.0.0.1"),
+        (["--model-path", "x", "--host", "0.0.0.0"], "set an API key, or listen on 127.0.0.1"),
         (["--model-path", "x", "--api-key-env", "AGENTRL_NO_SUCH_KEY"], "AGENTRL_NO_SUCH_KEY is not set"),
         (["--model-path", "x", "--fault", "bad-luck"], "--fault bad-luck: expected one of abort-deadlock"),
     ],

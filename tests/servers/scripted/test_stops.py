@@ -116,7 +116,7 @@ async def test_stop_strings_are_found_in_ids_when_the_server_can_read_them() -> 
 
 
 async def test_stop_strings_and_ids_nobody_can_read_are_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="does not know: give it decode=, or answer with text"):
+    with pytest.raises(ConfigError, match="cannot decode them: pass decode=, or answer with text"):
         await server_of(encode(TEXT)).generate(asking(stop=("STOP",)))
 
 

@@ -1,17 +1,17 @@
 """Python functions as tools: the schema the model sees, and the reply to a call it made.
 
-Invariant: whatever a model writes as arguments becomes either a validated call or an error text the model can read; what
-goes wrong inside a tool is never blamed on the policy unless the tool says so by raising `ToolError`.
+Invariant: any arguments that a model writes become either a validated call or an error text that the model can read. An
+error inside a tool counts as the environment's fault unless the tool raises `ToolError`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
 
+import docstring_parser
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToolMessageParam
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import to_json
@@ -21,8 +21,6 @@ from agentrl.errors import EnvironmentFault, boundary
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
-_SECTION = re.compile(r"^\s*(Args|Arguments|Returns|Raises|Yields|Example|Examples|Note|Notes):\s*$")
-_ENTRY = re.compile(r"^(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 _MAX_ERROR_CHARS = 800
 
 
@@ -102,7 +100,7 @@ class Tool(Generic[P, R]):
             else:
                 model = self._arguments.model_validate_json(str(arguments or "{}"))
         except ValidationError as error:
-            return _describe(error, self.name)
+            return _argument_problems(error, self.name)
         values = {name: getattr(model, field) for field, name in self._names.items()}
         with boundary(EnvironmentFault, f"tool {self.name}"):
             try:
@@ -127,8 +125,8 @@ def tool(
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
     """Return `function` as a `Tool`; its schema comes from the signature, its texts from the docstring.
 
-    Every parameter needs an annotation that pydantic understands: builtins, `Literal`, `Optional`, lists, models. A bound
-    method works too: `tool(board.move)`.
+    The docstring may be in the Google, NumPy or Sphinx style. Every parameter needs an annotation that pydantic understands:
+    builtins, `Literal`, `Optional`, lists, models. A bound method works too: `tool(board.move)`.
 
     Raises:
         TypeError: a parameter has no annotation, is positional-only, or is `*args` or `**kwargs`.
@@ -141,7 +139,7 @@ def tool(
 async def reply_to(
     call: Mapping[str, object] | BaseModel, tools: Sequence[Tool[..., object]]
 ) -> ChatCompletionToolMessageParam:
-    """Run a tool call with the one of `tools` it names; see `Tool.reply`. An unknown name is an error the model can read."""
+    """Run a tool call with the tool that it names, as `Tool.reply` does; an unknown name is an error the model can read."""
     fields = _call_fields(call)
     for candidate in tools:
         if candidate.name == fields.name:
@@ -184,7 +182,7 @@ def _argument_model(
                 f"tool {name}: parameter {parameter.name!r} is {parameter.kind.description}; name every parameter"
             )
         if parameter.name not in hints:
-            raise TypeError(f"tool {name}: parameter {parameter.name!r} needs a type; the model is told what to pass")
+            raise TypeError(f"tool {name}: parameter {parameter.name!r} needs a type for the tool's schema")
         default: Any = ... if parameter.default is parameter.empty else parameter.default
         field = f"argument_{index}"
         names[field] = parameter.name
@@ -194,7 +192,7 @@ def _argument_model(
     return create_model(f"{name}_arguments", __config__=config, **fields), names
 
 
-def _describe(error: ValidationError, name: str) -> str:
+def _argument_problems(error: ValidationError, name: str) -> str:
     problems = [
         ": ".join(part for part in (".".join(str(step) for step in problem["loc"]), problem["msg"]) if part)
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
@@ -203,23 +201,7 @@ def _describe(error: ValidationError, name: str) -> str:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the text before the first section, and what the `Args:` section says of each parameter."""
-    lines = text.splitlines()
-    starts = [index for index, line in enumerate(lines) if _SECTION.match(line)]
-    head = "\n".join(lines[: starts[0]] if starts else lines).strip()
-    notes: dict[str, str] = {}
-    indent = -1
-    current = ""
-    for index in starts:
-        if not lines[index].strip().startswith("Arg"):
-            continue
-        for line in lines[index + 1 :]:
-            entry = _ENTRY.match(line)
-            if _SECTION.match(line) or (line.strip() and not line[0].isspace()):
-                break
-            if entry and (indent < 0 or len(entry[1]) <= indent):
-                indent, current = len(entry[1]), entry[2]
-                notes[current] = entry[3].strip()
-            elif current and line.strip():
-                notes[current] = f"{notes[current]} {line.strip()}".strip()
-    return head, notes
+    """Return the description in a docstring, and what it says of each parameter."""
+    docstring = docstring_parser.parse(text)
+    notes = {each.arg_name: " ".join((each.description or "").split()) for each in docstring.params}
+    return (docstring.description or "").strip(), notes

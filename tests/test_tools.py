@@ -63,6 +63,34 @@ def test_the_schema_says_what_the_signature_and_docstring_say():
     }
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Move.\n\nArgs:\n    column: where\n        to\n\nReturns:\n    The board.",
+        "Move.\n\n:param column: where to\n:returns: The board.",
+        "Move.\n\nParameters\n----------\ncolumn : int\n    where to",
+    ],
+)
+def test_the_description_of_a_parameter_is_found_in_every_docstring_style(text: str):
+    def move(column: int) -> None: ...
+
+    move.__doc__ = text
+    function: Any = tool(move).schema["function"]
+    assert function["description"] == "Move."
+    assert function["parameters"]["properties"] == {"column": {"type": "integer", "description": "where to"}}
+
+
+def test_a_docstring_without_a_style_is_the_description():
+    def move(column: int) -> None:
+        """Move.
+
+        Args:
+            one or the other
+        """
+
+    assert tool(move).schema["function"].get("description") == "Move.\n\nArgs:\n    one or the other"
+
+
 def test_a_tool_is_still_the_function():
     assert calc(3, "*", 4) == "12"
     assert calc.__name__ == "calc"

@@ -43,7 +43,7 @@ import anyio
 import numpy as np
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.engine.clock import Signal
+from agentrl.engine.buffer import Signal
 from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool

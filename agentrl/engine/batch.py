@@ -1,7 +1,8 @@
-"""From the groups a step consumes to the batch its trainer gets. Pure, and safe to run in a worker thread.
+"""Turn the groups of a step into the batch for its trainer. Pure, and safe to run in a worker thread.
 
-Invariant: no token over the staleness bound, no token sampled greedily and no token of a failed episode is in a loss mask;
-every branch reproduces the ids its server saw.
+Invariant: no loss mask covers a token over the staleness bound, a greedily sampled token or a token of a failed episode;
+every branch reproduces the ids that its server saw. The driver proves both here, once; the trainer worker checks the
+versions again on its side of the process boundary.
 """
 
 from __future__ import annotations
@@ -22,38 +23,37 @@ from agentrl.types import Group, Int32Array, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBatch:
-    """A training step's input and what is known about it."""
+    """The input of a training step, with its statistics."""
 
     batch: TrainBatch
     metrics: Mapping[str, float]
-    """The keys of `agentrl.observe.metrics` that depend on the batch alone."""
+    """The `agentrl.observe.metrics` that depend on the batch alone."""
     staleness: Int32Array
     """[loss tokens] int32: versions between sampling and training."""
     masked_tokens: int
-    """Tokens that were over age and left the loss."""
+    """Tokens removed from the loss because they were over age."""
     skip: str | None
-    """Why training on it cannot change the weights; None when it can."""
+    """Why a step on this batch cannot change the weights; None when it can."""
 
 
 def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
     """Return the batch of `groups` for a trainer at policy `version`.
 
-    A batch without a loss token, or whose groups all have zero variance, has `skip` set: its gradient is exactly zero.
+    `skip` is set when the batch has no loss token or all its groups have zero variance: the gradient is then exactly zero.
 
     Raises:
-        StaleDataError: when a token is over the bound and the policy is not to mask it.
-        InvariantError: when a branch does not reproduce what its server saw, or a failed episode is among the groups.
+        StaleDataError: when a token is over the bound and `staleness_policy` is not `mask`.
+        InvariantError: when a branch does not reproduce what its server saw, or an episode failed.
     """
     samples: list[TrainSample] = []
     staleness: list[Int32Array] = []
     masked = zero_variance = 0
     for group in groups:
-        for episode in group.episodes:
-            verify(episode)
+        branches = [verify(episode) for episode in group.episodes]
         estimate = advantages(group, algorithm)
         zero_variance += estimate.zero_variance
-        for episode, per_turn in zip(group.episodes, estimate.per_turn, strict=True):
-            for branch in episode.branches():
+        for episode_branches, per_turn in zip(branches, estimate.per_turn, strict=True):
+            for branch in episode_branches:
                 sample, over_age = _within_bound(branch, group, version, algorithm)
                 masked += over_age
                 if sample.loss_mask.any():
@@ -79,7 +79,7 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
 
 
 def _within_bound(branch: Sample, group: Group, version: int, algorithm: AlgorithmConfig) -> tuple[Sample, int]:
-    """Return `branch` with its over-age tokens out of the loss, and how many they were."""
+    """Return `branch` with its over-age tokens masked, and their number."""
     over_age = branch.loss_mask & (branch.token_versions < version - algorithm.max_staleness)
     count = int(over_age.sum())
     if not count:

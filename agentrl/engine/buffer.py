@@ -1,8 +1,10 @@
-"""The groups of a run from admission to consumption, and the waits of those who open and those who train them.
+"""The groups of a run between admission and training, and the policy version that admits them.
 
-Invariant: every group admitted is consumed once, dropped once with a counted reason, or still outstanding. The dispatcher
-waits in `admit` for the trainer (a version) or for a dropped group's place; the trainer waits in `take` for the groups it
-must have. Closing ends both waits: that is the shutdown protocol.
+Invariant: each admitted group is consumed once, dropped once with a counted reason, or still outstanding. The policy
+version only grows, by one for each published update.
+
+The dispatcher waits in `admit` for the next version or for the place of a dropped group. The trainer waits in `take` for
+the groups that its batch must hold. Each wait is an event, never a poll, and `close` ends all of them.
 """
 
 from __future__ import annotations
@@ -11,15 +13,87 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.engine.clock import Signal, VersionClock
+import anyio
+
 from agentrl.engine.staleness import Admission, Candidate, Selection, StalenessPolicy, select
-from agentrl.errors import InvariantError, StaleDataError
+from agentrl.errors import InvariantError, StallError
 from agentrl.types import Group
+
+
+class Signal:
+    """An event that tasks can wait for again and again; `fire` wakes every task that waits at that moment."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def fire(self) -> None:
+        """Wake every waiter."""
+        self._event.set()
+        self._event = anyio.Event()
+
+    async def wait(self) -> None:
+        """Return after the next `fire`.
+
+        Cancellation: nothing is left behind.
+        """
+        await self._event.wait()
+
+    async def wait_until(self, holds: Callable[[], bool], *, timeout_s: float | None, what: Callable[[], str]) -> None:
+        """Return once `holds()` is true; it is evaluated now and after each `fire`.
+
+        Args:
+            holds: the condition; it must not await.
+            timeout_s: the longest wait, seconds; None where the run's stall timer is the deadline.
+            what: describes the wait for the error message.
+
+        Raises:
+            StallError: when the condition does not hold in time.
+
+        Cancellation: nothing is left behind.
+        """
+        with anyio.move_on_after(timeout_s) as scope:
+            while not holds():
+                await self.wait()
+            return
+        if scope.cancelled_caught:
+            raise StallError(f"{what()}: this did not end within {timeout_s:g} s")
+
+
+class VersionClock:
+    """The policy version that the trainer trains and the admission rule counts from.
+
+    Example:
+        >>> clock = VersionClock(start=3)
+        >>> clock.tick(4)
+        >>> clock.version
+        4
+    """
+
+    def __init__(self, *, start: int = 0, changed: Signal | None = None) -> None:
+        """Start at version `start`; each tick fires `changed`, which the buffer shares."""
+        self._version = start
+        self._changed = changed or Signal()
+
+    @property
+    def version(self) -> int:
+        """The version that every serving server holds."""
+        return self._version
+
+    def tick(self, version: int) -> None:
+        """Move to `version`.
+
+        Raises:
+            InvariantError: when `version` is not the next one.
+        """
+        if version != self._version + 1:
+            raise InvariantError(f"the policy version must move from {self._version} to {self._version + 1}, got {version}")
+        self._version = version
+        self._changed.fire()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Leave to open one group."""
+    """Permission to open one group."""
 
     index: int
     """Its admission number."""
@@ -45,12 +119,12 @@ class GroupBuffer:
 
         Args:
             clock: the policy version.
-            changed: the signal `clock` fires; the buffer fires it too.
+            changed: the signal that `clock` fires; the buffer fires it too.
             admission: when groups may open, and the size of a batch.
             policy: how the staleness bound is enforced.
-            on_drop: called with number and reason of each group that is dropped, for its age included.
+            on_drop: called with the number and the reason of each dropped group, over-age groups included.
             first_index: number of the first group that was never opened before.
-            reopen: numbers below it that are given out first: groups an earlier process left open.
+            reopen: smaller numbers that `admit` hands out first: groups that an earlier process left open.
         """
         self._on_drop = on_drop
         self._clock = clock
@@ -78,17 +152,17 @@ class GroupBuffer:
 
     @property
     def num_admitted(self) -> int:
-        """Groups opened in the run, by earlier processes included; the next new one has this number."""
+        """Groups opened in the run, those of earlier processes included; the next new group gets this number."""
         return self._admitted
 
     @property
     def open_indices(self) -> tuple[int, ...]:
-        """Numbers of the groups that are neither consumed nor dropped, those still to be opened anew included."""
+        """Numbers of the groups that are neither consumed nor dropped, those that wait to be reopened included."""
         return tuple(sorted((*self._outstanding, *self._reopen)))
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Groups that left untrained, by reason."""
+        """Number of groups dropped untrained, by reason."""
         return dict(self._dropped)
 
     @property
@@ -98,7 +172,7 @@ class GroupBuffer:
         return self._admission.allows(opened=opened, version=self._clock.version)
 
     async def admit(self) -> Ticket | None:
-        """Return leave to open the next group, once the staleness bound allows it; None when the buffer is closed.
+        """Return a ticket for the next group once the staleness bound allows it; None when the buffer is closed.
 
         Cancellation: no group is admitted.
         """
@@ -117,10 +191,10 @@ class GroupBuffer:
         return ticket
 
     def complete(self, group: Group) -> None:
-        """Take over a finished group.
+        """Store a finished group until a batch takes it.
 
         Raises:
-            InvariantError: when it was not admitted, or is complete, consumed or dropped already.
+            InvariantError: when the group was not admitted, or is already complete, consumed or dropped.
         """
         self._owned(group.index, "complete")
         if group.index in self._complete:
@@ -130,10 +204,10 @@ class GroupBuffer:
         self._changed.fire()
 
     def drop(self, index: int, reason: str) -> None:
-        """Let an outstanding group go, counted under `reason`; its place may be taken by another.
+        """Drop an outstanding group, counted under `reason`; another group may take its place.
 
         Raises:
-            InvariantError: when it is not outstanding.
+            InvariantError: when the group is not outstanding.
         """
         self._owned(index, "drop")
         del self._outstanding[index]
@@ -145,16 +219,15 @@ class GroupBuffer:
         self._changed.fire()
 
     async def take(self, *, timeout_s: float | None = None) -> tuple[Group, ...] | None:
-        """Return the next batch, oldest group first, and forget it; None when the buffer is closed.
+        """Return the groups of the next batch, oldest first, and remove them; None when the buffer is closed.
 
-        Over-age groups leave first under policy `drop`.
+        Policy `drop` first drops the groups that are over age.
 
         Args:
-            timeout_s: the longest wait, seconds; None where the run's watchdog is the deadline.
+            timeout_s: the longest wait, seconds; None where the run's stall timer is the deadline.
 
         Raises:
-            StallError: when no batch came together in time; the message names the groups waited for.
-            StaleDataError: when a group is over age under policy `wait`, which the rule excludes.
+            StallError: when no batch was complete in time; the message names the missing groups.
 
         Cancellation: no group is consumed.
         """
@@ -166,22 +239,20 @@ class GroupBuffer:
         for group in groups:
             del self._outstanding[group.index], self._oldest[group.index]
         self._consumed += len(groups)
-        if self._policy != "mask":
-            self._check_age(groups)
         self._changed.fire()
         return groups
 
     def close(self) -> None:
-        """End all waits; groups that complete later are refused."""
+        """End all waits."""
         self._closed = True
         self._changed.fire()
 
     def waits_for(self) -> tuple[int, ...]:
-        """Return the groups the trainer would have to wait for now; empty when it need not, or none is outstanding."""
+        """Return the groups that the trainer would wait for now; empty when a batch is ready or no group is outstanding."""
         return self._select().waits_for
 
     def describe_wait(self) -> str:
-        """Return what the trainer waits for, in words."""
+        """Return a description of the groups that the trainer waits for."""
         have, need = len(self._complete), self._admission.groups_per_step
         missing = self.waits_for()
         shown = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
@@ -213,12 +284,3 @@ class GroupBuffer:
         if index not in self._outstanding:
             known = "was consumed or dropped before" if index < self._admitted else "was never admitted"
             raise InvariantError(f"cannot {action} group {index}: it {known}")
-
-    def _check_age(self, groups: tuple[Group, ...]) -> None:
-        limit = self._clock.version - self._admission.max_staleness
-        for group in groups:
-            if group.min_version() < limit:
-                raise StaleDataError(
-                    f"group {group.index} (admitted at version {group.admitted_version}) has tokens of version "
-                    f"{group.min_version()}, but at version {self._clock.version} the oldest allowed is {limit}"
-                )

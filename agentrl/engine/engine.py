@@ -21,8 +21,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
-from agentrl.engine.buffer import GroupBuffer, Ticket
-from agentrl.engine.clock import Signal, VersionClock
+from agentrl.engine.buffer import GroupBuffer, Signal, Ticket, VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.evaluate import evaluate_with
 from agentrl.engine.inflight import InFlight, WatchedBackend

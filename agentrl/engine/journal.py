@@ -21,8 +21,7 @@ from pathlib import Path
 import anyio
 
 from agentrl.engine.batch import PreparedBatch
-from agentrl.engine.buffer import GroupBuffer
-from agentrl.engine.clock import VersionClock
+from agentrl.engine.buffer import GroupBuffer, VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight

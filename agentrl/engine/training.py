@@ -13,8 +13,7 @@ import anyio.to_thread
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.batch import PreparedBatch, prepare_batch
-from agentrl.engine.buffer import GroupBuffer
-from agentrl.engine.clock import VersionClock
+from agentrl.engine.buffer import GroupBuffer, VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.journal import Journal
 from agentrl.engine.publisher import PublishReport, WeightPublisher

@@ -12,12 +12,12 @@ import numpy as np
 import orjson
 
 from agentrl.errors import InvariantError
-from agentrl.types import Int32Array, Trajectory
+from agentrl.types import Int32Array, Sample, Trajectory
 from agentrl.validation import check_turn
 
 
-def verify(trajectory: Trajectory) -> None:
-    """Check a trajectory against the requests recorded in it.
+def verify(trajectory: Trajectory) -> list[Sample]:
+    """Check a trajectory against the requests recorded in it and return its branches, as `Trajectory.branches` does.
 
     Cost: one pass over the tokens of all turns and one over all branches.
 
@@ -40,7 +40,7 @@ def verify(trajectory: Trajectory) -> None:
             )
         state.add(turn.output_ids)
         states.append(state)
-    _verify_branches(trajectory, where)
+    return _verified_branches(trajectory, where)
 
 
 class _Digest:
@@ -65,9 +65,10 @@ class _Digest:
         return self._state.digest()
 
 
-def _verify_branches(trajectory: Trajectory, where: str) -> None:
+def _verified_branches(trajectory: Trajectory, where: str) -> list[Sample]:
+    samples = trajectory.branches()
     trained = np.zeros(len(trajectory.turns), np.int64)
-    for sample in trajectory.branches():
+    for sample in samples:
         lengths = {
             len(values)
             for values in (
@@ -90,3 +91,4 @@ def _verify_branches(trajectory: Trajectory, where: str) -> None:
     expected = [len(turn.output_ids) if turn.temperature > 0 else 0 for turn in trajectory.turns]
     if trained.tolist() != expected:
         raise InvariantError(f"{where}: tokens trained by turn are {trained.tolist()}, sampled were {expected}")
+    return samples

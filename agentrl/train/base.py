@@ -1,4 +1,4 @@
-"""The seam between the engine and a trainer worker: batches and versions in; reports and weights out.
+"""The seam between the engine and a trainer: batches and versions in, reports and weights out.
 
 Invariant: weights change only in `step`; `publish` writes exactly the weights after the last step.
 """
@@ -24,7 +24,7 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """What one training step consumes."""
+    """The samples of one training step."""
 
     samples: tuple[TrainSample, ...]
     policy_version: int
@@ -33,7 +33,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one training step did."""
+    """The result of one training step."""
 
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Loss, gradient norm, KLs, effective sample size, clip and mask fractions, log-prob difference, seconds, tokens."""
@@ -46,16 +46,16 @@ class Trainer(Protocol):
 
     @property
     def channel(self) -> WeightChannel:
-        """Its end of the process groups through which servers take the current weights from its memory."""
+        """The trainer's end of the process groups through which servers receive weights from its memory."""
         ...
 
     async def step(self, batch: TrainBatch) -> StepReport:
-        """Train on `batch` and return what happened.
+        """Train on `batch` and return the metrics of the step.
 
         Raises:
             TrainError: when the worker fails, or after too many non-finite steps in a row.
 
-        Cancellation: the worker finishes or dies with the run; its weights are not to be used again.
+        Cancellation: the worker finishes the step or dies with the run; its weights cannot be used again.
         """
         ...
 
@@ -70,7 +70,7 @@ class Trainer(Protocol):
     async def save(self, directory: str, note: str = "") -> None:
         """Write a checkpoint (HF model, optimizer, schedule, random state) that appears whole or not at all.
 
-        `note` is kept in it for whoever restores it.
+        A restored trainer returns `note`.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.

@@ -1,12 +1,11 @@
-"""One training step: proximal log-probs, the decoupled PPO loss over microbatches, clipping, AdamW.
+"""One training step: proximal log-probs, the decoupled PPO loss over microbatches, gradient clipping, AdamW.
 
-Invariant: the gradient of a minibatch is that of its whole loss, however it is cut into forward passes, and a step whose
-loss or gradient is not finite never reaches the weights.
+Invariant: the gradient of a minibatch is that of its whole loss, however forward passes cut it. A step whose loss or
+gradient is not finite never changes the weights. No token over the staleness bound is trained.
 
-Order of a step: check the batch; split it into minibatches; compute the proximal log-probs of every minibatch but the first
-under the weights as they are; then one optimizer step for each minibatch. The first minibatch is trained before any weight
-has changed, so its current log-probs *are* the proximal ones and no extra pass is made: with `minibatches: 1` the
-proximal pass costs nothing, exactly.
+A step checks the batch, splits it into minibatches, computes the proximal log-probs of every minibatch but the first under
+the present weights, and then takes one optimizer step for each minibatch. The first minibatch is trained before any weight
+changes, so its current log-probs *are* the proximal ones: with `minibatches: 1` there is no proximal pass.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from torch import Tensor
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import LossMetrics, combine, decoupled_ppo_loss
 from agentrl.algo.packing import sorted_microbatches, split_minibatches
-from agentrl.errors import TrainError
+from agentrl.errors import InvariantError, StaleDataError, TrainError
 from agentrl.train.base import StepReport, TrainBatch, TrainSample
-from agentrl.train.batches import check_batch, has_gradient, interrupted
 from agentrl.train.checkpoint import Checkpoint, TrainerState
 from agentrl.train.config import TrainerConfig
 from agentrl.train.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
 from agentrl.train.optimizer import adamw, schedule_factor, set_learning_rate
-from agentrl.types import Float32Array, Int32Array
+from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 from agentrl.weights.tensors import RawTensor
 
 _RNG = "random_state"
@@ -39,7 +37,7 @@ _RNG = "random_state"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """One forward pass of a minibatch; all tensors but `batch` are [n], one value a trained token."""
+    """One forward pass of a minibatch; every tensor is [n], one value for each trained token."""
 
     batch: Microbatch
     behavior_logprobs: Tensor
@@ -47,7 +45,7 @@ class _Part:
     fresh: Tensor
     interrupted: Tensor
     tokens: int
-    """Real tokens in it, padding not counted."""
+    """Real tokens, padding not counted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,14 +75,14 @@ class PolicyTrainer:
         return self._state
 
     def step(self, batch: TrainBatch) -> StepReport:
-        """Train on `batch` and return what happened.
+        """Train on `batch` and return the metrics of the step.
 
-        A sample all of whose advantages are 0 has no gradient: it counts in N and in the staleness metrics, but makes no
+        A sample whose advantages are all 0 has no gradient: it counts in N and in the staleness metrics, but gets no
         forward pass, so the log-prob metrics do not cover it.
 
         Raises:
             InvariantError: when the batch contradicts itself.
-            StaleDataError: when a trained token is over the staleness bound; nothing was changed.
+            StaleDataError: when a trained token is over the staleness bound; the weights are unchanged.
             TrainError: after `max_bad_steps` steps in a row whose loss or gradient was not finite.
         """
         started = time.perf_counter()
@@ -115,7 +113,7 @@ class PolicyTrainer:
         return StepReport(metrics=metrics, skipped=None if norms else _why_skipped(batch, bad))
 
     def logprobs(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
-        """Return, for each [L] sequence, [L-1] float32 log-probs of tokens 1.. under the current weights, temperature 1."""
+        """Return [L-1] float32 log-probs of tokens 1.. of each [L] sequence, under the current weights at temperature 1."""
         results = [np.empty(0, np.float32) for _ in sequences]
         wanted = [index for index, ids in enumerate(sequences) if len(ids) > 1]
         lengths = [len(sequences[index]) for index in wanted]
@@ -130,11 +128,11 @@ class PolicyTrainer:
         return results
 
     def published(self, version: int) -> None:
-        """Note that the weights as they are carry `version`."""
+        """Record `version` as the policy version of the present weights."""
         self._state = msgspec.structs.replace(self._state, policy_version=version)
 
     def optimizer_tensors(self) -> dict[str, RawTensor]:
-        """Return the optimizer's and the random generators' state by name, for a checkpoint."""
+        """Return the state of the optimizer and of the random generators by name, for a checkpoint."""
         tensors = {_RNG: raw_tensor(torch.get_rng_state())}
         if self.model.device.type == "cuda":
             tensors[f"{_RNG}_cuda"] = raw_tensor(torch.cuda.get_rng_state(self.model.device))
@@ -144,7 +142,7 @@ class PolicyTrainer:
         return tensors
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on exactly where `checkpoint` was written.
+        """Continue exactly where `checkpoint` was written.
 
         Raises:
             ConfigError: when it is the checkpoint of another model.
@@ -171,7 +169,7 @@ class PolicyTrainer:
 
     def _parts(self, minibatch: Sequence[TrainSample], policy_version: int) -> list[_Part]:
         items = [item for item in minibatch if has_gradient(item)]
-        # What follows the last trained token changes nothing before it.
+        # Tokens after the last trained one do not affect it, so they are cut off.
         lengths = [int(np.flatnonzero(item.sample.loss_mask)[-1]) + 1 for item in items]
         plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if items else []
         return [
@@ -244,9 +242,68 @@ class PolicyTrainer:
     def _raise_if_hopeless(self, bad: Sequence[str]) -> None:
         if self._state.bad_steps >= self._config.max_bad_steps:
             raise TrainError(
-                f"{self._state.bad_steps} training steps in a row were not finite, the last because {bad[-1]}; the weights "
-                "are those before them. Lower trainer.lr, or look for a reward or log-prob that is out of range"
+                f"{self._state.bad_steps} training steps in a row were not finite, the last because {bad[-1]}; none of them "
+                "changed the weights. Lower trainer.lr, or look for a reward or log-prob that is out of range"
             )
+
+
+def has_gradient(item: TrainSample) -> bool:
+    """Return whether a trained token of `item` has an advantage other than 0 (NaN counts)."""
+    return bool((item.advantages[item.sample.loss_mask] != 0).any())
+
+
+def interrupted(sample: Sample) -> BoolArray:
+    """Return, [L] bool, which tokens were sampled after the weights had changed within their turn.
+
+    Under `inference.pause_mode: fast` the server sampled them from keys and values of earlier weights, so their recorded
+    log-probs are not those of the version they carry. An update between a request and its first token leaves no trace.
+
+    Example:
+        >>> arrays = {"token_ids": [5, 6, 7, 8, 9], "token_versions": [-1, 2, 3, -1, 3], "turn_index": [0, 0, 0, 1, 1]}
+        >>> rest = {"loss_mask": np.ones(5, bool), "behavior_logprobs": np.zeros(5), "temperatures": np.ones(5)}
+        >>> interrupted(Sample(**{name: np.array(array) for name, array in (arrays | rest).items()})).tolist()
+        [False, False, True, False, False]
+    """
+    result = np.zeros(len(sample.token_ids), np.bool_)
+    sampled = np.flatnonzero(sample.token_versions >= 0)
+    if len(sampled):
+        turns, versions = sample.turn_index[sampled], sample.token_versions[sampled]
+        starts = np.flatnonzero(np.concatenate([[True], turns[1:] != turns[:-1]]))
+        result[sampled] = versions > np.repeat(versions[starts], np.diff(starts, append=len(turns)))
+    return result
+
+
+def check_batch(batch: TrainBatch, max_staleness: int) -> dict[str, float]:
+    """Return the staleness and the token counts of `batch`.
+
+    Raises:
+        InvariantError: when a trained token has no version, a later version than the batch, or temperature 0.
+        StaleDataError: when a trained token is more than `max_staleness` versions behind `batch.policy_version`.
+    """
+    versions = np.concatenate([np.empty(0, np.int32), *(i.sample.token_versions[i.sample.loss_mask] for i in batch.samples)])
+    temperatures = [i.sample.temperatures[i.sample.loss_mask].min(initial=np.inf) for i in batch.samples]
+    if min(temperatures, default=np.inf) <= 0:
+        raise InvariantError("a trained token was sampled at temperature 0: greedy tokens have no policy gradient")
+    tokens = float(sum(len(item.sample.token_ids) for item in batch.samples))
+    if not len(versions):
+        return {"tokens": tokens, "loss_tokens": 0.0}
+    oldest, newest = int(versions.min()), int(versions.max())
+    if oldest < 0 or newest > batch.policy_version:
+        raise InvariantError(
+            f"trained tokens have policy versions from {oldest} to {newest}; expected 0 to {batch.policy_version}, the "
+            "version being trained"
+        )
+    if batch.policy_version - oldest > max_staleness:
+        raise StaleDataError(
+            f"a token sampled by version {oldest} reached the trainer at version {batch.policy_version}; at most "
+            f"{max_staleness} version(s) behind are allowed (algorithm.max_staleness)"
+        )
+    return {
+        "tokens": tokens,
+        "loss_tokens": float(len(versions)),
+        "max_staleness": float(batch.policy_version - oldest),
+        "mean_staleness": float(batch.policy_version - versions.mean(dtype=np.float64)),
+    }
 
 
 def _part(model: PolicyModel, items: Sequence[TrainSample], lengths: Sequence[int], policy_version: int) -> _Part:

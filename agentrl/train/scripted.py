@@ -1,10 +1,7 @@
-"""A trainer without a model, for tests of engines and for users' own tests; no torch.
+"""A trainer and its weight channel without a model or a process, for tests of engines and pools and for users' own tests.
 
-Invariant: what it returns depends only on its script and on the calls made so far, never on time.
-
-A trainer's end of process groups without a process, for tests of pools and engines; no torch, nothing is sent.
-
-Invariant: it refuses what a real trainer refuses, and records what it is asked, in order.
+Invariant: the results depend only on the script and on the calls so far, never on time. The trainer and its channel record
+each call in order and refuse what a real trainer refuses. No torch is loaded and no weights are sent.
 """
 
 from __future__ import annotations
@@ -27,28 +24,28 @@ from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publicat
 
 
 class ScriptedSending:
-    """One version on its way; a `Sending`."""
+    """The sending of one version; a `Sending` that sends nothing."""
 
     def __init__(self, version: int, groups: Sequence[str]) -> None:
-        """Begin with nothing sent."""
+        """Start with nothing sent."""
         buckets = ((TensorSpec("steps_applied", "float32", (1,)),),)
         self.manifest = Manifest(version, buckets, scripted_checksums(version, buckets))
         """What is sent."""
         self.groups = tuple(groups)
         self.started: list[str] = []
-        """Groups it was told to send to."""
+        """Groups that `start` was called with."""
         self.abandoned: tuple[str, ...] | None = None
-        """Groups that were given up; None until it is finished."""
+        """Groups that `finish` was called with; None before."""
         self.failures: dict[str, str] = {}
-        """What `finish` says went wrong, by group; set it before."""
+        """What `finish` returns: error messages by group."""
 
     async def start(self, groups: Sequence[str]) -> None:
-        """Take note of the groups; see `Sending.start`."""
+        """Record the groups."""
         await anyio.lowlevel.checkpoint()
         self.started += groups
 
     async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
-        """Return `failures`; see `Sending.finish`."""
+        """Record the abandoned groups and return `failures`."""
         self.abandoned = tuple(abandoned)
         with anyio.CancelScope(shield=True):
             await anyio.lowlevel.checkpoint()
@@ -56,7 +53,7 @@ class ScriptedSending:
 
 
 class ScriptedChannel:
-    """A `WeightChannel` that records.
+    """A `WeightChannel` that records its calls.
 
     Example:
         >>> channel = ScriptedChannel()
@@ -66,20 +63,20 @@ class ScriptedChannel:
     """
 
     def __init__(self) -> None:
-        """Begin without groups, with weights that nobody was given."""
+        """Start without groups and with weights that no server has."""
         self.groups: set[str] = set()
-        """Those that are open."""
+        """The open groups."""
         self.sendings: list[ScriptedSending] = []
-        """All, in order."""
-        self.given_out: int | None = None
-        """Version of the weights, once servers were given them; a step makes it None."""
+        """Every sending, in order."""
+        self.published_version: int | None = None
+        """Version under which servers got the present weights; None after a step."""
         self.stepping = False
-        """Whether it refuses because the trainer is in a step."""
+        """Set it to refuse calls as a trainer in a step does."""
         self.failures: dict[str, str] = {}
-        """For the next sendings; see `ScriptedSending.failures`."""
+        """`ScriptedSending.failures` of the sendings to come."""
 
     async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
-        """Return made-up addresses; see `WeightChannel.open`."""
+        """Return an address that nothing listens on for each of `requests`."""
         await anyio.lowlevel.checkpoint()
         self._check_idle()
         self.groups = (self.groups & set(keep)) | {request.name for request in requests}
@@ -89,17 +86,17 @@ class ScriptedChannel:
     async def sending(
         self, version: int, groups: Sequence[str], *, dtype: str, digests: bool, again: bool
     ) -> AsyncGenerator[ScriptedSending]:
-        """Yield a sending that sends nothing; see `WeightChannel.sending`."""
+        """Yield a sending that sends nothing."""
         if again:
             self._check_idle()
-        if again and self.given_out != version:
+        if again and self.published_version != version:
             raise WeightSyncError(f"the trainer's weights are past version {version}; the server gets weights later")
         if not self.groups >= set(groups):
-            raise InvariantError(f"groups {groups}, open are {self.groups}")
+            raise InvariantError(f"expected open groups, got {groups}; open are {sorted(self.groups)}")
         sending = ScriptedSending(version, groups)
         sending.failures = dict(self.failures)
         self.sendings.append(sending)
-        self.given_out = version
+        self.published_version = version
         try:
             yield sending
         finally:
@@ -113,7 +110,7 @@ class ScriptedChannel:
 
 
 class ScriptedTrainer:
-    """A `Trainer` that records what it is given and does what it is told.
+    """A `Trainer` that records its batches and follows a script.
 
     Example:
         >>> trainer = ScriptedTrainer(skip_steps={1})
@@ -136,8 +133,8 @@ class ScriptedTrainer:
         Args:
             skip_steps: numbers of the steps (from 0) that report `skipped="scripted"`.
             fail_steps: numbers of the steps that raise `TrainError`.
-            hold_steps: a step waits for its event before it answers.
-            hold_publish: the publication of a version waits for its event.
+            hold_steps: events that steps wait for before they return, by number.
+            hold_publish: events that publications wait for, by version.
             source: HF checkpoint whose config and tokenizer files are published with the tiny weights.
         """
         self.batches: list[TrainBatch] = []
@@ -149,7 +146,7 @@ class ScriptedTrainer:
         self.notes: list[str] = []
         """The notes in them."""
         self.channel = ScriptedChannel()
-        """Its end of process groups; nothing is sent."""
+        """The channel that records sendings."""
         self.started = anyio.Event()
         """Set when the first step has begun."""
         self._skip = frozenset(skip_steps)
@@ -163,19 +160,19 @@ class ScriptedTrainer:
         """Record `batch` and return the scripted report.
 
         Raises:
-            TrainError: when the script says so.
+            TrainError: for the steps of `fail_steps`.
 
         Cancellation: the batch stays recorded.
         """
         number = len(self.batches)
         self.batches.append(batch)
-        self.channel.given_out = None
+        self.channel.published_version = None
         self.started.set()
         if number in self._hold_steps:
             await self._hold_steps[number].wait()
         await anyio.lowlevel.checkpoint()
         if number in self._fail:
-            raise TrainError(f"step {number} of the scripted trainer was told to fail")
+            raise TrainError(f"step {number} of the scripted trainer fails by its script")
         tokens = sum(int(item.sample.loss_mask.sum()) for item in batch.samples)
         metrics = {"loss": 0.0, "grad_norm": 0.0, "tokens": float(tokens), **_staleness_metrics(batch)}
         if number in self._skip:

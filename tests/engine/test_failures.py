@@ -14,10 +14,8 @@ import anyio
 import pytest
 
 import agentrl.engine.buffer
-import agentrl.engine.clock
 from agentrl.client import Client
-from agentrl.engine.buffer import GroupBuffer
-from agentrl.engine.clock import Signal, VersionClock
+from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
 from agentrl.engine.journal import ErrorBudget
 from agentrl.engine.staleness import Admission
 from agentrl.errors import ErrorBudgetExceeded, InvariantError, RunStopped, StallError
@@ -271,7 +269,7 @@ WAITS: dict[str, Callable[[Signal, VersionClock, GroupBuffer], Awaitable[object]
 
 
 def test_the_waits_that_are_cancelled_below_are_all_there_are() -> None:
-    assert public_waits(agentrl.engine.clock, agentrl.engine.buffer) == WAITS.keys()
+    assert public_waits(agentrl.engine.buffer) == WAITS.keys()
 
 
 @pytest.mark.parametrize("name", WAITS)

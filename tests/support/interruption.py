@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from agentrl.client import Client, SamplingConfig
-from agentrl.engine.clock import Signal
+from agentrl.engine.buffer import Signal
 from agentrl.inference.backend import UpdateReport
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.rollout.config import RolloutConfig

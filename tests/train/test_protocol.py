@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from agentrl.errors import InvariantError
 from agentrl.train.base import TrainBatch, TrainSample
-from agentrl.train.batches import pack_batch, pack_sequences, split_logprobs, unpack_batch, unpack_sequences
 from agentrl.train.worker.protocol import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -22,8 +21,13 @@ from agentrl.train.worker.protocol import (
     decode_reply,
     decode_request,
     encode_frame,
+    pack_batch,
     pack_float32,
     pack_int32,
+    pack_sequences,
+    split_logprobs,
+    unpack_batch,
+    unpack_sequences,
 )
 from agentrl.types import Sample
 
@@ -82,7 +86,7 @@ def test_arrays_of_unequal_lengths_are_refused_before_they_are_sent() -> None:
 
 
 def test_an_announced_length_over_the_limit_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(InvariantError, match="a frame of 1073741825 bytes"):
+    with pytest.raises(InvariantError, match="a frame header announces 1073741825 bytes"):
         body_length((MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "little"))
 
 

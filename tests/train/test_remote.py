@@ -168,7 +168,7 @@ async def test_a_killed_worker_is_reported_at_once_and_not_at_the_deadline(tmp_p
             started = time.perf_counter()
             os.kill(trainer.pid, signal.SIGKILL)
         assert time.perf_counter() - started < 5
-        with pytest.raises(TrainError, match="cannot be used any more: it died while training on 6 samples"):
+        with pytest.raises(TrainError, match="cannot be used again: it died while training on 6 samples"):
             await trainer.publish(1, str(tmp_path))
     assert "trainer worker: it died while training on 6 samples; exit code -9" in str(errors[0])
 
@@ -181,7 +181,7 @@ async def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path) -> No
 
 async def test_a_worker_that_never_answers_is_reported_at_the_deadline(tmp_path: Path) -> None:
     async with _impostor(_SILENT, tmp_path, timeout_s=0.05) as trainer:
-        with pytest.raises(TrainError, match=r"the driver waits for the trainer worker .*took more than 0\.05 s"):
+        with pytest.raises(TrainError, match=r"the driver waited for the trainer worker .*took more than 0\.05 s"):
             await trainer.save("x")
 
 
@@ -193,7 +193,7 @@ async def test_the_last_words_of_a_worker_that_dies_are_in_the_error(tmp_path: P
 
 async def test_what_is_not_a_frame_is_refused(tmp_path: Path) -> None:
     async with _impostor(_PRINTS, tmp_path) as trainer:
-        with pytest.raises(InvariantError, match=r"a frame of .* bytes was announced"):
+        with pytest.raises(InvariantError, match=r"a frame header announces"):
             await trainer.save("a long name, so that twenty bytes are there")
 
 
@@ -215,7 +215,7 @@ async def test_a_cancelled_call_leaves_a_trainer_that_refuses_instead_of_mixing_
             await _CALLS[what](trainer)
         assert scope.cancelled_caught
 
-        with pytest.raises(TrainError, match=f"cannot be used any more: {what} did not come back"):
+        with pytest.raises(TrainError, match=f"cannot be used again: {what} got no reply"):
             await trainer.publish(2, str(tmp_path))
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError, TrainError
-from agentrl.train.batches import pack_batch
 from agentrl.train.config import TrainerConfig
 from agentrl.train.worker.process import answer_requests
 from agentrl.train.worker.protocol import (
@@ -31,6 +30,7 @@ from agentrl.train.worker.protocol import (
     body_length,
     decode_reply,
     encode_frame,
+    pack_batch,
 )
 from tests.train.helpers import random_batch
 
@@ -58,7 +58,7 @@ def test_it_ends_when_its_input_closes() -> None:
 def test_the_first_request_must_set_it_up() -> None:
     [reply] = _serve(encode_frame(Save("x")))
 
-    assert reply == Failed("InvariantError", "the first request to a trainer worker must be Setup, got Save")
+    assert reply == Failed("InvariantError", "the first request to a trainer worker must be Setup, not Save")
 
 
 def test_a_second_set_up_is_refused(checkpoint: Path) -> None:
@@ -97,7 +97,7 @@ def test_input_that_ends_inside_a_frame_ends_it_with_an_error(keep: int) -> None
 
 
 def test_input_that_is_not_a_frame_ends_it_with_an_error() -> None:
-    with pytest.raises(InvariantError, match="a frame of"):
+    with pytest.raises(InvariantError, match="a frame header announces"):
         _serve(b"GET / HTTP/1.1\r\n\r\n")
 
 

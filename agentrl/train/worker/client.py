@@ -1,17 +1,11 @@
-"""The driver's side of a trainer worker: a `Trainer` whose calls go to a subprocess. No torch here.
+"""The driver's side of a trainer worker: a `Trainer` and its `WeightChannel` whose calls go to a subprocess. No torch here.
 
-Invariant: the process lives exactly as long as the `launch_trainer` block, and every call ends in its reply, in the
-worker's own error, or in a `TrainError` that says how the worker died or for how long it was waited for.
+Invariant: the process lives exactly as long as the `launch_trainer` block. Each call ends in its reply, in the worker's own
+error, or in a `TrainError` that names how the worker died or how long the driver waited.
 
-The driver's side of the groups between a trainer worker and its servers: a `WeightChannel` over the worker's protocol.
-
-Invariant: the worker is never asked to step while weights leave it, and whatever ends a sending, its groups are finished or
-closed and the worker can be used; a cancelled caller waits for the worker's answer, which comes at once but for digests, in
-`sending`, and for what is on the wire, in `finish`.
-
-The trainer worker's log: opened for the process, quoted when it dies.
-
-Invariant: a log that cannot be written or read is said so in a message, never in a traceback.
+The driver never asks for a step while weights are being sent. However a sending ends, its groups are finished or closed
+and the worker stays usable: a cancelled caller still waits for the worker's reply. That reply is immediate, except that
+`sending` computes digests and `finish` waits for what is on the wire.
 """
 
 from __future__ import annotations
@@ -31,7 +25,6 @@ from agentrl import errors
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, TrainError, WeightSyncError
 from agentrl.train.base import StepReport, TrainBatch
-from agentrl.train.batches import pack_batch, pack_sequences, split_logprobs
 from agentrl.train.config import TrainerConfig
 from agentrl.train.worker import protocol
 from agentrl.train.worker.protocol import (
@@ -45,6 +38,9 @@ from agentrl.train.worker.protocol import (
     StartSending,
     WorkerReply,
     WorkerRequest,
+    pack_batch,
+    pack_sequences,
+    split_logprobs,
 )
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
@@ -54,7 +50,7 @@ AnyReply = TypeVar("AnyReply", bound=WorkerReply)
 
 
 class Exchange(Protocol):
-    """An exchange with the worker, bounded by its own deadline."""
+    """One request and its reply, bounded by a deadline of its own."""
 
     def __call__(self, request: WorkerRequest, expected: type[AnyReply], what: str, /) -> Awaitable[AnyReply]:
         """Return the worker's reply."""
@@ -65,15 +61,15 @@ class TrainerChannel:
     """The groups of one trainer worker."""
 
     def __init__(self, call: Exchange) -> None:
-        """Talk to the worker by `call`."""
+        """Send requests to the worker through `call`."""
         self._call = call
-        # Held by whoever needs the weights to change, or to stay as they are.
+        # Held while the weights change and while they must not change.
         self._weights = anyio.Lock()
         self._stepping = False
 
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
-        """Wait until no weights are being sent, and keep them from being sent for the length of the block."""
+        """Wait until no weights are being sent, and refuse to send any while the block runs."""
         async with self._weights:
             self._stepping = True
             try:
@@ -82,12 +78,12 @@ class TrainerChannel:
                 self._stepping = False
 
     async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
-        """Listen for the servers of `requests`; see `WeightChannel.open`.
+        """Open a group for each of `requests`, close those not in `keep`, and return where the servers join.
 
         Raises:
-            WeightSyncError: while the trainer is in a step.
-            ConfigError: the address is not the worker's, or the backend cannot be used.
-            TrainError: the worker died.
+            WeightSyncError: when the trainer is in a step.
+            ConfigError: when the address is not the worker's, or the backend cannot be used.
+            TrainError: when the worker died.
 
         Cancellation: the groups are open.
         """
@@ -99,13 +95,13 @@ class TrainerChannel:
     async def sending(
         self, version: int, groups: Sequence[str], *, dtype: str, digests: bool, again: bool
     ) -> AsyncGenerator[WorkerSending]:
-        """Hold the weights still and make ready to send them; see `WeightChannel.sending`.
+        """Hold the weights still while the block runs and prepare to send them; the arguments are `WeightChannel.sending`'s.
 
         Raises:
-            WeightSyncError: `again`, and the trainer is in a step or has other weights by now.
-            TrainError: the worker died.
+            WeightSyncError: when `again` is set and the trainer is in a step or has stepped since.
+            TrainError: when the worker died.
 
-        Cancellation: groups that were not finished are closed; the trainer can be used.
+        Cancellation: unfinished groups are closed; the trainer stays usable.
         """
         if again:
             self._check_idle()
@@ -126,10 +122,10 @@ class TrainerChannel:
 
 
 class WorkerSending:
-    """One version on its way; a `Sending`."""
+    """The sending of one version; a `Sending`."""
 
     def __init__(self, call: Exchange, manifest: Manifest) -> None:
-        """Begin with nothing sent; see `TrainerChannel.sending`."""
+        """Start with nothing sent; `TrainerChannel.sending` makes one."""
         self._call = call
         self.manifest = manifest
         """What is sent."""
@@ -137,14 +133,17 @@ class WorkerSending:
         """Whether `finish` was called."""
 
     async def start(self, groups: Sequence[str]) -> None:
-        """Send to `groups`.
+        """Start to send to `groups`.
 
-        Cancellation: they are sent to.
+        Cancellation: the worker sends all the same.
         """
         await _shielded_exchange(self._call, StartSending(tuple(groups)), SendingStarted, "starting to send weights")
 
     async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
-        """Close the abandoned groups, wait for what goes to the others (at most `sync.timeout_s`), and let the trainer step.
+        """Close the abandoned groups, wait at most `sync.timeout_s` for the others, and allow the next step.
+
+        Returns:
+            The error message of each group that failed.
 
         Cancellation: waits all the same.
         """
@@ -154,10 +153,10 @@ class WorkerSending:
 
 
 async def _shielded_exchange(call: Exchange, request: WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
-    """Return the answer, also to a caller that is cancelled: an exchange cut in two would break the worker's stream."""
+    """Return the reply, shielded from cancellation: an exchange cut in two would break the worker's stream."""
     with anyio.CancelScope(shield=True):  # the call has its own deadline
         return await call(request, expected, what)
-    raise AssertionError("nobody cancels the scope")
+    raise AssertionError("unreachable: a shielded scope is never cancelled")
 
 
 _TAIL_BYTES = 4000
@@ -165,10 +164,10 @@ _TAIL_BYTES = 4000
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Return the log, open for appending.
+    """Return the worker's log, open for appending.
 
     Raises:
-        ConfigError: when it cannot be written.
+        ConfigError: when the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +177,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def log_tail(path: Path) -> str:
-    """Return the end of the log."""
+    """Return the end of the worker's log, or why it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -188,28 +187,27 @@ def log_tail(path: Path) -> str:
 
 
 _QUIT_S = 2.0
-"""Seconds an idle worker gets to end by itself after its input is closed."""
+"""Seconds that an idle worker gets to end by itself after its input is closed."""
 _KILL_S = 2.0
-"""Seconds a killed worker gets to disappear."""
+"""Seconds that a killed worker gets to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """Where a restored trainer goes on."""
+    """Where a restored trainer continues."""
 
     policy_version: int
     """Version of the restored weights."""
     steps: int
     """Batches consumed before the checkpoint."""
     note: str
-    """What was given to `save`."""
+    """The note that was passed to `save`."""
 
 
 class RemoteTrainer:
-    """A `Trainer` in a process of its own; made by `launch_trainer`. Calls are answered one at a time, in order.
+    """A `Trainer` in a process of its own; `launch_trainer` makes one. The worker answers one call at a time, in order.
 
-    After a call was cancelled or failed to come back, the stream's state is unknown and every later call raises
-    `TrainError`.
+    After a call was cancelled or got no reply, the state of the stream is unknown and every later call raises `TrainError`.
     """
 
     def __init__(self, process: Process, log_path: Path, timeout_s: float) -> None:
@@ -225,37 +223,37 @@ class RemoteTrainer:
         self._log_path = log_path
         self._timeout_s = timeout_s
         self._broken: str | None = None
-        # Guards the pair of streams: a request and its reply are one exchange, whoever calls at the same time.
+        # Guards the pair of streams: concurrent calls must not interleave a request and its reply.
         self._exchange_lock = anyio.Lock()
 
     @property
     def idle(self) -> bool:
-        """Whether the worker waits for a request, so that it can end by itself."""
+        """Whether the worker waits for a request, so that it ends by itself when its input closes."""
         return self._broken is None
 
     async def step(self, batch: TrainBatch) -> StepReport:
-        """Train on `batch` and return what happened; see `agentrl.train.base.Trainer`.
+        """Train on `batch` and return the metrics of the step.
 
         Raises:
-            TrainError: when the worker dies, misses its deadline, or gives up after too many non-finite steps in a row.
-            StaleDataError: for a trained token over the staleness bound; nothing was changed.
-            InvariantError: when the batch contradicts itself; nothing was changed.
+            TrainError: when the worker dies, misses its deadline, or stops after too many non-finite steps in a row.
+            StaleDataError: when a trained token is over the staleness bound; the weights are unchanged.
+            InvariantError: when the batch contradicts itself; the weights are unchanged.
 
-        Cancellation: the worker goes on with the step; this trainer is not to be used again.
+        Cancellation: the worker finishes the step; this trainer cannot be used again.
         """
         async with self.channel.stepping():
             reply = await self._call(pack_batch(batch), protocol.Stepped, f"training on {len(batch.samples)} samples")
         return StepReport(metrics=reply.metrics, skipped=reply.skipped)
 
     async def publish(self, version: int, directory: str) -> Publication:
-        """Write the current weights to `directory/v<version>`, atomically, and return where and what they are.
+        """Write the current weights to `directory/v<version>`, atomically, and return their path and digests.
 
-        Earlier versions stay; remove them with `agentrl.weights.disk.prune` when no server reads them.
+        Earlier versions stay; `agentrl.weights.disk.prune` removes them.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; earlier versions are untouched.
 
-        Cancellation: the directory is complete or absent; this trainer is not to be used again.
+        Cancellation: the directory is complete or absent; this trainer cannot be used again.
         """
         reply = await self._call(protocol.Publish(version, directory), protocol.Published, f"publishing version {version}")
         return Publication(
@@ -269,37 +267,37 @@ class RemoteTrainer:
             InvariantError: for an id outside the vocabulary.
             TrainError: when the worker dies or misses its deadline.
 
-        Cancellation: this trainer is not to be used again.
+        Cancellation: this trainer cannot be used again.
         """
         what = f"computing the log-probs of {len(sequences)} sequences"
         reply = await self._call(pack_sequences(sequences), protocol.LogprobsReply, what)
         return split_logprobs(reply, sequences)
 
     async def save(self, directory: str, note: str = "") -> None:
-        """Write a checkpoint that appears as `directory` whole or not at all; `note` comes back from `restore`.
+        """Write a checkpoint that appears as `directory` whole or not at all; `restore` returns `note`.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.
 
-        Cancellation: the directory is complete or absent; this trainer is not to be used again.
+        Cancellation: the directory is complete or absent; this trainer cannot be used again.
         """
         await self._call(protocol.Save(directory, note), protocol.Saved, f"saving {directory}")
 
     async def restore(self, directory: str) -> RestoreReport:
-        """Load the checkpoint at `directory` and go on exactly where it was written.
+        """Load the checkpoint at `directory` and continue exactly where it was written.
 
         Raises:
             TrainError: when it is missing, incomplete or damaged.
             ConfigError: when it is the checkpoint of another model.
 
-        Cancellation: this trainer is not to be used again.
+        Cancellation: this trainer cannot be used again.
         """
         async with self.channel.stepping():
             reply = await self._call(protocol.Restore(directory), protocol.Restored, f"restoring {directory}")
         return RestoreReport(policy_version=reply.policy_version, steps=reply.steps, note=reply.note)
 
     async def set_up(self, setup: protocol.Setup) -> None:
-        """Load the model; called once, by `launch_trainer`."""
+        """Load the model; `launch_trainer` calls this once."""
         reply = await self._call(setup, protocol.Ready, f"loading {setup.model_path}")
         self.device = reply.device
         self.num_parameters = reply.num_parameters
@@ -308,14 +306,14 @@ class RemoteTrainer:
         frame = protocol.encode_frame(request)
         async with self._exchange_lock:
             if self._broken is not None:
-                raise TrainError(f"{what}: the trainer worker cannot be used any more: {self._broken}")
-            self._broken = f"{what} did not come back"
+                raise TrainError(f"{what}: the trainer worker cannot be used again: {self._broken}; start a new one")
+            self._broken = f"{what} got no reply"
             try:
                 with anyio.fail_after(self._timeout_s):
                     reply = await self._exchange(frame)
             except TimeoutError:
                 self._broken = f"{what} took more than {self._timeout_s:g} s (trainer.call_timeout_s)"
-                raise TrainError(f"the driver waits for the trainer worker (pid {self.pid}): {self._broken}") from None
+                raise TrainError(f"the driver waited for the trainer worker (pid {self.pid}): {self._broken}") from None
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
                 self._broken = f"it died while {what}; {await self._obituary()}"
                 raise TrainError(f"trainer worker: {self._broken}") from None
@@ -357,22 +355,22 @@ async def launch_trainer(
     log_path: str | Path,
     sync: SyncConfig | None = None,
 ) -> AsyncGenerator[RemoteTrainer]:
-    """Yield a trainer in a subprocess with the model loaded; the process is gone when the block is left.
+    """Yield a trainer in a subprocess with the model loaded; the process ends with the block.
 
     Args:
         config: optimizer, device and limits.
         algorithm: the loss and the staleness bound.
-        model_path: local HF checkpoint; its config and tokenizer files go into everything that is published.
+        model_path: local HF checkpoint; each publication and checkpoint gets a copy of its config and tokenizer files.
         total_steps: batches of the run; the learning-rate schedule ends there.
-        seed: of the worker's random generators.
-        log_path: file the worker's output is appended to.
-        sync: how weights go to servers from memory; None means the defaults.
+        seed: seeds the worker's random generators.
+        log_path: the worker appends its output to this file.
+        sync: how the worker sends weights from memory to servers; None means the defaults.
 
     Raises:
-        ConfigError: when the model cannot be loaded or the device is not there.
-        TrainError: when the process does not come up.
+        ConfigError: when the model cannot be loaded or the device does not exist.
+        TrainError: when the process does not start.
 
-    Cancellation: the worker is ended, killed if it is busy; at most 5 seconds.
+    Cancellation: the worker is ended, or killed if it is busy, within 5 seconds.
     """
     setup = protocol.Setup(
         model_path=str(model_path),
@@ -412,7 +410,7 @@ async def _end(process: Process, *, idle: bool) -> None:
         with anyio.move_on_after(_QUIT_S):
             await process.stdin.aclose()
             await process.wait()
-    with suppress(ProcessLookupError):  # it may end by itself between the question and the signal
+    with suppress(ProcessLookupError):  # the process may end by itself between the check and the signal
         if process.returncode is None:
             process.kill()
     with anyio.move_on_after(_KILL_S):

@@ -1,8 +1,8 @@
 """The trainer process: `python -m agentrl.train.worker.process` answers requests on its standard streams, one at a time.
 
-Invariant: each request gets one reply, in order; an error that is part of the contract (`agentrl.errors`) is a reply and
-leaves the worker usable, anything else ends the process with a traceback on its standard error. It ends when its standard
-input closes, so it never outlives the driver by more than the request it is working on.
+Invariant: each request gets one reply, in order. An error of `agentrl.errors` is a reply and leaves the worker usable; any
+other exception ends the process with a traceback on its standard error. The process ends when its standard input closes, so
+it outlives the driver by at most the request in progress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, InvariantError, TrainError, WeightSyncError
-from agentrl.train.batches import unpack_batch, unpack_sequences
 from agentrl.train.checkpoint import read_checkpoint, write_checkpoint
 from agentrl.train.config import TrainerConfig
 from agentrl.train.worker import protocol
@@ -35,8 +34,8 @@ class _Worker:
     trainer: PolicyTrainer
     sender: WeightSender
     source: Path
-    given_out: int | None = None
-    """Version under which servers were given the weights as they are; None while nobody was."""
+    published_version: int | None = None
+    """Version under which servers got the present weights; None when they have not got them."""
 
     def answer(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
         match request:
@@ -52,18 +51,18 @@ class _Worker:
             case protocol.TrainStep() | protocol.Restore() if self.sender.sending:
                 raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
             case protocol.TrainStep():
-                self.given_out = None
-                report = self.trainer.step(unpack_batch(request))
+                self.published_version = None
+                report = self.trainer.step(protocol.unpack_batch(request))
                 return protocol.Stepped(dict(report.metrics), report.skipped)
             case protocol.Publish():
                 return self._publish(request)
             case protocol.Logprobs():
-                values = self.trainer.logprobs(unpack_sequences(request))
+                values = self.trainer.logprobs(protocol.unpack_sequences(request))
                 return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
             case protocol.Save():
                 return self._save(request)
             case protocol.Restore():
-                self.given_out = None
+                self.published_version = None
                 checkpoint = read_checkpoint(Path(request.directory))
                 self.trainer.restore(checkpoint)
                 return protocol.Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
@@ -71,26 +70,26 @@ class _Worker:
                 raise InvariantError("the trainer worker was set up twice")
 
     def _publish(self, request: protocol.Publish) -> protocol.Published:
-        # Absolute: a server that reads it may run in another working directory.
+        # Absolute, because a server may run in another working directory.
         directory = Path(request.directory).absolute()
         done = publish(self.trainer.model.export(), version=request.version, directory=directory, source=self.source)
-        self._given_out(request.version)
+        self._set_published(request.version)
         return protocol.Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
 
     def _begin_sending(self, request: protocol.BeginSending) -> protocol.SendingBegun:
-        if request.again and request.version != self.given_out:
+        if request.again and request.version != self.published_version:
             raise WeightSyncError(
                 f"the trainer's weights are past version {request.version}; the server gets weights with the next update"
             )
         manifest = self.sender.begin(
             request.version, self.trainer.model.weights(), request.groups, dtype=request.dtype, digests=request.digests
         )
-        self._given_out(request.version)
+        self._set_published(request.version)
         return protocol.SendingBegun(manifest)
 
-    def _given_out(self, version: int) -> None:
+    def _set_published(self, version: int) -> None:
         self.trainer.published(version)
-        self.given_out = version
+        self.published_version = version
 
     def _save(self, request: protocol.Save) -> protocol.Saved:
         write_checkpoint(
@@ -105,10 +104,10 @@ class _Worker:
 
 
 def answer_requests(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer the requests of `requests` on `replies` until it ends; the first must be `Setup`.
+    """Read `requests` to its end and write one reply for each request to `replies`; the first request must be `Setup`.
 
     Raises:
-        InvariantError: when what is read is not a sequence of frames.
+        InvariantError: when the stream is not a sequence of frames.
     """
     worker: _Worker | None = None
     try:
@@ -129,11 +128,11 @@ def answer_requests(requests: BinaryIO, replies: BinaryIO) -> None:
 
 def main() -> None:
     """Run the worker on the standard streams."""
-    # The driver ends its workers itself; a Ctrl-C in the terminal must not kill them in the middle of a checkpoint.
+    # The driver ends its workers itself; a Ctrl-C in the terminal must not kill one in the middle of a checkpoint.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
-    # Whatever else reads or prints in this process, native libraries included, must not touch the two streams.
+    # Other code that reads or prints in this process, native libraries included, must not touch the two streams.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -141,12 +140,12 @@ def main() -> None:
     try:
         answer_requests(requests, replies)
     except BrokenPipeError:
-        sys.exit("the driver is gone")
+        sys.exit("the driver has ended")
 
 
 def _set_up(request: protocol.WorkerRequest) -> tuple[_Worker, protocol.Ready]:
     if not isinstance(request, protocol.Setup):
-        raise InvariantError(f"the first request to a trainer worker must be Setup, got {type(request).__name__}")
+        raise InvariantError(f"the first request to a trainer worker must be Setup, not {type(request).__name__}")
     import torch
 
     from agentrl.train.model import PolicyModel, resolve_device
@@ -176,7 +175,7 @@ def _read_request(stream: BinaryIO) -> protocol.WorkerRequest | None:
         return None
     body = _exactly(stream, protocol.body_length(header)) if len(header) == protocol.HEADER_BYTES else b""
     if not body:
-        raise TrainError("the request stream ended in the middle of a frame; the driver is gone")
+        raise TrainError("the request stream ended in the middle of a frame: the driver has ended")
     return protocol.decode_request(body)
 
 

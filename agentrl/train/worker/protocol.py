@@ -1,22 +1,27 @@
-"""Requests and replies between the driver and a trainer worker, as length-prefixed msgpack over a pair of byte streams.
+"""Requests and replies between the driver and a trainer worker: length-prefixed msgpack over a pair of byte streams.
 
-Invariant: every frame decodes into exactly one of the declared types or is refused; arrays travel as little-endian bytes
-with a declared type, and every length is checked before it is used. Nothing that is read can run code.
+Invariant: a frame decodes into exactly one of the declared types or is refused, and unpacking a packed batch gives the same
+batch, bit for bit. Arrays travel as little-endian bytes with a declared type, and each length is checked before use. Nothing
+that is read can run code.
 
-A frame is 8 bytes, the little-endian length of the body, and the body.
+A frame is the length of the body, 8 bytes little-endian, and the body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.errors import InvariantError
-from agentrl.types import BoolArray, Float32Array, Int32Array
+from agentrl.train.base import TrainBatch, TrainSample
+from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 HEADER_BYTES = 8
 MAX_FRAME_BYTES = 1 << 30
@@ -46,7 +51,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class TrainStep(msgspec.Struct, frozen=True, tag=True):
-    """Train on one batch; answered by `Stepped`. The arrays are the samples' own, joined; `lengths` cuts them apart."""
+    """Train on one batch; answered by `Stepped`. Each array joins those of all samples; `lengths` separates them again."""
 
     policy_version: int
     lengths: Array
@@ -94,24 +99,24 @@ class OpenGroups(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeginSending(msgspec.Struct, frozen=True, tag=True):
-    """Hold the weights still as `version` and make ready to send them; answered by `SendingBegun`."""
+    """Hold the weights still as `version` and prepare to send them; answered by `SendingBegun`."""
 
     version: int
     groups: tuple[str, ...]
     dtype: str
     digests: bool
     again: bool
-    """Refuse unless the weights are those that were sent or written as `version`."""
+    """Refuse unless the present weights were sent or published as `version` before."""
 
 
 class StartSending(msgspec.Struct, frozen=True, tag=True):
-    """Send to these groups, whose servers receive now; answered by `SendingStarted`."""
+    """Send to these groups, whose servers are receiving; answered by `SendingStarted`."""
 
     groups: tuple[str, ...]
 
 
 class FinishSending(msgspec.Struct, frozen=True, tag=True):
-    """Close the abandoned groups, wait for the others, let the weights change again; answered by `SendingFinished`."""
+    """Close the abandoned groups, wait for the others and allow training again; answered by `SendingFinished`."""
 
     abandoned: tuple[str, ...]
 
@@ -141,7 +146,7 @@ class Published(msgspec.Struct, frozen=True, tag=True):
 
 
 class LogprobsReply(msgspec.Struct, frozen=True, tag=True):
-    """The joined log-probs, one fewer per sequence than its tokens."""
+    """The joined log-probs; a sequence of L tokens has L-1."""
 
     logprobs: Array
 
@@ -151,7 +156,7 @@ class Saved(msgspec.Struct, frozen=True, tag=True):
 
 
 class Restored(msgspec.Struct, frozen=True, tag=True):
-    """The worker goes on where the checkpoint was written."""
+    """The worker continues where the checkpoint was written."""
 
     policy_version: int
     steps: int
@@ -165,24 +170,24 @@ class GroupsOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendingBegun(msgspec.Struct, frozen=True, tag=True):
-    """The weights stand still."""
+    """The weights do not change until `FinishSending`."""
 
     manifest: Manifest
 
 
 class SendingStarted(msgspec.Struct, frozen=True, tag=True):
-    """They are on their way."""
+    """The sender threads are sending."""
 
 
 class SendingFinished(msgspec.Struct, frozen=True, tag=True):
-    """They have left, or failed to."""
+    """Every group has received the weights or is listed as failed."""
 
     failures: dict[str, str]
-    """What went wrong, by group."""
+    """Error message by group."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The request was refused or failed; the worker can answer others."""
+    """The request was refused or failed; the worker still answers requests."""
 
     kind: str
     """Name of a class in `agentrl.errors`."""
@@ -219,7 +224,7 @@ def encode_frame(message: WorkerRequest | WorkerReply) -> bytes:
     body = msgspec.msgpack.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise InvariantError(
-            f"{type(message).__name__} of {len(body)} bytes; at most {MAX_FRAME_BYTES} fit one message: use smaller batches"
+            f"{type(message).__name__} has {len(body)} bytes, but a message may have {MAX_FRAME_BYTES}; use smaller batches"
         )
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
@@ -228,11 +233,14 @@ def body_length(header: bytes | bytearray) -> int:
     """Return the length of the body that follows an 8-byte `header`.
 
     Raises:
-        InvariantError: when it is over the limit: the stream is not one of frames.
+        InvariantError: when the length is over the limit.
     """
     length = int.from_bytes(header, "little")
     if length > MAX_FRAME_BYTES:
-        raise InvariantError(f"a frame of {length} bytes was announced, at most {MAX_FRAME_BYTES} are allowed")
+        raise InvariantError(
+            f"a frame header announces {length} bytes, but at most {MAX_FRAME_BYTES} are allowed; the stream is not one of "
+            "frames"
+        )
     return length
 
 
@@ -240,7 +248,7 @@ def decode_request(body: bytes | bytearray) -> WorkerRequest:
     """Return the request in `body`.
 
     Raises:
-        InvariantError: when it is not one.
+        InvariantError: when the body is not a request.
     """
     try:
         return _REQUESTS.decode(body)
@@ -252,12 +260,85 @@ def decode_reply(body: bytes | bytearray) -> WorkerReply:
     """Return the reply in `body`.
 
     Raises:
-        InvariantError: when it is not one.
+        InvariantError: when the body is not a reply.
     """
     try:
         return _REPLIES.decode(body)
     except msgspec.DecodeError as error:
         raise InvariantError(f"not a reply of the trainer worker: {error}") from error
+
+
+def pack_batch(batch: TrainBatch) -> TrainStep:
+    """Return `batch` as a request.
+
+    Raises:
+        InvariantError: when the arrays of a sample differ in length.
+    """
+    samples = [item.sample for item in batch.samples]
+    for index, item in enumerate(batch.samples):
+        sample, length = item.sample, len(item.sample.token_ids)
+        arrays = (sample.loss_mask, sample.behavior_logprobs, sample.token_versions, sample.turn_index, sample.temperatures)
+        if any(len(array) != length for array in (*arrays, item.advantages)):
+            raise InvariantError(
+                f"sample {index} of {length} tokens has arrays of lengths {[*map(len, arrays), len(item.advantages)]}"
+            )
+    return TrainStep(
+        policy_version=batch.policy_version,
+        lengths=pack_int32([len(sample.token_ids) for sample in samples]),
+        token_ids=pack_int32(_join_arrays([sample.token_ids for sample in samples], np.int32)),
+        loss_mask=pack_bool(_join_arrays([sample.loss_mask for sample in samples], np.bool_)),
+        behavior_logprobs=pack_float32(_join_arrays([sample.behavior_logprobs for sample in samples], np.float32)),
+        token_versions=pack_int32(_join_arrays([sample.token_versions for sample in samples], np.int32)),
+        turn_index=pack_int32(_join_arrays([sample.turn_index for sample in samples], np.int32)),
+        temperatures=pack_float32(_join_arrays([sample.temperatures for sample in samples], np.float32)),
+        advantages=pack_float32(_join_arrays([item.advantages for item in batch.samples], np.float32)),
+    )
+
+
+def pack_sequences(sequences: Sequence[Int32Array]) -> Logprobs:
+    """Return a request for the log-probs of `sequences`."""
+    joined = _join_arrays(sequences, np.int32)
+    return Logprobs(lengths=pack_int32([len(ids) for ids in sequences]), token_ids=pack_int32(joined))
+
+
+def unpack_batch(step: TrainStep) -> TrainBatch:
+    """Return the batch that was packed into `step`, bit for bit.
+
+    Raises:
+        InvariantError: when the arrays do not have the lengths the request declares.
+    """
+    lengths = _lengths(step.lengths)
+    count = int(lengths.sum())
+    ids, versions = unpack_int32(step.token_ids, count), unpack_int32(step.token_versions, count)
+    mask, turn_index = unpack_bool(step.loss_mask, count), unpack_int32(step.turn_index, count)
+    behavior, temperatures = unpack_float32(step.behavior_logprobs, count), unpack_float32(step.temperatures, count)
+    advantages = unpack_float32(step.advantages, count)
+    samples: list[TrainSample] = []
+    for at in _slices(lengths):
+        sample = Sample(
+            token_ids=ids[at],
+            loss_mask=mask[at],
+            behavior_logprobs=behavior[at],
+            token_versions=versions[at],
+            turn_index=turn_index[at],
+            temperatures=temperatures[at],
+        )
+        samples.append(TrainSample(sample=sample, advantages=advantages[at]))
+    return TrainBatch(samples=tuple(samples), policy_version=step.policy_version)
+
+
+def unpack_sequences(request: Logprobs) -> list[Int32Array]:
+    """Return the sequences of `request`; raises InvariantError when the lengths contradict the array."""
+    lengths = _lengths(request.lengths)
+    ids = unpack_int32(request.token_ids, int(lengths.sum()))
+    return [ids[at] for at in _slices(lengths)]
+
+
+def split_logprobs(reply: LogprobsReply, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+    """Return the log-probs of each of `sequences`; raises InvariantError when the reply has another number of them."""
+    counts = np.array([max(0, len(ids) - 1) for ids in sequences], np.int64)
+    values = unpack_float32(reply.logprobs, int(counts.sum()))
+    return [values[at] for at in _slices(counts)]
 
 
 def pack_int32(values: Sequence[int] | Int32Array) -> Array:
@@ -298,3 +379,19 @@ def _array_bytes(array: Array, dtype: str, item_bytes: int, count: int | None) -
         wanted = "whole elements" if count is None else f"{count} elements"
         raise InvariantError(f"expected {wanted} of {dtype}, got {len(array.data)} bytes")
     return array.data
+
+
+def _join_arrays(arrays: Sequence[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[Scalar]:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+
+
+def _lengths(array: Array) -> NDArray[np.int64]:
+    lengths = unpack_int32(array).astype(np.int64)
+    if len(lengths) and int(lengths.min()) < 0:
+        raise InvariantError(f"negative length {int(lengths.min())} in a request to the trainer worker")
+    return lengths
+
+
+def _slices(lengths: NDArray[np.int64]) -> list[slice]:
+    ends = np.cumsum(lengths).tolist()
+    return [slice(end - length, end) for end, length in zip(ends, lengths.tolist(), strict=True)]

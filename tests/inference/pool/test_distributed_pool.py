@@ -128,7 +128,7 @@ async def test_a_server_that_returns_while_the_trainer_has_other_weights_waits_f
     servers, channel = servers_of(2), ScriptedChannel()
     async with pool_of(*servers) as pool:
         await pool.update_weights(feed(1, channel))
-        channel.stepping, channel.given_out = busy, None
+        channel.stepping, channel.published_version = busy, None
         servers[1].die()
         pool.report_dead("scripted://1", "killed")
         servers[1].revive(version=0)
@@ -172,7 +172,7 @@ async def test_a_server_with_parts_of_two_versions_does_not_serve_before_it_has_
         with anyio.fail_after(20):
             with anyio.move_on_after(0.05):
                 await pool.update_weights(feed(2, channel))
-            channel.given_out = None  # the trainer went on
+            channel.published_version = None  # the trainer went on
             # The first server proved that it has all of version 2; the second was cut off, and may have any part of it.
             assert [server.state for server in pool.describe().servers] == ["serving", "behind"]
             assert pool.policy_version == 2
@@ -208,7 +208,7 @@ async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
     async with pool_of(*servers, request_retries=20) as pool:
 
         async def update(version: int) -> None:
-            channel.given_out = None
+            channel.published_version = None
             await pool.update_weights(feed(version, channel))
 
         await outlive(servers, pool, update)

@@ -314,5 +314,5 @@ async def test_a_worker_that_dies_in_the_middle_ends_the_update_and_servers_are_
             with pytest.raises((TrainError, WeightSyncError)):
                 await pool.update_weights(WeightFeed(version=1, channel=trainer.channel))
         assert not any(server.paused for server in servers)
-        with pytest.raises(TrainError, match="cannot be used any more"):
+        with pytest.raises(TrainError, match="cannot be used again"):
             await trainer.logprobs([np.arange(3, dtype=np.int32)])

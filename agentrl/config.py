@@ -1,11 +1,10 @@
-"""The whole run in one YAML file: composes the config models that live beside their components.
+"""The config of a whole run: one YAML file, overridden by flags such as `--trainer.lr 1e-5`.
 
-Invariant: a `RunConfig` that exists is consistent; what it asks for, the chosen backend honours. Everything wrong with a
-file is reported at once, each line naming the field, what was expected, what was got and what to do.
+`RunConfig` composes the config models that live beside their components.
 
-Fields of a run as typed on a command line, `--trainer.lr 1e-5`, and the YAML they and run files are written in.
-
-Invariant: a value is what the same text would be in a run file, and the mapping it is put into is not the caller's.
+Invariant: a `RunConfig` is consistent, and the chosen backend honours every field that is set. Errors of a file are
+reported together, one line each: the field, what was expected, what was got, and how to fix it. A flag's value is read as
+the same text in a run file would be.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from agentrl.train.config import SftConfig, TrainerConfig
 from agentrl.weights.config import SyncConfig
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-"""What reading YAML raises: the last two for a date or number that there is not, and for thousands of brackets."""
+"""What reading YAML raises: the last two for an impossible date or number, and for thousands of brackets."""
 
 
 def overridden(values: Mapping[str, Any], flags: Sequence[str]) -> dict[str, Any]:
-    """Return a copy of `values` with the fields that flags name replaced.
+    """Return a copy of `values` in which the flags' values replace the fields that they name.
 
     Raises:
-        ConfigError: a flag is not one, or names a field inside a single value.
+        ConfigError: a flag is malformed, or names a field of a single value.
     """
     merged = _copy(values)
     for key, value in parse_overrides(flags):
@@ -47,7 +46,7 @@ def overridden(values: Mapping[str, Any], flags: Sequence[str]) -> dict[str, Any
 
 
 def parse_overrides(flags: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return `(dotted key, value)` pairs from flags as typed.
+    """Return the `(dotted key, value)` pairs of command-line flags.
 
     Example:
         >>> parse_overrides(["--trainer.lr", "1.0e-5", "--rollout.max_turns=6"])
@@ -62,7 +61,7 @@ def parse_overrides(flags: Sequence[str]) -> list[tuple[str, Any]]:
         key, equals, text = flag[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"--{key} needs a value, such as --{key}=1; one that starts with -- needs the =, too")
+                raise ConfigError(f"--{key} needs a value, such as --{key}=1; a value that starts with -- needs the = too")
             text = rest.pop(0)
         pairs.append((key.replace("-", "_"), _scalar(text)))
     return pairs
@@ -76,7 +75,7 @@ def _scalar(text: str) -> Any:  # noqa: ANN401 - a YAML value
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice, where the plain loader drops one, and what contains itself."""
+    """Refuses a mapping with a repeated key, of which the plain loader drops one, and a value that contains itself."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -92,7 +91,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:  # noqa: ANN401 - a YAML value
-    """Return what YAML text says; raise one of `NOT_YAML` where it is not YAML, or names a field twice."""
+    """Return the value of YAML text; raise one of `NOT_YAML` if it is not YAML, or repeats a key."""
     return yaml.load(text, _Loader)
 
 
@@ -105,7 +104,7 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 
     for parent in parents:
         below = values.setdefault(parent, {})
         if not isinstance(below, dict):
-            raise ConfigError(f"--{key}: {parent} is a single value, it has no field {last}")
+            raise ConfigError(f"--{key}: {parent} is a single value and has no field {last}")
         values = cast("dict[str, Any]", below)
     values[last] = value
 
@@ -118,24 +117,24 @@ class TasksConfig(Config):
     """Where the tasks come from: JSONL files, or a function."""
 
     path: str | None = None
-    """JSONL file of training tasks: one JSON object a line; its `id` field, or else the line number, names the task."""
+    """JSONL file of training tasks, one JSON object per line; its `id` field, or else the line number, names the task."""
     eval_path: str | None = None
-    """JSONL file of held-out tasks; None: the run is not evaluated."""
+    """JSONL file of held-out tasks; None: no evaluation."""
     factory: str | None = None
-    """`module:function` that returns training tasks, called with `factory_args`; instead of `path`."""
+    """`module:function` that returns the training tasks when called with `factory_args`; replaces `path`."""
     factory_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of `factory`."""
     eval_factory_args: dict[str, Any] | None = None
-    """Keyword arguments that make `factory` return held-out tasks; None: the run is not evaluated."""
+    """Keyword arguments with which `factory` returns the held-out tasks; None: no evaluation."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TasksConfig:
         if (self.path is None) == (self.factory is None):
             raise ValueError("expected exactly one of path and factory; set tasks.path to a JSONL file or tasks.factory")
         if self.factory is None and (self.factory_args or self.eval_factory_args is not None):
-            raise ValueError("factory_args and eval_factory_args need tasks.factory; remove them or set it")
+            raise ValueError("factory_args and eval_factory_args need tasks.factory; set it, or remove them")
         if self.factory is not None and self.eval_path is not None:
-            raise ValueError("eval_path goes with path; with a factory, set tasks.eval_factory_args")
+            raise ValueError("eval_path needs path; with a factory, set tasks.eval_factory_args instead")
         return self
 
 
@@ -154,7 +153,7 @@ class RunConfig(Config):
     runs_dir: str = "runs"
     """Directory that holds the run directories."""
     seed: Seed = 0
-    """Seeds the order of tasks, the servers' sampling (server n: `seed + n`) and the trainer; at most 2**31 - 1."""
+    """Seed of the order of tasks, of sampling (server n gets `seed + n`) and of the trainer; at most 2**31 - 1."""
     workflow: str
     """`module:Name` of a RolloutWorkflow or of an `async def solve(task, client) -> float`."""
     workflow_args: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -169,37 +168,37 @@ class RunConfig(Config):
     engine: EngineConfig = EngineConfig()
     sync: SyncConfig = SyncConfig()
     sft: SftConfig | None = None
-    """The supervised warm start `agentrl sft` runs; None where there is none."""
+    """The supervised warm start that `agentrl sft` runs; None: there is none."""
 
     @property
     def run_dir(self) -> Path:
-        """Directory everything of this run is written to."""
+        """Directory for everything that the run writes."""
         return Path(self.runs_dir) / self.name
 
     @property
     def resolved_inference(self) -> InferenceConfig:
-        """`inference` with what it leaves to the rest of the run filled in."""
+        """`inference`, with the defaults that depend on other sections filled in."""
         return self.inference.model_copy(update={"dtype": self.inference.dtype or self.trainer.dtype})
 
     @property
     def resolved_engine(self) -> EngineConfig:
-        """`engine` with what it leaves to the rest of the run filled in."""
+        """`engine`, with the defaults that depend on other sections filled in."""
         coarse = "bfloat16" in (self.trainer.dtype, self.resolved_inference.dtype)
         tolerance = self.engine.probe_tolerance or PROBE_TOLERANCE["bfloat16" if coarse else "float32"]
         return self.engine.model_copy(update={"probe_tolerance": tolerance})
 
     @property
     def route(self) -> Route:
-        """The way weights take to the servers."""
+        """How weights reach the servers."""
         return route_of(self.sync, self.inference, self.trainer, self.engine)
 
     @field_validator("sync", mode="before")
     @classmethod
-    def _sync_in_a_word(cls, given: object) -> object:
+    def _accept_sync_method(cls, given: object) -> object:
         return {"method": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
-    def _consistent(self) -> RunConfig:
+    def _check_consistency(self) -> RunConfig:
         route = route_problems(self.sync, self.inference, self.trainer, self.engine)
         problems = [*_inference_problems(self.inference), *_training_problems(self), *route]
         if problems:
@@ -208,14 +207,14 @@ class RunConfig(Config):
 
 
 def inapplicable(config: RunConfig) -> list[tuple[str, str]]:
-    """Return `(section, field)` of each knob that the run's backend or policy cannot honour."""
+    """Return `(section, field)` of each field that the run's backend or policy cannot honour."""
     found = [("inference", name) for name in _unused(config.inference)] + idle_fields(config.sync)
     return found + ([("rollout", "min_group_size")] if config.rollout.incomplete_group == "drop" else [])
 
 
 def _unused(inference: InferenceConfig) -> dict[str, str]:
-    """Return the knobs that the servers of a run do not use, each with why and the mend."""
-    why = "applies to servers launched here, but inference.urls names running ones; remove one"
+    """Return the fields that the servers of a run do not use, each with the reason and the fix."""
+    why = "applies to launched servers, but inference.urls names running ones; remove one of the two"
     launching: dict[str, str] = dict.fromkeys(_LAUNCH_ONLY if inference.urls else (), why)
     why = f"the {inference.backend} backend cannot honour it; remove it"
     return launching | dict.fromkeys(_SGLANG_ONLY if inference.backend == "embedded" else (), why)
@@ -270,14 +269,14 @@ def _training_problems(config: RunConfig) -> list[str]:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the run that a YAML file and command-line overrides describe.
+    """Return the run that a YAML file and command-line flags describe.
 
     Args:
         path: the YAML file.
-        overrides: flags as typed, such as `["--trainer.lr", "1e-5", "--name=try2"]`; values are YAML.
+        overrides: command-line flags, such as `["--trainer.lr", "1e-5", "--name=try2"]`; values are YAML.
 
     Raises:
-        ConfigError: one line for each thing wrong, naming the field and the mend.
+        ConfigError: the file cannot be read, or has errors; one line for each error, with the field and the fix.
     """
     file = Path(path)
     try:
@@ -292,10 +291,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> RunConfig:
-    """Return the run that `values` and command-line overrides describe; see `load_config`.
+    """Return the run that `values` and command-line flags describe.
+
+    Args:
+        values: the content of a run file.
+        overrides: command-line flags, such as `["--seed", "3"]`; values are YAML.
+        source: names `values` in errors.
 
     Raises:
-        ConfigError: one line for each thing wrong.
+        ConfigError: one line for each error, with the field and the fix.
 
     Example:
         >>> values = {"workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}}
@@ -312,15 +316,15 @@ def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
 
 
 def _explain(detail: ErrorDetails) -> list[str]:
-    """Return one line per problem of a pydantic error: field, what is wrong, and the mend."""
+    """Return one line for each problem in a pydantic error: the field, what is wrong, and the fix."""
     where = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         known = _fields_at(RunConfig, detail["loc"][:-1])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
-        mend = f"did you mean {close[0]}?" if close else f"fields here: {', '.join(sorted(known))}"
-        return [f"{where}: there is no such field; {mend}"]
+        hint = f"did you mean {close[0]}?" if close else f"fields here: {', '.join(sorted(known))}"
+        return [f"{where}: there is no such field; {hint}"]
     if detail["type"] == "missing":
-        return [f"{where}: required, but not given"]
+        return [f"{where}: required, but missing"]
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "value_error":
         return [f"{where}: {line}" if where else line for line in message.split("\n")]

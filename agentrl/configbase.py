@@ -1,6 +1,6 @@
-"""The base of every config model: frozen, unknown keys rejected, each field documented once, below it.
+"""The base of every config model, and the field types that several of them share; `agentrl.config` composes the models.
 
-Invariant: a config object is valid and never changes; what a component reads is what the user wrote or the default shown.
+Invariant: a config object is valid and never changes. Unknown keys are rejected; each field is documented once, below it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def _words(value: object) -> object:
 
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
-"""A list of strings, or one string that is split as a shell would: on the command line one value needs no brackets."""
+"""A list of strings, or one string that is split as a shell splits it, so that a flag needs no brackets."""
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d{1,3})?)$"
 Device = Annotated[str, Field(pattern=DEVICE_PATTERN)]
 """`auto`, `cpu`, `cuda` or `cuda:N`."""
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
-"""What every generator takes (numpy's old one: 32 bits), also after a server's number was added."""
+"""A seed that every generator takes (numpy's legacy one has 32 bits), even with the number of a server added."""
 
 
 class Config(BaseModel):

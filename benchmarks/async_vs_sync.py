@@ -26,10 +26,11 @@ import anyio
 import torch
 from rich.console import Console
 
-from agentrl.cli.train import train, write_json
+from agentrl.cli.files import write_json
+from agentrl.cli.train import train
 from agentrl.config import load_config
 from agentrl.observe.progress import NoProgress
-from agentrl_workflows.calculator.demo import warm_start
+from agentrl_workflows.calculator.demo import make_student
 from agentrl_workflows.calculator.recipe import FULL
 
 SEEDS = (0, 1, 2)
@@ -45,7 +46,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as scratch:
         for number, seed in enumerate(SEEDS):
-            model = warm_start(FULL, seed, Path(scratch) / f"warm-{seed}", console)
+            model = make_student(FULL, seed, Path(scratch) / f"warm-{seed}", console)
             modes = (("async", 2), ("sync", 0))
             for mode, bound in modes if number % 2 == 0 else modes[::-1]:
                 row = {"seed": seed, "mode": mode, **measure(Path(scratch), model, seed, mode, bound)}

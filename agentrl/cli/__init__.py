@@ -1,1 +1,1 @@
-"""Starting things: the command line, local processes, notebooks."""
+"""What people start: the commands of `agentrl`, and one episode from a notebook."""

@@ -1,7 +1,7 @@
-"""`agentrl doctor`: looks at the machine, the run file, its parts and its servers, and says what to fix.
+"""`agentrl doctor`: checks of the machine, the run file, its parts and its servers.
 
-Invariant: each check prints one line, `ok` or `FIX` with the mend; a check that needs an earlier one is not run if that
-one failed; nothing is left behind, and nothing the run would own is written.
+Invariant: each check prints one line, `ok`, or `FIX` with what to do. A check that builds on a failed one does not run.
+The checks leave nothing behind, and write nothing into the run directory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import TypeVar
 from rich.console import Console
 from rich.text import Text
 
+from agentrl.cli.errors import describe_error
 from agentrl.cli.tasks import TaskSets, load_tasks
-from agentrl.cli.train import describe_error, load_renderer
+from agentrl.cli.train import load_renderer
 from agentrl.config import RunConfig, load_config
 from agentrl.errors import AgentRLError, ConfigError, WorkflowError
 from agentrl.inference.config import InferenceConfig
@@ -41,12 +42,12 @@ from agentrl.workflow import RolloutWorkflow, load_workflow
 _Result = TypeVar("_Result")
 _MIN_DISK_MB = 1024
 _ASK_S = 60.0
-"""Seconds a Python may take to say which SGLang it has."""
+"""Seconds a Python may take to print its SGLang version."""
 
 
 @dataclass(slots=True)
-class Report:
-    """The checks made so far, printed as they are made."""
+class CheckReport:
+    """Prints each check and counts the failed ones."""
 
     console: Console = field(default_factory=Console)
     num_failed: int = 0
@@ -56,12 +57,12 @@ class Report:
         self._line("ok", "green", name, detail)
 
     def fix(self, name: str, detail: str) -> None:
-        """Print a check that failed, with what to do."""
+        """Print a check that failed, and what to do."""
         self.num_failed += 1
         self._line("FIX", "red", name, detail)
 
     def check(self, name: str, probe: Callable[[], _Result], describe: Callable[[_Result], str]) -> _Result | None:
-        """Run `probe`; print what it found or, for an error of agentrl's, what to fix. None when it failed."""
+        """Run `probe` and print its result, or what to fix if it raises an error of agentrl; return None then."""
         try:
             found = probe()
         except (AgentRLError, BaseExceptionGroup) as error:
@@ -74,32 +75,32 @@ class Report:
         self.console.print(Text.assemble((f"{mark:<4}", style), f"{name:<12} {detail}"), soft_wrap=True)
 
 
-def examine(config: Path | None, overrides: Sequence[str] = (), console: Console | None = None) -> bool:
-    """Check the machine and, with `config`, its run down to one episode; return whether nothing needs fixing."""
-    report = Report(console=console or Console())
-    _machine(report)
+def run_checks(config: Path | None, overrides: Sequence[str] = (), console: Console | None = None) -> bool:
+    """Check the machine and, with `config`, a run up to one episode; return whether everything is ok."""
+    report = CheckReport(console=console or Console())
+    _check_machine(report)
     if config is not None:
         run = report.check(
             "config", partial(load_config, config, overrides), lambda run: f"{config}: run {run.name!r} is valid"
         )
         if run is not None:
-            _servers(report, run)
-            _run_parts(report, run)
+            _check_servers(report, run)
+            _check_run_parts(report, run)
     else:
-        _sglang_here(report)
+        _check_installed_sglang(report)
     report.console.print("Nothing to fix." if report.num_failed == 0 else f"{report.num_failed} to fix.")
     return report.num_failed == 0
 
 
-def _machine(report: Report) -> None:
+def _check_machine(report: CheckReport) -> None:
     report.ok("python", f"{sys.version.split()[0]} at {sys.executable}")
     wrong = _wrong_packages()
     if wrong:
         report.fix("packages", f"{'; '.join(wrong)}: run pip install -e . again")
     else:
-        report.ok("packages", "every dependency is installed in a version agentrl accepts")
+        report.ok("packages", "every dependency is installed in a version that agentrl accepts")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    report.ok("cpu", f"{cores} core(s)" + ("" if cores > 1 else "; trainer and server will share it"))
+    report.ok("cpu", f"{cores} core(s)" + ("" if cores > 1 else "; trainer and servers share it"))
     free_mb = shutil.disk_usage(Path.cwd()).free // 2**20
     if free_mb < _MIN_DISK_MB:
         report.fix("disk", f"{free_mb} MB free in {Path.cwd()}; checkpoints need room: free at least {_MIN_DISK_MB} MB")
@@ -135,8 +136,8 @@ def _torch() -> str:
     return f"{torch.__version__}, no CUDA device: training and serving run on the CPU"
 
 
-def _sglang_here(report: Report) -> None:
-    """Say which SGLang is installed; one is needed only by runs that ask for it."""
+def _check_installed_sglang(report: CheckReport) -> None:
+    """Print the installed SGLang; only runs with that backend need one, so none is ok."""
     try:
         report.ok("sglang", _installed_sglang(InferenceConfig()))
     except ConfigError as error:
@@ -144,10 +145,10 @@ def _sglang_here(report: Report) -> None:
 
 
 def _installed_sglang(config: InferenceConfig) -> str:
-    """Return version and Python of the SGLang that would be launched.
+    """Return version and Python of the SGLang that a run would launch.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no SGLang was found.
     """
     python = find_sglang_python(config)
     command = [python, "-c", "import importlib.metadata as m; print(m.version('sglang'))"]
@@ -156,27 +157,29 @@ def _installed_sglang(config: InferenceConfig) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{python} does not run: {error}; install SGLang again with make sglang-install") from error
     if asked.returncode != 0:
-        last = (asked.stderr.strip().splitlines() or ["(it says nothing)"])[-1]
+        last = (asked.stderr.strip().splitlines() or ["(no output)"])[-1]
         raise ConfigError(
-            f"{python} has no SGLang: {last}; run make sglang-install, or name another inference.sglang_python"
+            f"{python} has no SGLang: {last}; run make sglang-install, or set inference.sglang_python to another one"
         )
     version = asked.stdout.strip()
     check_sglang_version(version, python)
     return f"{version} at {python}"
 
 
-def _servers(report: Report, run: RunConfig) -> None:
-    """Check what the servers of a run need before one is started, or ask the running ones what they are."""
+def _check_servers(report: CheckReport, run: RunConfig) -> None:
+    """Check what the servers of a run need before they start, or ask running servers what they are."""
     if run.inference.urls:
         for url in run.inference.urls:
-            report.check("server", partial(_ask, run, url), lambda said: said)
+            report.check("server", partial(_ask, run, url), lambda found: found)
         return
     if run.inference.backend == "sglang":
         report.check("sglang", partial(_installed_sglang, run.inference), lambda found: found)
     report.check(
         "port", partial(_free_port, run.inference), lambda port: f"{run.inference.host} has free ports, such as {port}"
     )
-    report.check("key", partial(api_key, run.inference), lambda key: "set" if key else "none; the servers are loopback only")
+    report.check(
+        "key", partial(api_key, run.inference), lambda key: "set" if key else "none; the servers listen on loopback only"
+    )
 
 
 def _free_port(config: InferenceConfig) -> int:
@@ -185,7 +188,7 @@ def _free_port(config: InferenceConfig) -> int:
 
 
 def _ask(run: RunConfig, url: str) -> str:
-    return _watched(run, partial(_running_server, run, url))
+    return _run_with_watchdog(run, partial(_running_server, run, url))
 
 
 async def _running_server(run: RunConfig, url: str) -> str:
@@ -194,11 +197,11 @@ async def _running_server(run: RunConfig, url: str) -> str:
         return f"{url}: {server.info.engine} {server.info.version}, policy version {server.version}"
 
 
-def _run_parts(report: Report, run: RunConfig) -> None:
+def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
     tasks = report.check(
         "tasks",
         lambda: load_tasks(run.tasks),
-        lambda sets: f"{len(sets.train)} to train on, {len(sets.evaluation)} held out",
+        lambda sets: f"{len(sets.train)} for training, {len(sets.evaluation)} held out",
     )
     workflow = report.check(
         "workflow", lambda: load_workflow(run.workflow, run.workflow_args), lambda found: f"{found.name} from {run.workflow}"
@@ -209,19 +212,19 @@ def _run_parts(report: Report, run: RunConfig) -> None:
         lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
     )
     if renderer is not None:
-        report.check("trainer", lambda: _watched(run, partial(_load_trainer, run)), lambda found: found)
+        report.check("trainer", lambda: _run_with_watchdog(run, partial(_load_trainer, run)), lambda found: found)
     if tasks is not None and workflow is not None and renderer is not None:
         play = partial(_round_trip, run, tasks, workflow, renderer)
-        report.check("round trip", lambda: _watched(run, play), _describe_episode)
+        report.check("round trip", lambda: _run_with_watchdog(run, play), _describe_episode)
 
 
-def _watched(run: RunConfig, job: Callable[[], Awaitable[_Result]]) -> _Result:
-    last_words = "Its temporary files stay behind."
-    return run_watched(job, stall_timeout_s=run.engine.stall_timeout_s, last_words=lambda _ending: last_words)
+def _run_with_watchdog(run: RunConfig, job: Callable[[], Awaitable[_Result]]) -> _Result:
+    note = "Its temporary files stay behind."
+    return run_watched(job, stall_timeout_s=run.engine.stall_timeout_s, on_exit=lambda _ending: note)
 
 
 async def _load_trainer(run: RunConfig) -> str:
-    """Start the trainer worker, let it load the model, and end it; its own deadline is `trainer.call_timeout_s`."""
+    """Start the trainer worker, let it load the model, and end it, within `trainer.call_timeout_s`."""
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
         async with launch_trainer(
             run.trainer,
@@ -236,7 +239,7 @@ async def _load_trainer(run: RunConfig) -> str:
 
 
 async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow, renderer: Renderer) -> Trajectory:
-    """Start or reach the servers and play one episode."""
+    """Start or attach to the servers and run one episode."""
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
         async with launch_pool(
             run.resolved_inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs
@@ -250,7 +253,7 @@ async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow
                 sampling=run.sampling,
             )
     if episode.failure is not None:
-        raise WorkflowError(f"one episode was played and failed ({episode.stop_reason}): {episode.failure.message}")
+        raise WorkflowError(f"one episode ran and failed ({episode.stop_reason}): {episode.failure.message}")
     return episode
 
 

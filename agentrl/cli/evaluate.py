@@ -1,7 +1,8 @@
 """`agentrl eval`: a workflow on held-out tasks, against a checkpoint or any OpenAI-compatible endpoint.
 
-Invariant: nothing is trained; every episode asked for is counted. A failed one has no result: rates are over the others, the
-first failure is shown, and too many of them are an error. The servers' logs stay only if something failed.
+Invariant: nothing is trained, and every episode that was asked for is counted. A failed episode has no result: rates
+are over the other episodes, the first failure is printed, and too many failures are an error. The servers' logs stay
+only after a failure.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from agentrl.cli.tasks import check_writable, load_tasks
-from agentrl.cli.train import load_renderer, write_json
+from agentrl.cli.files import check_writable, write_json
+from agentrl.cli.tasks import load_tasks
+from agentrl.cli.train import load_renderer
 from agentrl.config import RunConfig
 from agentrl.engine.evaluate import EvalReport, evaluate, evaluate_with
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
@@ -35,37 +37,37 @@ _CAUSES = "\nThe above exception was the direct cause of the following exception
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What to evaluate: the endpoint if there is one, else the checkpoint, else the run's own model."""
+    """What to evaluate: the endpoint, or else the checkpoint, or else the run's own model."""
 
     checkpoint: Path | None = None
     endpoint: str | None = None
     model: str | None = None
     """The model's name at the endpoint."""
     api_key_env: str | None = None
-    """Variable that holds the endpoint's key; None: `OPENAI_API_KEY` where it is set, or else no key."""
+    """Environment variable with the endpoint's key; None: `OPENAI_API_KEY` where it is set, or else no key."""
 
 
 async def evaluate_target(
     run: RunConfig, target: Target, *, episodes: int | None = None, greedy: bool = False, output: Path | None = None
 ) -> EvalReport:
-    """Evaluate behind a progress bar, print the result, and write it to `output`, also when too many episodes failed.
+    """Evaluate behind a progress bar, print the result, and write it to `output` even when too many episodes failed.
 
     Raises:
         ConfigError: there are no held-out tasks, or the target or a flag cannot be used.
         ServerError: no server could be started or reached.
         ErrorBudgetExceeded: all episodes failed, or more than `rollout.max_failure_rate` of them; carries the first failure.
-        RunStopped: `output` cannot be written any more; the result is printed.
+        RunStopped: `output` can no longer be written; the result is printed.
 
-    Cancellation: episodes and servers are ended; nothing is printed.
+    Cancellation: ends episodes and servers; nothing is printed.
     """
-    key = _checked(run, target, episodes, output)
+    key = _check_flags(run, target, episodes, output)
     tasks = load_tasks(run.tasks).evaluation
     if not tasks:
         raise ConfigError("tasks: there are no held-out tasks; set tasks.eval_path or tasks.eval_factory_args")
     workflow = load_workflow(run.workflow, run.workflow_args)
     count = run.engine.eval_episodes if episodes is None else episodes
     with _logs(run) as logs:
-        with _bar(count) as advance:
+        with _EpisodeBar(count) as advance:
             if target.endpoint is not None:
                 report = await _at_endpoint(run, target, key, workflow, tasks, count, greedy, advance)
             else:
@@ -74,15 +76,15 @@ async def evaluate_target(
         logs.wanted = report.failed > 0
         unsaved = "" if output is None else _save(output, {"run": run.name, "target": _name(run, target), **_values(report)})
         if unsaved and report.failed:
-            print(unsaved, file=sys.stderr)  # `_judge` may raise first
-        _judge(run, report)
+            print(unsaved, file=sys.stderr)  # now, because `_report_failures` may raise
+        _report_failures(run, report)
     if unsaved:
         raise RunStopped(unsaved)
     return report
 
 
-def _checked(run: RunConfig, target: Target, episodes: int | None, output: Path | None) -> str:
-    """Return the endpoint's key, having looked at all flags."""
+def _check_flags(run: RunConfig, target: Target, episodes: int | None, output: Path | None) -> str:
+    """Check all flags and return the endpoint's key."""
     if run.inference.urls and target.checkpoint is not None and target.endpoint is None:
         raise ConfigError(
             f"--checkpoint {target.checkpoint}: inference.urls names running servers, which sample from their own weights; "
@@ -90,14 +92,14 @@ def _checked(run: RunConfig, target: Target, episodes: int | None, output: Path 
         )
     if target.endpoint is None and target.api_key_env is not None:
         raise ConfigError(
-            f"--api-key-env {target.api_key_env}: it is for --endpoint, which was not given; the key of the run's servers "
-            "is named by inference.api_key_env"
+            f"--api-key-env {target.api_key_env}: needs --endpoint, which is missing; inference.api_key_env names "
+            "the key of the run's own servers"
         )
     if target.endpoint is None and target.model is not None:
-        raise ConfigError(f"--model {target.model}: it is for --endpoint, which was not given; for a local one --checkpoint")
+        raise ConfigError(f"--model {target.model}: needs --endpoint, which is missing; pass a local model as --checkpoint")
     if episodes is not None and episodes < 1:
         raise ConfigError(
-            f"--episodes {episodes}: expected at least 1; leave it out for engine.eval_episodes = {run.engine.eval_episodes}"
+            f"--episodes {episodes}: expected at least 1; omit it for engine.eval_episodes = {run.engine.eval_episodes}"
         )
     if output is not None:
         _check_output(output)
@@ -112,7 +114,7 @@ def _checked(run: RunConfig, target: Target, episodes: int | None, output: Path 
 
 def _check_output(output: Path) -> None:
     if not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no directory {output.parent}; make it first")
+        raise ConfigError(f"--output {output}: there is no directory {output.parent}; create it first")
     check_writable(output, f"--output {output}")
     if output.exists() and not output.is_file():
         kind = "a directory" if output.is_dir() else "not a file"
@@ -133,7 +135,7 @@ def _show(report: EvalReport) -> None:
 
 
 def _values(report: EvalReport) -> dict[str, Any]:
-    """Return the metrics, and what the first failure was; null where there is none."""
+    """Return the metrics and the first failure (null where there is none)."""
     first = report.first_failed
     failure = None
     if first is not None and first.failure is not None:
@@ -148,7 +150,7 @@ def _values(report: EvalReport) -> dict[str, Any]:
 
 
 def _save(output: Path, values: Mapping[str, Any]) -> str:
-    """Return what kept the report from being written; "" where it was."""
+    """Write the report; return why that failed, or "" where it did not."""
     try:
         write_json(output, values)
     except OSError as error:
@@ -156,8 +158,12 @@ def _save(output: Path, values: Mapping[str, Any]) -> str:
     return ""
 
 
-def _judge(run: RunConfig, report: EvalReport) -> None:
-    """Say on standard error what failed, or raise where that is too much for a result."""
+def _report_failures(run: RunConfig, report: EvalReport) -> None:
+    """Print to standard error what failed; raise if too much did.
+
+    Raises:
+        ErrorBudgetExceeded: all episodes failed, or more than `rollout.max_failure_rate` of them.
+    """
     first, count, limit = report.first_failed, len(report.episodes), run.rollout.max_failure_rate
     if first is None or first.failure is None:
         return
@@ -168,27 +174,27 @@ def _judge(run: RunConfig, report: EvalReport) -> None:
     if any(reason in report.failures for reason in ("turn_limit", "token_limit")):
         what += ". Set the workflow's limit_reward if running out of turns or tokens is an outcome, not a failure"
     failure, trace = first.failure, first.failure.traceback
-    if first.stop_reason == StopReason.SERVER_ERROR:  # where the workflow called; not how the connection broke
+    if first.stop_reason == StopReason.SERVER_ERROR:  # keep the workflow's call, drop how the connection broke
         trace = trace.split(_CAUSES)[-1]
-    told = f"The first one, task {first.task_id}, was {failure.kind}: {failure.message}\n{trace}".rstrip()
+    details = f"The first failure, task {first.task_id}, was {failure.kind}: {failure.message}\n{trace}".rstrip()
     if report.failed == count:
-        raise ErrorBudgetExceeded(f"{what}; mend the cause. {told}")
+        raise ErrorBudgetExceeded(f"{what}; fix the cause. {details}")
     if report.failed > limit * count:
-        over = f"That is over rollout.max_failure_rate {limit:.0%}; mend the cause, or raise that"
-        raise ErrorBudgetExceeded(f"{what}. {over}. {told}")
-    print(f"{what}. {told}", file=sys.stderr)
+        over = f"That is over rollout.max_failure_rate {limit:.0%}; fix the cause, or raise that limit"
+        raise ErrorBudgetExceeded(f"{what}. {over}. {details}")
+    print(f"{what}. {details}", file=sys.stderr)
 
 
 @dataclass(slots=True)
 class _Logs:
     folder: Path
     wanted: bool = False
-    """Whether somebody should read them."""
+    """Whether something failed, so that the logs stay."""
 
 
 @contextmanager
 def _logs(run: RunConfig) -> Generator[_Logs]:
-    """Yield where the servers' logs go; afterwards say where they are, or leave nothing behind if nothing failed."""
+    """Yield the folder of the servers' logs; afterwards print where it is, or remove it if nothing failed."""
     logs = _Logs(Path(run.runs_dir) / "eval-logs" / f"{run.name}-{os.getpid()}")
     made = [folder for folder in (logs.folder, *logs.folder.parents) if not folder.exists()]
     try:
@@ -201,12 +207,12 @@ def _logs(run: RunConfig) -> Generator[_Logs]:
             print(f"The servers' logs are in {logs.folder}/", file=sys.stderr)
         else:
             shutil.rmtree(logs.folder, ignore_errors=True)
-            with suppress(OSError):  # the first that holds something else ends it
+            with suppress(OSError):  # stops at the first folder that holds something else
                 for folder in made[1:]:
                     folder.rmdir()
 
 
-class _bar:
+class _EpisodeBar:
     """A progress bar on standard error when that is a terminal."""
 
     def __init__(self, total: int) -> None:

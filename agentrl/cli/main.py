@@ -1,8 +1,8 @@
 """The `agentrl` command: train, eval, serve, sft, doctor.
 
-Invariant: bad input is one clear message and exit status 2; a run that fails is one clear message and exit status 1; Ctrl-C
-and SIGTERM end everything that was started and say where the results are. A traceback on the terminal is a bug of ours.
-What takes long to import is imported by the commands, where an interrupt is one message.
+Invariant: bad input prints one message and exits with status 2; a failed run prints one message and exits with status 1.
+Ctrl-C and SIGTERM end everything that the command started and print where the results are. A traceback on the terminal is
+a bug. Each command imports the slow modules itself, so that an interrupt during the import prints one message too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from agentrl.cli.errors import first_agentrl_error
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.watchdog.signals import results_in, say_stopped, sigterm_raises, telling
+from agentrl.watchdog.signals import describe_results, interrupt_note, print_interrupt, sigterm_raises
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
@@ -25,41 +26,41 @@ Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 app = App(
     name="agentrl",
-    help="Multi-turn agentic RL of language models. A run is one YAML file; --section.field value sets a field anew.",
-    suppress_keyboard_interrupt=False,  # `guarded` has more to say
+    help="Multi-turn agentic RL of language models. One YAML file describes a run; --section.field VALUE overrides a field.",
+    suppress_keyboard_interrupt=False,  # `run_command` prints more
 )
 
 
-@app.command
-def train(
+@app.command(name="train")
+def train_command(
     config: Path, /, *overrides: Overrides, dry_run: bool = False, replace: bool = False, resume: bool = False
 ) -> None:
-    """Train a model on a workflow: starts servers and trainer, runs, writes runs/NAME/.
+    """Train a model on a workflow: start servers and trainer, run, and write runs/NAME/.
 
     Args:
         config: YAML file that describes the run.
-        overrides: Fields of the file set anew, such as --trainer.lr 1e-5 --name second-try.
+        overrides: Fields of the file to override, such as --trainer.lr 1e-5 --name second-try.
         dry_run: Print the resolved plan and start nothing.
-        replace: Delete an existing runs/NAME/ first; without it an existing one is an error.
-        resume: Go on from the newest checkpoint in runs/NAME/.
+        replace: Delete an existing runs/NAME/ first; without this flag an existing one is an error.
+        resume: Continue from the newest checkpoint in runs/NAME/.
     """
     if replace and resume:
-        raise ConfigError("--replace deletes the run that --resume would go on with; pass one of them")
-    run = load_config(config, overrides)
+        raise ConfigError("--replace deletes the run that --resume would continue; pass only one of them")
+    run = _read_run(config, overrides)
     if dry_run:
         from agentrl.cli.plan import describe_plan, missing_here, resolved_yaml
 
         missing = "".join(f"not on this machine: {line}\n" for line in missing_here(run))
         print(f"{describe_plan(run)}\n{missing}\n{resolved_yaml(run)}", end="")
         return
-    from agentrl.cli.train import train as train_locally
+    from agentrl.cli.train import train
 
     existing = "replace" if replace else "resume" if resume else "error"
-    _run(partial(train_locally, run, existing=existing, may_exit=True), partial(results_in, run.run_dir))
+    _run(partial(train, run, existing=existing, may_exit=True), partial(describe_results, run.run_dir))
 
 
 @app.command(name="eval")
-def evaluate(
+def eval_command(
     config: Path,
     /,
     *overrides: Overrides,
@@ -73,33 +74,34 @@ def evaluate(
 ) -> None:
     """Run the workflow on the held-out tasks and report success, without training.
 
-    The success rate is over the episodes that did not fail; exit status 1 if more than rollout.max_failure_rate of them did.
+    The success rate is over the episodes that did not fail. The exit status is 1 if all failed, or more than
+    rollout.max_failure_rate of them.
 
     Args:
         config: YAML file that describes the run.
-        overrides: Fields of the file set anew.
-        checkpoint: HF checkpoint to serve and evaluate; the file's model.path when neither this nor --endpoint is given.
-        endpoint: Base URL of any OpenAI-compatible endpoint to evaluate instead, such as http://127.0.0.1:8000/v1.
-        model: Model name to ask the endpoint for.
-        api_key_env: Environment variable that holds the endpoint's key; OPENAI_API_KEY by default, if that is set.
-        episodes: How many episodes; engine.eval_episodes by default.
+        overrides: Fields of the file to override.
+        checkpoint: HF checkpoint to serve and evaluate; the default without --endpoint is the file's model.path.
+        endpoint: Base URL of an OpenAI-compatible endpoint to evaluate instead, such as http://127.0.0.1:8000/v1.
+        model: Name of the model at the endpoint.
+        api_key_env: Environment variable with the endpoint's key; the default is OPENAI_API_KEY, if that is set.
+        episodes: Number of episodes; the default is engine.eval_episodes.
         greedy: Sample at temperature 0.
-        output: Write the report as JSON to this file too.
+        output: File to write the report to, as JSON.
     """
     if endpoint is not None and checkpoint is not None:
-        raise ConfigError("--checkpoint and --endpoint were both given; evaluate one of them")
+        raise ConfigError("--checkpoint and --endpoint exclude each other; pass only one of them")
     if endpoint is not None and model is None:
-        raise ConfigError("--endpoint needs --model, the name to ask it for")
+        raise ConfigError("--endpoint needs --model, the name of the model at the endpoint")
     from agentrl.cli.evaluate import Target, evaluate_target
 
-    run = load_config(config, overrides)
+    run = _read_run(config, overrides)
     target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
     job = partial(evaluate_target, run, target, episodes=episodes, greedy=greedy, output=output)
-    _run(job, lambda: "An evaluation that is cut short has no results.", stall_timeout_s=run.engine.stall_timeout_s)
+    _run(job, lambda: "An interrupted evaluation has no results.", stall_timeout_s=run.engine.stall_timeout_s)
 
 
-@app.command
-def serve(
+@app.command(name="serve")
+def serve_command(
     model: Path,
     /,
     *,
@@ -120,10 +122,10 @@ def serve(
         port: Port to listen on; 0 picks a free one.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads.
-        max_running_requests: Sequences decoded together.
-        max_context_tokens: Longest context plus output of one request.
-        api_key_env: Environment variable that holds the key clients must send.
-        fault: A fault of SGLang to copy, to test a client with; may be repeated, `sglang` for all of them.
+        max_running_requests: Sequences that are decoded together.
+        max_context_tokens: Largest sum of context and output tokens of one request.
+        api_key_env: Environment variable with the key that clients must send.
+        fault: A fault of SGLang to imitate, for tests of clients; may be repeated. `sglang` stands for all of them.
     """
     from agentrl.cli.serve import serve_checkpoint
 
@@ -140,82 +142,79 @@ def serve(
     )
 
 
-@app.command
-def sft(config: Path, output: Path, /, *overrides: Overrides) -> None:
+@app.command(name="sft")
+def sft_command(config: Path, output: Path, /, *overrides: Overrides) -> None:
     """Warm-start a model on conversations (the file's sft section) and write the new checkpoint.
 
     Args:
         config: YAML file that describes the run.
-        output: Directory the new checkpoint is written to; must not exist.
-        overrides: Fields of the file set anew, such as --sft.steps 500.
+        output: Directory for the new checkpoint; it must not exist.
+        overrides: Fields of the file to override, such as --sft.steps 500.
     """
     from agentrl.cli.sft import warm_start
 
-    with telling(partial(results_in, output)):
-        warm_start(load_config(config, overrides), output)
+    with interrupt_note(partial(describe_results, output)):
+        warm_start(_read_run(config, overrides), output)
 
 
-@app.command
-def doctor(config: Path | None = None, /, *overrides: Overrides) -> None:
-    """Check this machine, a run file, its servers and a round trip, and say what to fix.
+@app.command(name="doctor")
+def doctor_command(config: Path | None = None, /, *overrides: Overrides) -> None:
+    """Check this machine, a run file and its parts, play one episode, and print what to fix.
 
     Args:
-        config: YAML file that describes a run; without it only the machine is checked.
-        overrides: Fields of the file set anew.
+        config: YAML file that describes a run; without it the command checks the machine only.
+        overrides: Fields of the file to override.
     """
-    from agentrl.cli.doctor import examine
+    from agentrl.cli.doctor import run_checks
 
-    with telling(lambda: "Nothing it tried is kept."):
-        if not examine(config, overrides):
+    with interrupt_note(lambda: "The checks leave nothing behind."):
+        if not run_checks(config, overrides):
             sys.exit(1)
 
 
-def load_config(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """Return the run that a YAML file and the overrides describe; see `agentrl.config.load_config`."""
-    from agentrl import config
+def _read_run(path: Path, overrides: Sequence[str]) -> RunConfig:
+    from agentrl.config import load_config
 
-    return config.load_config(path, overrides)
+    return load_config(path, overrides)
 
 
 def _run(job: Callable[[], Awaitable[object]], results: Callable[[], str], *, stall_timeout_s: float | None = None) -> None:
-    """Run an async job to its end; its own cleanup ends what it started.
+    """Run an async job to its end; the job itself ends what it started.
 
     Args:
         job: an async function.
-        results: says, after an interrupt, where results are.
-        stall_timeout_s: seconds the job may block the event loop; None for a job that watches over itself.
+        results: returns where the results are, for the message after an interrupt.
+        stall_timeout_s: seconds the job may block the event loop; None for a job that watches the loop itself.
     """
     import anyio
 
     from agentrl.watchdog.loop import run_watched
 
-    with telling(results):
+    with interrupt_note(results):
         if stall_timeout_s is None:
             anyio.run(job)
         else:
-            run_watched(job, stall_timeout_s=stall_timeout_s, last_words=lambda _ending: results())
+            run_watched(job, stall_timeout_s=stall_timeout_s, on_exit=lambda _ending: results())
 
 
 def main() -> None:
     """Run the command line."""
-    guarded(app)
+    run_command(app)
 
 
-def guarded(command: Callable[[], object]) -> None:
-    """Run a command; one of our errors becomes one message and the exit status, an interrupt status 130 (SIGTERM: 143)."""
+def run_command(command: Callable[[], object]) -> None:
+    """Run a command and exit: agentrl's errors become one message and status 2 or 1, Ctrl-C 130 and SIGTERM 143."""
     try:
         with sigterm_raises():
             command()
-    except KeyboardInterrupt as stop:
-        sys.exit(say_stopped(stop))
+    except KeyboardInterrupt as interrupt:
+        sys.exit(print_interrupt(interrupt))
     except (AgentRLError, BaseExceptionGroup) as error:
-        from agentrl.cli.train import first_of_ours
-
-        ours = first_of_ours(error)
-        if ours is None:
+        found = first_agentrl_error(error)
+        if found is None:
             raise
-        print(f"agentrl: {ours}", file=sys.stderr)
-        sys.exit(2 if isinstance(ours, ConfigError) else 1)
+        print(f"agentrl: {found}", file=sys.stderr)
+        sys.exit(2 if isinstance(found, ConfigError) else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""How much memory a run will take, from the shape of its model: the trainer's, each server's, and where both share a GPU.
+"""Estimates of the memory that a run takes: the trainer, each server, and a GPU that both share.
 
-Invariant: a figure is arithmetic over the model's `config.json` (or the published shape of the model its path names) and
-the run's own settings; where the shape is unknown there is no figure. Good to about a fifth: allocators round up.
+Invariant: an estimate is arithmetic over the run's settings and the shape of its model, from `config.json` or, for a
+model that is not here, from the published Qwen3 that its path names. Where the shape is unknown there is no estimate.
+Estimates are good to about a fifth, because allocators round up.
 
 Legend for shapes: P parameters, V vocabulary, T tokens of one forward pass.
 """
@@ -21,19 +22,19 @@ from agentrl.inference.launch.sglang import first_gpu, runs_on_cpu, tensor_paral
 GIB = 2**30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 _CUDA_BYTES = GIB
-"""Context and library workspaces of one process on a GPU."""
+"""CUDA context and library workspaces of one process on a GPU."""
 _MAX_LOGITS = 1 << 27
-"""The trainer makes at most this many logits at once (agentrl.train.model)."""
+"""The most logits that the trainer makes at once (agentrl.train.model)."""
 _BYTES_PER_LOGIT = 20
 """The head's output, its float32 copy, the scaled one, the log-softmax and the gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """The shape of a dense decoder.
 
     Example:
-        >>> shape_of("/models/Qwen3-4B").num_parameters
+        >>> model_shape_of("/models/Qwen3-4B").num_parameters
         4022468096
     """
 
@@ -62,10 +63,10 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
     def saved_bytes(self, dtype: str, *, checkpointing: bool) -> int:
-        """Return the bytes of activations autograd keeps for one token, weights aside.
+        """Return the bytes of activations that autograd keeps for one token, without the weights.
 
-        The factors count the tensors that transformers' Qwen3 layer saves, with float32 weights under autocast for bfloat16;
-        a checkpointed layer keeps its float32 input, and one layer at a time is computed again.
+        The factors count the tensors that transformers' Qwen3 layer saves, for bfloat16 with float32 weights under autocast.
+        A checkpointed layer keeps its float32 input only; one layer at a time is recomputed.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         wide = dtype == "float32"
@@ -74,8 +75,8 @@ class Shape:
         return int(self.layers * 4 * self.hidden + layer) if checkpointing else int(self.layers * layer)
 
 
-def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool) -> Shape:
-    return Shape(
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool) -> ModelShape:
+    return ModelShape(
         hidden=hidden,
         intermediate=intermediate,
         layers=layers,
@@ -95,10 +96,10 @@ _PUBLISHED = {
 }
 
 
-def shape_of(model_path: str) -> Shape | None:
-    """Return the shape of a model: of its config.json, or, where that is not here, of the Qwen3 its path names.
+def model_shape_of(model_path: str) -> ModelShape | None:
+    """Return the shape of a model from its config.json or, without that file, from the Qwen3 that its path names.
 
-    None where neither says, and for models whose layers are not all the same dense one.
+    None where neither gives a shape, and for models that are not uniformly dense.
     """
     try:
         config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_bytes())
@@ -111,11 +112,11 @@ def shape_of(model_path: str) -> Shape | None:
         return None
 
 
-def _from_config(config: dict[str, Any]) -> Shape | None:
+def _from_config(config: dict[str, Any]) -> ModelShape | None:
     if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         return None
     heads, kind = config["num_attention_heads"], config.get("model_type")
-    return Shape(
+    return ModelShape(
         hidden=config["hidden_size"],
         intermediate=config["intermediate_size"],
         layers=config["num_hidden_layers"],
@@ -131,29 +132,29 @@ def _from_config(config: dict[str, Any]) -> Shape | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerMemory:
-    """Bytes the trainer holds at its peak: the backward pass of a full microbatch."""
+    """Bytes that the trainer holds at its peak, in the backward pass of a full microbatch."""
 
     weights: int
     gradients: int
     optimizer: int
     copies: int
-    """The weights in bfloat16, which autocast makes for each forward pass."""
+    """The bfloat16 weights that autocast makes for each forward pass."""
     activations: int
     logits: int
 
     @property
     def total(self) -> int:
-        """All of it, with a GPU's context."""
+        """The sum, with the CUDA context."""
         return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.logits + _CUDA_BYTES
 
 
 def _longest_pass(run: RunConfig) -> int:
-    """Return the most tokens of one forward pass: a microbatch, or one sample that is longer than that by itself."""
+    """Return the most tokens of one forward pass: a microbatch, or one sample that is longer than a microbatch."""
     return max(run.trainer.microbatch_tokens, run.inference.context_limit or 0)
 
 
-def trainer_memory(run: RunConfig, shape: Shape) -> TrainerMemory:
-    """Return what training takes: weights, gradients and two AdamW moments in float32, and one microbatch."""
+def trainer_memory(run: RunConfig, shape: ModelShape) -> TrainerMemory:
+    """Return the trainer's memory: weights, gradients and two AdamW moments in float32, and one microbatch."""
     count, trainer = shape.num_parameters, run.trainer
     logits = min(_longest_pass(run) * shape.vocabulary, _MAX_LOGITS)
     saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing)
@@ -169,32 +170,32 @@ def trainer_memory(run: RunConfig, shape: Shape) -> TrainerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMemory:
-    """Bytes one launched server takes of each of its GPUs, or of the machine's memory."""
+    """Bytes that one launched server takes on each of its GPUs, or of the machine's memory."""
 
     weights: int
     kv_per_token: int
     kv_tokens: int
-    """Tokens its longest requests together may need; fewer places only make requests wait."""
+    """Tokens that its requests need together at their longest; with a smaller cache, requests wait."""
 
     @property
     def kv_wanted(self) -> int:
-        """The cache that never makes a request wait."""
+        """Bytes of a cache in which no request waits."""
         return self.kv_per_token * self.kv_tokens
 
     @property
     def fixed(self) -> int:
-        """What it takes before the first token is cached."""
+        """Bytes before the first token is cached."""
         return self.weights + _CUDA_BYTES
 
 
 def running_requests(config: InferenceConfig) -> int | None:
-    """Return how many sequences a launched server decodes together; None: as many as SGLang finds room for on its GPU."""
+    """Return how many sequences a launched server decodes together; None: as many as SGLang fits on its GPU."""
     on_cpu = config.backend == "embedded" or runs_on_cpu(config)
     return config.max_running_requests or (CPU_RUNNING_REQUESTS if on_cpu else None)
 
 
-def server_memory(run: RunConfig, shape: Shape) -> ServerMemory:
-    """Return what each GPU of a launched server holds."""
+def server_memory(run: RunConfig, shape: ModelShape) -> ServerMemory:
+    """Return the memory that a launched server takes on each of its GPUs."""
     inference = run.resolved_inference
     size = ELEMENT_BYTES[inference.dtype or "float32"]
     ways = tensor_parallel(inference) if inference.backend == "sglang" else 1
@@ -219,8 +220,8 @@ def shared_gpus(run: RunConfig) -> tuple[int, ...]:
 
 
 def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
-    """Return the plan's rows on memory: none where the model's shape is unknown."""
-    shape = shape_of(run.model.path)
+    """Return the plan's rows on memory; none where the shape of the model is unknown."""
+    shape = model_shape_of(run.model.path)
     if shape is None:
         return []
     trainer = trainer_memory(run, shape)
@@ -234,14 +235,16 @@ def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
     if run.inference.urls:
         return rows
     server = server_memory(run, shape)
-    room = f"{server.kv_tokens} tokens, so that no request waits for room, take {_gib(server.kv_wanted)} GiB"
-    each = f"each server: {_gib(server.weights)} GiB of weights and {server.kv_per_token / 1024:.1f} KiB of KV cache a token"
+    room = f"a cache in which no request waits holds {server.kv_tokens} tokens and takes {_gib(server.kv_wanted)} GiB"
+    each = (
+        f"each server: {_gib(server.weights)} GiB of weights and {server.kv_per_token / 1024:.1f} KiB of KV cache per token"
+    )
     ways = tensor_parallel(run.inference)
     rows.append(("", f"{each}{f', on each of its {ways} GPUs' if ways > 1 else ''}; {room}"))
     if gpus := shared_gpus(run):
         least = _gib(trainer.total + server.fixed)
-        bound = "bound the server with inference.sglang_args: [--mem-fraction-static, share of the GPU]"
-        rows.append(("", f"GPU {gpus[0]} has trainer and server: {least} GiB before the first cached token; {bound}"))
+        bound = "limit the server with inference.sglang_args: [--mem-fraction-static, share of the GPU]"
+        rows.append(("", f"trainer and server share GPU {gpus[0]}: {least} GiB before the first cached token; {bound}"))
     return rows
 
 

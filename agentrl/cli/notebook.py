@@ -1,6 +1,6 @@
 """One episode from a notebook or a script: `trajectory = await agentrl.run_episode(Calculator(), task, model="./model")`.
 
-Invariant: a server started for the call has ended when the call returns.
+Invariant: a server that the call starts has ended when the call returns.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from agentrl.client.config import SamplingConfig
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
-from agentrl.rollout import episode
 from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import as_workflow
@@ -32,9 +32,9 @@ async def run_episode(
 
     Args:
         workflow: a RolloutWorkflow class or instance, or an `async def solve(task, client) -> float`.
-        task: what to run it on.
-        model: local HF checkpoint: its tokenizer and chat template, and, without `url`, what the embedded server serves.
-        url: base URL of a running SGLang or embedded server that serves `model`; None starts an embedded one for the call.
+        task: the task of the episode.
+        model: local HF checkpoint; its tokenizer and chat template are used, and without `url` it is served too.
+        url: base URL of a running SGLang or embedded server that serves `model`; None starts an embedded server.
         sampling: defaults of the model calls.
         workflow_args: as in a run file.
 
@@ -42,14 +42,14 @@ async def run_episode(
         ConfigError: the workflow or the model cannot be used.
         ServerError: no server could be started or reached.
 
-    Cancellation: the episode and the server are ended; nothing is returned.
+    Cancellation: ends the episode and the server.
     """
     flow = as_workflow(workflow, workflow_args)
     renderer = Renderer.load(model, template_options=sampling.template_options if sampling else None)
     inference = InferenceConfig(urls=(url,) if url else ())
     with tempfile.TemporaryDirectory(prefix="agentrl-") as logs:
         async with launch_pool(inference, model_path=model, vocab_size=renderer.vocab_size, log_dir=logs) as pool:
-            return await episode.run_policy_episode(
+            return await run_policy_episode(
                 flow,
                 task,
                 backend=pool,

@@ -1,8 +1,8 @@
-"""What a run will do, in words: weights, tasks, servers, loss, staleness rule, devices, memory, files.
+"""The plan of a run, as `--dry-run` prints it: weights, tasks, servers, memory, loss, staleness rule, devices, files.
 
-Invariant: the plan is computed from the resolved config and, for memory, the model's config.json; it needs neither weights
-nor a GPU, and printing it starts nothing. What this machine lacks is said, not demanded; the user's modules are imported to
-find out.
+Invariant: the plan follows from the resolved config and, for memory, the model's config.json. It needs neither weights
+nor a GPU, and it starts nothing. What this machine lacks is listed and is no error; the user's modules are imported to
+find it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentrl.workflow import load_workflow
 
 
 def resolved_yaml(config: RunConfig) -> str:
-    """Return the whole resolved config, defaults included, as YAML that `agentrl train` reads back to the same run."""
+    """Return the resolved config with its defaults as YAML; `agentrl train` reads the same run from it."""
     values = config.model_dump(mode="json")
-    # Knobs that do not apply stay out: given, they would be refused.
+    # Fields that do not apply are left out, because a run file with them is refused.
     for section, name in inapplicable(config):
         del values[section][name]
     return yaml.safe_dump(values, sort_keys=False)
 
 
 def describe_plan(config: RunConfig) -> str:
-    """Return the plan of a run, one aspect a line."""
+    """Return the plan of a run, one aspect on each line."""
     rows = [
         ("run", f"{config.name} (seed {config.seed}), files in {config.run_dir}/"),
         ("workflow", f"{config.workflow} {config.workflow_args or ''}".rstrip()),
@@ -45,7 +45,7 @@ def describe_plan(config: RunConfig) -> str:
         ("batch", _batch(config)),
         ("advantage", _advantage(config)),
         ("loss", _loss(config)),
-        ("staleness", _staleness(config)),
+        ("staleness", _staleness_rule(config)),
         ("updates", _updates(config)),
         ("evaluation", _evaluation(config)),
         ("failures", _failures(config)),
@@ -65,7 +65,7 @@ def _weights(config: RunConfig) -> str:
 
 
 def _device(config: RunConfig) -> str:
-    return "CUDA where there is one, else CPU" if config.trainer.device == "auto" else config.trainer.device
+    return "CUDA if there is a device, else the CPU" if config.trainer.device == "auto" else config.trainer.device
 
 
 def _servers(config: RunConfig) -> str:
@@ -92,7 +92,7 @@ def _server_device(config: RunConfig) -> str:
 
 
 def missing_here(config: RunConfig) -> list[str]:
-    """Return what the run needs and this machine does not have, as far as that shows without starting anything."""
+    """Return what the run needs and this machine lacks, as far as that can be found without starting anything."""
     tasks, inference = config.tasks, config.inference
     probes: list[tuple[str, Callable[[], object]]] = [("", partial(load_workflow, config.workflow, config.workflow_args))]
     if tasks.factory is not None:
@@ -115,7 +115,7 @@ def missing_here(config: RunConfig) -> list[str]:
 
 
 def missing_gpus(config: RunConfig, root: Path = Path("/")) -> list[str]:
-    """Return the fields that ask for GPUs which are not here, as far as the files under `root` tell."""
+    """Return the fields that ask for GPUs that this machine lacks, judged by the files under `root`."""
     inference, trainer, count = config.inference, config.trainer.device, _count_gpus(root)
     found = "there is no GPU" if count == 0 else f"this machine has {count} GPU(s), counted from 0"
     needed = [("trainer.device", trainer, _index_of(trainer))]
@@ -137,7 +137,7 @@ def _index_of(device: str) -> int:
 
 
 def _count_gpus(root: Path) -> int | None:
-    """Return how many GPUs this process may use; None: some, but how many is not said."""
+    """Return how many GPUs this process may use; None: at least one, but the number is unknown."""
     if not gpu_is_present(root):
         return 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -156,8 +156,8 @@ def _sampling(config: RunConfig) -> str:
 
 def _episodes(config: RunConfig) -> str:
     rollout = config.rollout
-    turns = f"{rollout.max_turns} turns" if rollout.max_turns else "turns as the workflow says"
-    return f"{rollout.max_concurrent_episodes} at once, {turns}, {rollout.episode_timeout_s:g} s each at most"
+    turns = f"at most {rollout.max_turns} turns" if rollout.max_turns else "turns unlimited by the run file"
+    return f"{rollout.max_concurrent_episodes} at once, at most {rollout.episode_timeout_s:g} s each, {turns}"
 
 
 def _batch(config: RunConfig) -> str:
@@ -184,14 +184,14 @@ def _loss(config: RunConfig) -> str:
     return f"decoupled PPO, {clip}, {weight}; AdamW lr {config.trainer.lr:g}"
 
 
-def _staleness(config: RunConfig) -> str:
+def _staleness_rule(config: RunConfig) -> str:
     algorithm = config.algorithm
     if algorithm.max_staleness == 0:
-        return "0: synchronous; each batch is sampled by the weights it trains"
+        return "0: synchronous; each batch trains the weights that sampled it"
     rule = {
-        "wait": "the trainer waits for groups that would grow too old; nothing is discarded",
-        "mask": "older tokens leave the loss, counted",
-        "drop": "groups with older tokens are dropped, counted",
+        "wait": "the trainer waits for groups that would become too old; nothing is discarded",
+        "mask": "older tokens are counted and left out of the loss",
+        "drop": "groups with older tokens are counted and dropped",
     }[algorithm.staleness_policy]
     return (
         f"at most {algorithm.max_staleness} version(s) behind for every trained token; {algorithm.staleness_policy}: {rule}"
@@ -202,7 +202,7 @@ def _updates(config: RunConfig) -> str:
     mode = config.inference.pause_mode
     meaning = {
         "exact": "recorded log-probs equal a recompute",
-        "fast": "keeps stale KV: recorded log-probs deviate, by what the metrics say",
+        "fast": "keeps stale KV: recorded log-probs deviate; the metrics report by how much",
     }[mode]
     route, sync = config.route, config.route.sync
     way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
@@ -227,4 +227,5 @@ def _failures(config: RunConfig) -> str:
     group = "dropped" if rollout.incomplete_group == "drop" else f"kept if {rollout.min_group_size} episodes are left"
     limits = f"{rollout.max_failure_rate:.0%} failures or {rollout.max_consecutive_failures} in a row"
     stall = f"{config.engine.stall_timeout_s:g} s without progress"
-    return f"{rollout.episode_retries} retry per episode, then the group is {group}; the run stops at {limits}, or {stall}"
+    retries = f"{rollout.episode_retries} retry per episode, then the group is {group}"
+    return f"{retries}; the run stops at {limits}, or after {stall}"

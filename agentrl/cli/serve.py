@@ -1,7 +1,7 @@
-"""`agentrl serve`: the embedded server on a checkpoint, for people; programs start `agentrl.servers.serve`.
+"""`agentrl serve`: the embedded server on a checkpoint, started by hand; programs start `agentrl.servers.serve`.
 
-Invariant: an interrupt ends the server first, and then the process, with one message and the status of `interrupts`;
-further interrupts change nothing.
+Invariant: an interrupt ends the server and then the process, with one message and the exit status of every command; further
+interrupts change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from agentrl.errors import ConfigError
 from agentrl.servers.embedded.faults import parse_faults
 from agentrl.servers.serve import ServeOptions, run_server
-from agentrl.watchdog.signals import say_stopped, stop_of
+from agentrl.watchdog.signals import interrupt_from, print_interrupt
 
 
 def serve_checkpoint(
@@ -33,10 +33,10 @@ def serve_checkpoint(
     api_key_env: str | None,
     faults: Sequence[str] = (),
 ) -> None:
-    """Serve until interrupted, which ends the process; says where, once the server answers.
+    """Serve until an interrupt ends the process; print the URL once the server answers.
 
     Raises:
-        ConfigError: the checkpoint, the device, the address, a number or the key cannot be used, or a fault is not known.
+        ConfigError: the checkpoint, the device, the address, a number or the key cannot be used, or a fault is unknown.
     """
     if not model.is_dir():
         raise ConfigError(f"{model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)")
@@ -55,24 +55,23 @@ def serve_checkpoint(
         faults=parse_faults(faults),
     )
     console = Console(file=sys.stderr)
-    said = "serving {} at {} (Ctrl-C ends it)"
     try:
         run_server(
             options,
-            on_ready=lambda url: console.print(said.format(model, url), soft_wrap=True),
-            on_signal=lambda number: _leave(stop_of(number)),
+            on_ready=lambda url: console.print(f"serving {model} at {url} (Ctrl-C ends it)", soft_wrap=True),
+            on_signal=lambda number: _end_process(interrupt_from(number)),
         )
-    except KeyboardInterrupt as stop:  # while the model was loaded
-        _leave(stop)
+    except KeyboardInterrupt as interrupt:  # while the model was loading
+        _end_process(interrupt)
 
 
-def _leave(stop: KeyboardInterrupt) -> NoReturn:
-    """Say that the server has ended, and end the process here.
+def _end_process(interrupt: KeyboardInterrupt) -> NoReturn:
+    """Print that the server has ended, and exit at once.
 
-    With torch loaded the interpreter takes its time to end, and a second signal in that time would end it another way.
+    With torch loaded the interpreter ends slowly, and a second signal would give the process another exit status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    status = say_stopped(stop)
+    status = print_interrupt(interrupt)
     sys.stderr.flush()
     os._exit(status)

@@ -1,6 +1,6 @@
-"""`agentrl sft`: conversations from a file, encoded by the path rollouts use, into a supervised warm start.
+"""`agentrl sft`: a supervised warm start on the conversations of a file.
 
-Invariant: what the student is taught to sample is, token for token, what the rollout path would record for it.
+Invariant: the tokens that the student learns to sample are those that a rollout of the conversation would record.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from agentrl.cli.tasks import check_writable, read_jsonl
+from agentrl.cli.files import check_writable, read_jsonl
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, TokenError
 from agentrl.tokens.renderer import Renderer
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 def warm_start(run: RunConfig, output: Path) -> None:
-    """Run the `sft` section of a run file and say what came of it.
+    """Run the `sft` section of a run file and print the result.
 
     Raises:
         ConfigError: the section is missing, the output exists or cannot be written, or a line of the data cannot be used.
         TrainError: the loss is not finite, or the output cannot be written.
     """
     if run.sft is None:
-        raise ConfigError("sft: the run file has no sft section; add one with at least `data: conversations.jsonl`")
+        raise ConfigError("sft: the run file has no sft section; add one, with at least `data: conversations.jsonl`")
     check_writable(output, str(output))
     if output.exists():
         raise ConfigError(f"{output} exists; name a directory that does not, or remove it")
     renderer = Renderer.load(run.model.path, template_options=run.sampling.template_options)
-    report = supervise(run.model.path, output, run.sft, encode_conversations(run.sft.data, renderer))
+    report = run_sft_with_progress(run.model.path, output, run.sft, encode_conversations(run.sft.data, renderer))
     print(
         f"{report.steps} steps on {report.tokens} tokens in {report.seconds:.0f} s, "
         f"loss {report.first_loss:.3f} -> {report.last_loss:.3f} nats per token; wrote {report.output_path}"
@@ -46,7 +46,7 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
     """Return the conversations of a JSONL file as training examples; the loss is on assistant tokens.
 
     Raises:
-        ConfigError: naming file and line of what cannot be used.
+        ConfigError: a line cannot be used; the message names file and line.
     """
     from agentrl.train.sft import EncodedExample
 
@@ -60,16 +60,18 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
         mask = encoded.assistant_mask
         if not mask.any() or mask[0]:
             raise ConfigError(
-                f"{path}:{number}: expected at least one message of the assistant, after others; mend or remove the line"
+                f"{path}:{number}: expected an assistant message after at least one other message; fix or remove the line"
             )
         examples.append(EncodedExample(token_ids=encoded.token_ids, loss_mask=mask))
     if not examples:
-        raise ConfigError(f"{path} holds no conversations; expected one JSON object a line with `messages`")
+        raise ConfigError(f"{path} holds no conversations; expected one JSON object with `messages` on each line")
     return examples
 
 
-def supervise(model: str | Path, output: Path, config: SftConfig, examples: Sequence[EncodedExample]) -> SftReport:
-    """Train on `examples` behind a progress bar and return what was done."""
+def run_sft_with_progress(
+    model: str | Path, output: Path, config: SftConfig, examples: Sequence[EncodedExample]
+) -> SftReport:
+    """Run `run_sft` behind a progress bar and return its report."""
     from agentrl.train.sft import run_sft
 
     columns = (
@@ -96,9 +98,7 @@ def _conversation(
 ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
     messages, tools = record.get("messages"), record.get("tools")
     if not isinstance(messages, list) or not messages:
-        raise ConfigError(
-            f"{where}: expected `messages`, a list of chat messages, got {messages!r}; mend or remove the line"
-        )
+        raise ConfigError(f"{where}: expected `messages`, a list of chat messages, got {messages!r}; fix or remove the line")
     if tools is not None and not isinstance(tools, list):
         raise ConfigError(f"{where}: expected `tools` to be a list of tool schemas, got {type(tools).__name__}")
     return cast("list[Mapping[str, Any]]", messages), cast("list[Mapping[str, Any]] | None", tools)

@@ -1,46 +1,19 @@
-"""Tasks and conversations from files: every line is checked before anything starts.
+"""The tasks of a run, from files or a function.
 
-Invariant: a line that is not what it should be is a `ConfigError` with file and line; none is skipped.
-
-Whether what a command will make can be written, asked before it has worked for it.
-
-Invariant: what passes could be written at that moment, and nothing is left of the trial; what does not is one message.
+Invariant: every task is checked before anything starts, and ids are unique within a set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple, cast
 
-import orjson
-
+from agentrl.cli.files import read_jsonl
 from agentrl.config import TasksConfig
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 from agentrl.workflow import import_user_module
-
-_TRIAL = bytes(4096)
-
-
-def check_writable(path: Path, what: str) -> None:
-    """Write a file where `path`, or the first directory that has to be made for it, will be; it is removed again.
-
-    Args:
-        path: the file or directory the command will make.
-        what: names it in the message, such as `--output report.json`.
-
-    Raises:
-        ConfigError: it cannot be written, and why.
-    """
-    place = next(folder for folder in path.absolute().parents if folder.exists())
-    try:
-        with NamedTemporaryFile(dir=place, prefix=f".{path.name}.") as trial:
-            trial.write(_TRIAL)
-            trial.flush()
-    except OSError as error:
-        raise ConfigError(f"{what}: cannot write in {place}: {error.strerror}; mend that, or write elsewhere") from error
 
 
 class TaskSets(NamedTuple):
@@ -52,10 +25,10 @@ class TaskSets(NamedTuple):
 
 
 def load_tasks(config: TasksConfig) -> TaskSets:
-    """Return the training and held-out tasks a run names.
+    """Return the training and held-out tasks that a run names.
 
     Raises:
-        ConfigError: a file or line that cannot be used, a factory that fails, or two tasks with one id in a set.
+        ConfigError: a file or line cannot be used, a factory fails, or two tasks of a set share an id.
     """
     if config.factory is not None:
         make = find_factory(config.factory)
@@ -68,7 +41,7 @@ def load_tasks(config: TasksConfig) -> TaskSets:
 
 
 def read_tasks(path: str | Path) -> tuple[Task, ...]:
-    """Return the tasks of a JSONL file, in order; a task without `id` is named by its line number.
+    """Return the tasks of a JSONL file, in order; a task without `id` gets its line number.
 
     Raises:
         ConfigError: naming file and line.
@@ -77,35 +50,11 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
     return _unique(tasks, str(path))
 
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield `(line number, object)` for each non-empty line of a JSONL file.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line is not a JSON object.
-    """
-    try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise ConfigError(
-                f"{path}:{number}: expected a JSON object, got {line[:60]!r} ({error}); mend or remove it"
-            ) from error
-        if not isinstance(record, dict):
-            raise ConfigError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}; mend or remove it")
-        yield number, cast("dict[str, Any]", record)
-
-
 def find_factory(name: str) -> Callable[..., object]:
     """Return the function that `tasks.factory` names.
 
     Raises:
-        ConfigError: it cannot be imported, or is no function.
+        ConfigError: it cannot be imported, or is not callable.
     """
     module_name, _, attribute = name.partition(":")
     if not attribute:

@@ -1,1 +1,1 @@
-"""What watches a running command: a blocked event loop, stacks, signals."""
+"""The watch over a running command: its event loop, the stacks that block it, and the signals that end it."""

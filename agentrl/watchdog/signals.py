@@ -1,7 +1,8 @@
-"""How a command ends when it is told to: Ctrl-C and SIGTERM, what is said, and the exit status.
+"""How a command ends on Ctrl-C and SIGTERM: what it prints, and its exit status.
 
-Invariant: both signals do the same: what was started is ended, results are kept, one message says where they are; only the
-word and the exit status differ (130 and 143). A signal that was ignored when the command began stays ignored.
+Invariant: both signals do the same. They end what the command started, keep its results, and print one message that
+says where the results are; only the first words and the exit status differ (130 and 143). A signal that was ignored
+when the command began stays ignored.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from types import FrameType
 from typing import NoReturn, TypeAlias
 
 from agentrl.errors import StallError
-from agentrl.watchdog.stacks import listed
+from agentrl.watchdog.stacks import indented
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived; handled as Ctrl-C is."""
+    """SIGTERM arrived; handled like Ctrl-C."""
 
 
 Ending: TypeAlias = StallError | KeyboardInterrupt
-"""What ends a command before its work is done, unless that is an error of the work's own."""
+"""What ends a command from outside its own work."""
 
 
-def stop_of(number: int) -> KeyboardInterrupt:
-    """Return what a signal raises, with the word people read.
+def interrupt_from(number: int) -> KeyboardInterrupt:
+    """Return the exception that a signal raises; its text opens the message that people read.
 
     Example:
-        >>> stop_of(signal.SIGTERM)
+        >>> interrupt_from(signal.SIGTERM)
         Terminated('Ended by SIGTERM')
     """
     return Terminated("Ended by SIGTERM") if number == signal.SIGTERM else KeyboardInterrupt("Interrupted")
@@ -40,9 +41,9 @@ def stop_of(number: int) -> KeyboardInterrupt:
 
 @contextmanager
 def sigterm_raises() -> Generator[None, None, None]:
-    """Raise `Terminated` in the main thread when SIGTERM arrives; nothing changes elsewhere, or where it has a handler.
+    """Raise `Terminated` in the main thread on SIGTERM; do nothing in other threads or where SIGTERM has a handler.
 
-    After an interrupt that leaves the block both signals are ignored: the process is ending, with a status of its own.
+    After an interrupt leaves the block, both signals are ignored: the process is ending and its exit status is settled.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -60,53 +61,58 @@ def sigterm_raises() -> Generator[None, None, None]:
 
 
 @contextmanager
-def telling(what: Callable[[], str]) -> Generator[None, None, None]:
-    """Have the message of an interrupt inside the block end with `what()`."""
+def interrupt_note(note: Callable[[], str]) -> Generator[None, None, None]:
+    """Add `note()` to the message of an interrupt that leaves the block."""
     try:
         yield
-    except KeyboardInterrupt as stop:
-        stop.add_note(what())
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(note())
         raise
 
 
-def results_in(path: Path) -> str:
-    """Return where results are, for `telling`.
+def describe_results(path: Path) -> str:
+    """Return a sentence that says where results are, for `interrupt_note`.
 
     Example:
-        >>> results_in(Path("/nowhere/run"))
+        >>> describe_results(Path("/nowhere/run"))
         'Nothing was written to /nowhere/run.'
     """
     return f"Results so far are in {path}/." if path.exists() else f"Nothing was written to {path}."
 
 
-def say_stopped(stop: KeyboardInterrupt) -> int:
-    """Print that the command was interrupted and where its results are; return the exit status."""
-    notes = "".join(f" {note}" for note in getattr(stop, "__notes__", ()))
-    print(f"\n{stop_word(stop)}; everything this command started has ended.{notes}", file=sys.stderr)
-    return _status(stop)
+def print_interrupt(interrupt: KeyboardInterrupt) -> int:
+    """Print that the command was interrupted, with the notes of the interrupt; return the exit status."""
+    notes = "".join(f" {note}" for note in getattr(interrupt, "__notes__", ()))
+    print(f"\n{interrupt_text(interrupt)}; everything this command started has ended.{notes}", file=sys.stderr)
+    return _status(interrupt)
 
 
-def give_up(ending: Ending, code: list[str], last_words: Callable[[Ending], str]) -> NoReturn:
-    """Say what keeps the process from ending, save what there is, and end it as a whole; from any thread.
+def exit_process(ending: Ending, code: list[str], on_exit: Callable[[Ending], str]) -> NoReturn:
+    """Print which code keeps the process alive, save the results, and exit the process at once, from any thread.
 
     Args:
-        ending: why it should end.
-        code: what keeps it, as `culprit` tells it.
-        last_words: saves what there is and returns where it is.
+        ending: why the process should end.
+        code: the code that keeps it alive, as `stacks.blocking_code` returns it.
+        on_exit: saves the results and returns where they are.
     """
     try:
-        where = last_words(ending)
-    except Exception as error:  # noqa: BLE001 - the process ends, whatever this is
-        where = f"Saving what there is failed: {type(error).__name__}: {error}"
-    why = stop_word(ending) if isinstance(ending, KeyboardInterrupt) else f"agentrl: {ending}\nEnded"
-    said = (
-        f"\n{why} in the middle of a workflow that does not end when it is cancelled, innermost first:\n{listed(code)}\n"
-        f"Everything this command started ends with it. {where}\n"
+        where = on_exit(ending)
+    except Exception as error:  # noqa: BLE001 - the process exits, whatever this is
+        where = f"The results could not be saved: {type(error).__name__}: {error}"
+    why = interrupt_text(ending) if isinstance(ending, KeyboardInterrupt) else f"agentrl: {ending}\nEnded"
+    message = (
+        f"\n{why} in the middle of a workflow that does not end when it is cancelled, innermost frame first:\n"
+        f"{indented(code)}\nEverything this command started ends with it. {where}\n"
     )
     if os.isatty(2):
-        said += "\x1b[?25h"  # a live display hides the cursor
-    os.write(2, said.encode(errors="replace"))  # not through sys.stderr, which the main thread may hold
+        message += "\x1b[?25h"  # a live display hides the cursor
+    os.write(2, message.encode(errors="replace"))  # not through sys.stderr, which the main thread may hold
     os._exit(_status(ending))
+
+
+def interrupt_text(interrupt: KeyboardInterrupt) -> str:
+    """Return the first words of the message for an interrupt."""
+    return str(interrupt) or "Interrupted"
 
 
 def _status(ending: Ending) -> int:
@@ -115,10 +121,5 @@ def _status(ending: Ending) -> int:
     return 128 + (signal.SIGTERM if isinstance(ending, Terminated) else signal.SIGINT)
 
 
-def stop_word(stop: KeyboardInterrupt) -> str:
-    """Return `Interrupted`, or the word for what else stopped the command."""
-    return str(stop) or "Interrupted"
-
-
 def _raise_terminated(number: int, _frame: FrameType | None) -> NoReturn:
-    raise stop_of(number)
+    raise interrupt_from(number)

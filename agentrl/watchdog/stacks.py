@@ -1,7 +1,7 @@
-"""Whose code is in the way: what a thread or a task is doing, told as a person can use it.
+"""Which code a thread or a task is running, as lines that a person can act on.
 
-Invariant: nothing here runs or changes what it looks at. The event loop is left out, and so is everything around the user's
-code where that is on the stack.
+Invariant: nothing here runs or changes the code it looks at. Frames of the event loop are left out; where the user's
+code is on the stack, so is everything that called it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Any, NamedTuple
 _MAX_FRAMES = 6
 
 
-class _Entry(NamedTuple):
+class _StackLine(NamedTuple):
     file: str
     line: int
     name: str
 
 
 def blocking_code(thread_id: int) -> list[str]:
-    """Return what a thread is doing, innermost first, as `file:line in function: source`."""
+    """Return what a thread is running, innermost frame first, as `file:line in function: source`."""
     return _readable(_thread_stack(thread_id))
 
 
-def is_users(thread_id: int) -> bool:
-    """Return whether a thread is in code that is neither ours nor the event loop's."""
-    return bool(_users(_thread_stack(thread_id)))
+def is_in_user_code(thread_id: int) -> bool:
+    """Return whether a thread runs code that belongs neither to agentrl nor to the event loop."""
+    return bool(_user_frames(_thread_stack(thread_id)))
 
 
 def workflow_code(task: Task[Any]) -> list[str] | None:
-    """Return where a task's workflow is suspended, innermost first; None if the task is not within a workflow.
+    """Return where a task's workflow is suspended, innermost frame first; None if the task runs no workflow.
 
-    Libraries are left out, but for a workflow that is nothing else. Call it on the event loop.
+    Frames of libraries are left out unless the workflow has no other. Call it on the event loop.
     """
-    stack: list[_Entry] = []
+    stack: list[_StackLine] = []
     awaited: Any = task.get_coro()
     within = False
     while awaited is not None:
@@ -46,7 +46,7 @@ def workflow_code(task: Task[Any]) -> list[str] | None:
             getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None) or getattr(awaited, "ag_frame", None)
         )
         if frame is not None:
-            entry = _entry(frame)
+            entry = _stack_line(frame)
             if within:
                 stack.append(entry)
             within = within or (entry.file, entry.name) == _WORKFLOW_CALL
@@ -55,29 +55,29 @@ def workflow_code(task: Task[Any]) -> list[str] | None:
             or getattr(awaited, "gi_yieldfrom", None)
             or getattr(awaited, "ag_await", None)
         )
-    own = [stack[index] for index in _users(stack) if _LIBRARIES not in stack[index].file]
+    own = [stack[index] for index in _user_frames(stack) if _LIBRARIES not in stack[index].file]
     return _readable((own or stack)[::-1]) if within else None
 
 
-def listed(lines: list[str]) -> str:
-    """Return lines of code as part of a message."""
+def indented(lines: list[str]) -> str:
+    """Return lines of code as an indented part of a message."""
     return "\n".join(f"  {line}" for line in lines)
 
 
-def _thread_stack(thread_id: int) -> list[_Entry]:
+def _thread_stack(thread_id: int) -> list[_StackLine]:
     frame = sys._current_frames().get(thread_id)  # pyright: ignore[reportPrivateUsage] - the only way to see another thread
-    stack: list[_Entry] = []
+    stack: list[_StackLine] = []
     while frame is not None and not (frame.f_code.co_filename.startswith(_LOOP) and frame.f_code.co_name == "_run"):
-        stack.append(_entry(frame))
+        stack.append(_stack_line(frame))
         frame = frame.f_back
     return stack
 
 
-def _entry(frame: FrameType) -> _Entry:
-    return _Entry(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+def _stack_line(frame: FrameType) -> _StackLine:
+    return _StackLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
 
 
-def _users(stack: list[_Entry]) -> list[int]:
+def _user_frames(stack: list[_StackLine]) -> list[int]:
     return [
         index
         for index, entry in enumerate(stack)
@@ -85,9 +85,9 @@ def _users(stack: list[_Entry]) -> list[int]:
     ]
 
 
-def _readable(stack: list[_Entry]) -> list[str]:
+def _readable(stack: list[_StackLine]) -> list[str]:
     stack = [entry for entry in stack if not entry.file.startswith("<frozen ")]
-    users = _users(stack)
+    users = _user_frames(stack)
     visible = stack[: users[-1] + 1 if users else None][:_MAX_FRAMES]
     here = os.getcwd() + os.sep
     return [
@@ -96,15 +96,15 @@ def _readable(stack: list[_Entry]) -> list[str]:
     ]
 
 
-def _home(package: str) -> str:
+def _package_folder(package: str) -> str:
     found = importlib.util.find_spec(package)
     assert found is not None
     assert found.origin is not None
     return os.path.dirname(found.origin) + os.sep
 
 
-_LOOP = _home("asyncio")
-_MACHINERY = (_LOOP, _home("anyio"), _home("agentrl"))
+_LOOP = _package_folder("asyncio")
+_MACHINERY = (_LOOP, _package_folder("anyio"), _package_folder("agentrl"))
 _LIBRARIES = f"{os.sep}site-packages{os.sep}"
-_WORKFLOW_CALL = (os.path.join(_home("agentrl"), "rollout", "episode.py"), "_unwrapped")
-"""What calls a workflow; everything inside of it is the workflow's doing."""
+_WORKFLOW_CALL = (os.path.join(_package_folder("agentrl"), "rollout", "episode.py"), "_unwrapped")
+"""The function that calls a workflow: every frame inside it belongs to the workflow."""

@@ -21,11 +21,11 @@ from agentrl.types import JsonValue, Message, Task
 
 Operator = Literal["+", "-", "*"]
 Split = Literal["train", "held_out"]
-Step = Sequence[int | str | None]
+SolutionStep = Sequence[int | str | None]
 """A call that solves part of a task, `[a, op, b]`; None stands for the result of the call before."""
 
 
-class ToolCall(Protocol):
+class OpenAIToolCall(Protocol):
     """A tool call as the openai client returns it."""
 
     def model_dump(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class CalculatorEpisode:
         """Whether a right answer was given."""
         return self.reward > 0.0
 
-    def call(self, call: Mapping[str, Any] | ToolCall) -> Message:
+    def call(self, call: Mapping[str, Any] | OpenAIToolCall) -> Message:
         """Return the calculator's reply to a tool call: a number, `error: busy` or `error: bad call`.
 
         Args:
@@ -200,7 +200,7 @@ def _read_call(function: object) -> tuple[int, Operator, int] | None:
     return (a, op, b) if max(abs(a), abs(b)) <= _LARGEST_ARGUMENT else None
 
 
-def _expression(rng: random.Random, operations: int) -> tuple[str, int, list[Step]]:
+def _expression(rng: random.Random, operations: int) -> tuple[str, int, list[SolutionStep]]:
     """Return a question, its answer, and the calls that solve it."""
     a, op, b = _operation(rng, None)
     value = apply(a, op, b)

@@ -8,14 +8,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from agentrl.tokens.renderer import Renderer
-from agentrl_workflows.calculator.model import write_model
+from agentrl_workflows.calculator.model import write_random_model
 from agentrl_workflows.calculator.tokenizer import write_tokenizer
 
 
 @pytest.fixture(scope="session")
 def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("student")
-    write_model(folder, vocab_size=write_tokenizer(folder), seed=0)
+    write_random_model(folder, vocab_size=write_tokenizer(folder), seed=0)
     return folder
 
 

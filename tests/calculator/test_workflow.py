@@ -144,12 +144,12 @@ async def test_cancelling_an_episode_leaves_nothing_running(renderer: Renderer, 
 def test_the_student_is_small_and_the_same_for_the_same_seed(student: Path, tmp_path: Path, renderer: Renderer):
     import safetensors.numpy
 
-    from agentrl_workflows.calculator.model import write_model
+    from agentrl_workflows.calculator.model import write_random_model
 
     weights = safetensors.numpy.load_file(student / "model.safetensors")
     assert 100_000 < sum(array.size for array in weights.values()) < 110_000
     assert weights["model.embed_tokens.weight"].shape[0] == renderer.vocab_size
     (tmp_path / "tokenizer.json").write_bytes((student / "tokenizer.json").read_bytes())
-    write_model(tmp_path, vocab_size=renderer.vocab_size, seed=0)
+    write_random_model(tmp_path, vocab_size=renderer.vocab_size, seed=0)
     assert (tmp_path / "model.safetensors").read_bytes() == (student / "model.safetensors").read_bytes()
     assert renderer.eos_ids == {renderer.end_of_turn_id}

@@ -5,65 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-ROOT = Path(__file__).parents[2]
-AGENTRL = str(Path(sys.executable).with_name("agentrl"))
-
-
-def write_run(folder: Path, checkpoint: Path, **changes: Mapping[str, object]) -> Path:
-    """Write a small run whose agent gives one answer, rewarded by its length."""
-    (folder / "my_agent.py").write_text(
-        "async def solve(task, client):\n"
-        "    completion = await client.chat.completions.create(messages=[{'role': 'user', 'content': task['question']}])\n"
-        "    return len(completion.choices[0].message.content) / 100\n"
-    )
-    (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"Say {n}."}) + "\n" for n in range(20)))
-    run: dict[str, Any] = {
-        "name": "small",
-        "workflow": "my_agent:solve",
-        "tasks": {"path": "tasks.jsonl", "eval_path": "tasks.jsonl"},
-        "model": {"path": str(checkpoint)},
-        "sampling": {"max_tokens": 8},
-        "inference": {"device": "cpu", "max_context_tokens": 256, "max_running_requests": 16},
-        "algorithm": {"group_size": 2, "groups_per_step": 2},
-        "trainer": {"device": "cpu", "lr": 1e-3},
-        "engine": {"steps": 2},
-    }
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(run | changes))
-    return path
-
-
-def agentrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([AGENTRL, *arguments], cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-
-
-def records(path: Path, event: str) -> list[dict[str, Any]]:
-    """Return the whole lines of one event."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line for line in lines if line["event"] == event]
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes whose parent is `pid`."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
+from tests.support.cli import AGENTRL, agentrl, children, records, write_run
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "serve", "sft", "doctor"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl.cli.doctor import examine
-from tests.cli.test_cli import write_run
+from agentrl.cli.doctor import run_checks
+from tests.support.cli import write_run
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_trainer_is_started_once_and_what_is_wrong_with_it_is_named(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run, out = write_run(tmp_path, checkpoint), io.StringIO()
     before = sorted(tmp_path.iterdir())
-    assert not examine(run, ["--workflow", "nowhere:agent", *flags], Console(file=out, width=200))
+    assert not run_checks(run, ["--workflow", "nowhere:agent", *flags], Console(file=out, width=200))
     assert expected in out.getvalue()
     assert "round trip" not in out.getvalue()
     assert sorted(tmp_path.iterdir()) == before
@@ -39,6 +39,6 @@ def test_without_a_model_no_trainer_is_started(tmp_path: Path, checkpoint: Path,
     monkeypatch.chdir(tmp_path)
     out = io.StringIO()
     flags = ["--workflow", "nowhere:agent", "--model.path", "nowhere"]
-    assert not examine(write_run(tmp_path, checkpoint), flags, Console(file=out, width=200))
+    assert not run_checks(write_run(tmp_path, checkpoint), flags, Console(file=out, width=200))
     assert "FIX model" in out.getvalue()
     assert "trainer " not in out.getvalue()

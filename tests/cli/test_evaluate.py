@@ -15,7 +15,7 @@ from agentrl.client import Client
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.types import Task
-from tests.cli.test_cli import agentrl, write_run
+from tests.support.cli import agentrl, write_run
 
 DEAD = Target(endpoint="http://127.0.0.1:9/v1", model="m")
 """Nothing listens there; a workflow that makes no call does not notice."""
@@ -92,7 +92,7 @@ def test_the_rate_is_over_the_episodes_that_did_not_fail_and_the_first_failure_i
     shown = capsys.readouterr()
     assert "success_rate                   1\n" in shown.out
     assert "2 of 8 episodes failed: 2 workflow_error; success rate and returns are over the other 6." in shown.err
-    assert "The first one, task t0, was WorkflowError: " in shown.err
+    assert "The first failure, task t0, was WorkflowError: " in shown.err
     assert "LookupError: a broken tool" in shown.err
     assert json.loads(output.read_text())["first_failure"]["task_id"] == "t0"
 
@@ -122,20 +122,20 @@ def make_good() -> list[Task]:
 @pytest.mark.parametrize(
     ("target", "options", "expected"),
     [
-        (DEAD, {"episodes": 0}, "--episodes 0: expected at least 1; leave it out for engine.eval_episodes = 128"),
+        (DEAD, {"episodes": 0}, "--episodes 0: expected at least 1; omit it for engine.eval_episodes = 128"),
         (DEAD, {"episodes": -3}, "--episodes -3: expected at least 1"),
         (
             Target(endpoint="http://127.0.0.1:9/v1", model="m", api_key_env="NO_SUCH_KEY"),
             {},
             "--api-key-env NO_SUCH_KEY: this environment variable is not set; export it, or drop the flag",
         ),
-        (Target(api_key_env="NO_SUCH_KEY"), {}, "--api-key-env NO_SUCH_KEY: it is for --endpoint"),
-        (Target(model="m"), {}, "--model m: it is for --endpoint"),
+        (Target(api_key_env="NO_SUCH_KEY"), {}, "--api-key-env NO_SUCH_KEY: needs --endpoint"),
+        (Target(model="m"), {}, "--model m: needs --endpoint"),
         (DEAD, {"output": Path("/nowhere/report.json")}, "--output /nowhere/report.json: there is no directory /nowhere"),
         (
             DEAD,
             {"output": Path("/proc/report.json")},
-            "--output /proc/report.json: cannot write in /proc: .*; mend that, or",
+            "--output /proc/report.json: cannot write in /proc: .*; fix that, or",
         ),
         (DEAD, {"output": Path("/tmp")}, "--output /tmp: expected the name of a file to write, but it is a directory"),
         (DEAD, {"output": Path("/dev/null")}, "--output /dev/null: expected .* but it is not a file; name another"),

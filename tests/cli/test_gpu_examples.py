@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.memory import GIB, server_memory, shape_of, shared_gpus, trainer_memory
+from agentrl.cli.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
 from agentrl.config import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def test_a_dry_run_prints_the_plan_without_weights_or_gpu(path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_what_the_comment_says_fits_does_by_the_estimate(path: Path) -> None:
     run = load_config(path)
-    shape = shape_of(run.model.path)
+    shape = model_shape_of(run.model.path)
     stated = re.search(r"of (\d+) GB", path.read_text())
     assert shape is not None
     assert stated is not None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from agentrl.cli.memory import GIB, Shape, memory_rows, server_memory, shape_of, shared_gpus, trainer_memory
+from agentrl.cli.memory import GIB, ModelShape, memory_rows, model_shape_of, server_memory, shared_gpus, trainer_memory
 from agentrl.config import parse_config
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
@@ -23,7 +23,7 @@ def built(config: Qwen2Config | Qwen3Config) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-1.7B-Base", "qwen3-4b-instruct-2507", "Qwen3-8B"])
 def test_the_parameters_of_a_published_model_are_those_transformers_builds(name: str) -> None:
-    shape = shape_of(f"/nowhere/{name}")
+    shape = model_shape_of(f"/nowhere/{name}")
     assert shape is not None
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
@@ -52,7 +52,7 @@ def test_the_shape_comes_from_config_json_where_there_is_one(
         num_key_value_heads=2,
     )
     config.save_pretrained(tmp_path)
-    shape = shape_of(str(tmp_path))
+    shape = model_shape_of(str(tmp_path))
     assert shape is not None
     assert shape.num_parameters == built(config).num_parameters()
 
@@ -60,13 +60,13 @@ def test_the_shape_comes_from_config_json_where_there_is_one(
 @pytest.mark.parametrize("content", ['{"num_experts": 8, "num_attention_heads": 4}', '{"model_type": "mamba"}', "{"])
 def test_a_model_that_is_no_dense_decoder_has_no_estimate(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    assert shape_of(str(tmp_path)) is None
+    assert model_shape_of(str(tmp_path)) is None
     assert memory_rows(parse_config(GOOD | {"model": {"path": str(tmp_path)}})) == []
 
 
 @pytest.mark.parametrize("name", ["Qwen3-32B", "Qwen3-4B.old", "Llama-3", "model"])
 def test_a_path_that_names_no_known_model_has_no_estimate(name: str) -> None:
-    assert shape_of(f"/nowhere/{name}") is None
+    assert model_shape_of(f"/nowhere/{name}") is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -85,7 +85,7 @@ def test_activations_are_what_autograd_saves(tmp_path: Path, dtype: str, checkpo
             head_dim=16,
         )
         config.save_pretrained(tmp_path)
-        shape = shape_of(str(tmp_path))
+        shape = model_shape_of(str(tmp_path))
         assert shape is not None
         measured.append(saved_bytes(built(config), tokens=512, dtype=dtype, checkpointing=checkpointing))
         estimated.append(shape.saved_bytes(dtype, checkpointing=checkpointing) * 512)
@@ -116,7 +116,7 @@ def saved_bytes(model: PreTrainedModel, *, tokens: int, dtype: str, checkpointin
 
 
 def test_training_takes_sixteen_bytes_a_parameter_and_more() -> None:
-    shape = shape_of("Qwen3-8B")
+    shape = model_shape_of("Qwen3-8B")
     assert shape is not None
     trainer = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16", "gradient_checkpointing": True}}), shape)
     assert trainer.weights + trainer.gradients + trainer.optimizer == 16 * 8_190_735_360
@@ -125,7 +125,7 @@ def test_training_takes_sixteen_bytes_a_parameter_and_more() -> None:
 
 
 def test_a_server_s_share_is_divided_over_its_gpus() -> None:
-    shape = shape_of("Qwen3-4B")
+    shape = model_shape_of("Qwen3-4B")
     assert shape is not None
     given = {"backend": "sglang", "dtype": "bfloat16", "max_running_requests": 10, "max_context_tokens": 1000}
     one = server_memory(parse_config(GOOD | {"inference": given}), shape)
@@ -160,6 +160,6 @@ def test_the_plan_s_rows_add_up(tmp_path: Path) -> None:
     rows = dict(memory_rows(parse_config(GOOD)))
     assert "trainer about" in rows["memory"]
     assert "4.02e9 parameters" in rows["memory"]
-    shape = shape_of(GOOD["model"]["path"])
-    assert isinstance(shape, Shape)
+    shape = model_shape_of(GOOD["model"]["path"])
+    assert isinstance(shape, ModelShape)
     assert f"{trainer_memory(parse_config(GOOD), shape).total / GIB:.1f} GiB" in rows["memory"]

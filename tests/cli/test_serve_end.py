@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import AGENTRL
-from tests.watchdog.test_signals import ended, read_until, started
+from tests.support.cli import AGENTRL, ended, read_until, started
 
 Send = Callable[[subprocess.Popen[str], Sequence[signal.Signals]], str]
 SAID = "{}; everything this command started has ended."

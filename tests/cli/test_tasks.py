@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.tasks import load_tasks, read_jsonl, read_tasks
+from agentrl.cli.files import read_jsonl
+from agentrl.cli.tasks import load_tasks, read_tasks
 from agentrl.config import TasksConfig
 from agentrl.errors import ConfigError
 from agentrl.types import Task

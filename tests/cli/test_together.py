@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from agentrl.cli.train import opened_together
+from agentrl.cli.train import enter_both
 from agentrl.errors import TrainError
 
 
@@ -27,7 +27,7 @@ async def test_both_open_concurrently_and_both_close() -> None:
     log: list[str] = []
     a, b = anyio.Event(), anyio.Event()
     with anyio.fail_after(5):
-        async with opened_together(resource("a", log, a, b), resource("b", log, b, a)) as (first, second):
+        async with enter_both(resource("a", log, a, b), resource("b", log, b, a)) as (first, second):
             assert (first, second) == ("a", "b")
             assert len(log) == 2
     assert sorted(log) == ["close a", "close b", "open a", "open b"]
@@ -44,7 +44,7 @@ async def test_a_failure_to_open_closes_the_other_and_is_raised_by_itself() -> N
     event = anyio.Event()
     event.set()
     with pytest.raises(TrainError, match="no"):
-        async with opened_together(resource("a", log, event, event), refusing()):
+        async with enter_both(resource("a", log, event, event), refusing()):
             pytest.fail("the block must not run")
     assert log in ([], ["open a", "close a"])
 
@@ -54,7 +54,7 @@ async def test_an_error_in_the_block_closes_both() -> None:
     event = anyio.Event()
     event.set()
     with pytest.raises(ValueError, match="mine"):
-        async with opened_together(resource("a", log, event, event), resource("b", log, event, event)):
+        async with enter_both(resource("a", log, event, event), resource("b", log, event, event)):
             raise ValueError("mine")
     assert sorted(log)[:2] == ["close a", "close b"]
 
@@ -64,7 +64,7 @@ async def test_cancelling_the_block_closes_both() -> None:
     event = anyio.Event()
     event.set()
     with anyio.CancelScope() as scope:
-        async with opened_together(resource("a", log, event, event), resource("b", log, event, event)):
+        async with enter_both(resource("a", log, event, event), resource("b", log, event, event)):
             scope.cancel()
             await anyio.sleep_forever()
     assert sorted(log)[:2] == ["close a", "close b"]

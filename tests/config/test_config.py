@@ -112,9 +112,9 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
         ({"inference": {"device": "gpu"}}, "inference.device: string should match pattern"),
         (
             {"inference": {"backend": "sglang", "urls": ["http://127.0.0.1:1"], "threads": 2}},
-            "inference.threads: applies to servers launched here",
+            "inference.threads: applies to launched servers",
         ),
-        ({"inference": {"urls": ["http://x"], "servers": 2}}, "inference.servers: applies to servers launched here"),
+        ({"inference": {"urls": ["http://x"], "servers": 2}}, "inference.servers: applies to launched servers"),
         (
             {"inference": {"urls": ["http://x:1", "http://X:1"]}},
             "inference.urls: expected each server once, got http://x:1,",
@@ -139,7 +139,7 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
         ({"rollout": {"min_group_size": 3}}, "rollout.min_group_size: applies to incomplete_group: keep"),
         (
             {"inference": {"urls": ["http://x"], "start_timeout_s": 3}},
-            "inference.start_timeout_s: applies to servers launched",
+            "inference.start_timeout_s: applies to launched servers",
         ),
         ({"name": "../elsewhere"}, "name: string should match pattern"),
         ({"trainer": {"device": "gpu"}}, "trainer.device: string should match pattern"),

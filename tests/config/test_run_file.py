@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.errors import ConfigError
-from tests.cli.test_cli import agentrl
+from tests.support.cli import agentrl
 
 BASE = "workflow: my:Agent\ntasks: {path: t.jsonl}\nmodel: {path: m}\n"
 

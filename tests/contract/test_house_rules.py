@@ -19,11 +19,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 # fmt: off
 DEFINED_TWICE = frozenset({
-    "Call", "Context", "Engine", "Group", "Manifest", "Match", "Outcome", "Probe", "Progress",
-    "Recipe", "Shape", "Step", "ToolCall", "_Entry", "_answer", "_check", "_checked", "_cut",
-    "_describe", "_digest", "_join", "_json", "_leave", "_load", "_mean", "_read",
-    "_refuse_constant", "_servers", "_split_reasoning", "_staleness", "_train", "_watched", "evaluate", "load_config", "opened",
-    "serve", "supervise", "text_of", "train", "warm_start", "write_model",
+    "Context", "Probe", "_join", "_json", "_refuse_constant", "_split_reasoning",
 })
 # fmt: on
 """Names that are still defined in more than one module. The list only falls."""

@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import AGENTRL, children, write_run
+from tests.support.cli import AGENTRL, children, ended, read_until, started, write_run
 
 BLOCKING = """
 import sys, time
@@ -58,33 +57,6 @@ WHERE = "my_agent.py:7 in solve: time.sleep(1000)"
 SUMMARY = Path("runs/small/summary.json")
 
 
-@contextmanager
-def started(folder: Path, *command: str) -> Generator[subprocess.Popen[str], None, None]:
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def read_until(process: subprocess.Popen[str], text: str, *, stdout: bool = False) -> str:
-    """Read lines until one holds `text`, and return them."""
-    lines, stream = "", process.stdout if stdout else process.stderr
-    assert stream is not None
-    for line in stream:
-        lines += line
-        if text in line:
-            return lines
-    raise AssertionError(f"it ended without {text!r}:\n{lines}")
-
-
-def ended(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -> str:
-    """Send signals, wait for the end and return what it wrote to standard error."""
-    for number in signals:
-        process.send_signal(number)
-    return process.communicate(timeout=60)[1]
-
-
 def watches(pids: Sequence[int]) -> list[int]:
     """Return a descriptor for each process, which becomes readable when that process has ended."""
     return [os.pidfd_open(pid) for pid in pids]
@@ -104,8 +76,8 @@ def test_a_blocking_workflow_ends_the_run_with_its_file_and_line_in_the_summary(
     (tmp_path / "my_agent.py").write_text(BLOCKING)
     script = (
         "import anyio; from functools import partial; from agentrl.config import load_config\n"
-        "from agentrl.cli.main import guarded; from agentrl.cli.train import train\n"
-        "guarded(lambda: anyio.run(partial(train, load_config('run.yaml'), max_block_s=1.5)))"
+        "from agentrl.cli.main import run_command; from agentrl.cli.train import train\n"
+        "run_command(lambda: anyio.run(partial(train, load_config('run.yaml'), max_block_s=1.5)))"
     )
     with started(tmp_path, sys.executable, "-c", script) as process:
         read_until(process, "blocking")
@@ -177,15 +149,15 @@ def test_an_evaluation_is_not_kept_by_an_episode_that_ignores_its_deadline(tmp_p
     (tmp_path / "my_agent.py").write_text(KEEPING.format(line="await anyio.sleep(1000)"))
     script = (
         "from functools import partial; from agentrl.config import load_config\n"
-        "from agentrl.cli.main import guarded; from agentrl.cli.evaluate import Target, evaluate_target\n"
+        "from agentrl.cli.main import run_command; from agentrl.cli.evaluate import Target, evaluate_target\n"
         "from agentrl.watchdog.loop import run_watched\n"
         "job = partial(evaluate_target, load_config('run.yaml'), Target(), episodes=2)\n"
-        "guarded(lambda: run_watched(job, stall_timeout_s=1.5, last_words=lambda ending: 'No results.'))"
+        "run_command(lambda: run_watched(job, stall_timeout_s=1.5, on_exit=lambda ending: 'No results.'))"
     )
     with started(tmp_path, sys.executable, "-c", script) as process:
         said = ended(process, ())
     assert process.returncode == 1, said
-    assert "agentrl: a workflow was cancelled 1.5 s ago and goes on" in said
+    assert "agentrl: a workflow was cancelled 1.5 s ago and still runs" in said
     assert "my_agent.py:9 in solve: await anyio.sleep(1000)" in said
     assert "catch Exception" in said
     assert said.rstrip().endswith("No results.")
@@ -219,10 +191,10 @@ def test_an_interrupted_evaluation_that_blocks_says_that_there_are_no_results(tm
     with started(tmp_path, AGENTRL, "eval", "run.yaml", "--episodes", "8") as process:
         read_until(process, "blocking")
         process.send_signal(signal.SIGINT)
-        said = read_until(process, "cut short")
+        said = read_until(process, "An interrupted evaluation")
         said += ended(process, [signal.SIGTERM, signal.SIGINT])
     assert process.returncode == 130, said
-    assert "An evaluation that is cut short has no results." in said
+    assert "An interrupted evaluation has no results." in said
     assert "Traceback" not in said
 
 
@@ -245,7 +217,7 @@ def test_an_interrupted_doctor_says_so(tmp_path: Path, checkpoint: Path) -> None
         read_until(process, "model ", stdout=True)  # the next is the round trip
         said = ended(process, [signal.SIGINT])
     assert process.returncode == 130, said
-    assert "Interrupted; everything this command started has ended. Nothing it tried is kept." in said
+    assert "Interrupted; everything this command started has ended. The checks leave nothing behind." in said
     assert "Traceback" not in said
     assert not list((tmp_path / "runs").glob(".doctor*"))
 

@@ -1,13 +1,13 @@
 """The bundled demo: train a tiny transformer to use a tool over several turns, on this machine's CPU.
 
-Run `make demo`, or `python -m agentrl_workflows.calculator.demo`. It takes about four minutes on two idle cores and needs no
-network. First a warm start imitates a demonstrator whose most likely first action is wrong (it guesses instead of calling
-the tool); then reinforcement learning, through the public path (workflow, client, HTTP to the embedded server, weight
-updates while requests run), has to flip that preference. Watch the success rate climb; at the end there is a table, a curve
-(`curve.png`) and `summary.json` in `runs/demo/`. Any setting of demo.yaml can be set anew: with `--inference.backend sglang`
-the same run goes through a real SGLang server.
+Run `make demo`, or `python -m agentrl_workflows.calculator.demo`. It takes about four minutes on two idle cores and needs
+no network. A warm start first imitates a demonstrator whose most likely first action is wrong: it guesses instead of
+calling the tool. Reinforcement learning then has to reverse that preference, through the public path: workflow, client,
+HTTP to the embedded server, weight updates while requests run. The success rate climbs step by step. At the end the
+command prints a table and writes `curve.png` and `summary.json` to `runs/demo/`. Flags override fields of demo.yaml: with
+`--inference.backend sglang` the same run uses a real SGLang server.
 
-Invariant: the numbers of the table come from held-out tasks, which neither demonstrations nor training contain.
+Invariant: the numbers in the table come from held-out tasks, which neither the demonstrations nor training contain.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from cyclopts import App
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agentrl.cli.main import Overrides, guarded
-from agentrl.cli.sft import encode_conversations, supervise
+from agentrl.cli.files import write_json
+from agentrl.cli.main import Overrides, run_command
+from agentrl.cli.sft import encode_conversations, run_sft_with_progress
 from agentrl.cli.tasks import load_tasks
-from agentrl.cli.train import train, write_json
+from agentrl.cli.train import train
 from agentrl.config import RunConfig, load_config
 from agentrl.engine.evaluate import EvalReport, evaluate
 from agentrl.engine.report import RunReport
@@ -40,12 +41,12 @@ from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.config import SftConfig
 from agentrl.watchdog.loop import run_watched
-from agentrl.watchdog.signals import results_in, telling
+from agentrl.watchdog.signals import describe_results, interrupt_note
 from agentrl.workflow import load_workflow
 from agentrl_workflows.calculator.curve import draw_curve
 from agentrl_workflows.calculator.expert import write_demonstrations
-from agentrl_workflows.calculator.model import write_model
-from agentrl_workflows.calculator.recipe import FULL, SMOKE, Recipe
+from agentrl_workflows.calculator.model import write_random_model
+from agentrl_workflows.calculator.recipe import FULL, SMOKE, DemoRecipe
 from agentrl_workflows.calculator.results import Evaluations, print_table, rate_text, summary_fields
 from agentrl_workflows.calculator.tokenizer import write_tokenizer
 
@@ -53,13 +54,13 @@ TURN_LIMITS = (1, 2, 3, 6)
 app = App(
     name="demo",
     help="Train the bundled calculator agent on this machine's CPU.",
-    suppress_keyboard_interrupt=False,  # `guarded` says where the results are
+    suppress_keyboard_interrupt=False,  # `run_command` prints where the results are
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a demo run produced."""
+class DemoResult:
+    """The run directory and the summary of a demo run."""
 
     run_dir: Path
     summary: Mapping[str, Any]
@@ -72,25 +73,31 @@ def main(
     """Run the demo.
 
     Args:
-        overrides: Fields of demo.yaml set anew, such as --inference.backend sglang.
-        seed: Of everything: weights, demonstrations, tasks, sampling.
-        smoke: The smallest variant: one operation, a short warm start, a few steps.
-        runs_dir: Directory that gets the run directory.
-        name: Name of the run directory; an existing one is replaced. `demo`, `demo-1` for seed 1, or `smoke`.
+        overrides: Fields of demo.yaml to override, such as --inference.backend sglang.
+        seed: Seed of weights, demonstrations, tasks and sampling.
+        smoke: Run the smallest variant: one operation, a short warm start, a few steps.
+        runs_dir: Parent of the run directory.
+        name: Name of the run directory, which is replaced; the default is `demo`, `demo-1` for seed 1, or `smoke`.
     """
     default = "smoke" if smoke else "demo"
     run_name = name or (default if seed == 0 else f"{default}-{seed}")
-    with telling(partial(results_in, runs_dir / run_name)):
+    with interrupt_note(partial(describe_results, runs_dir / run_name)):
         outcome = run_demo(SMOKE if smoke else FULL, seed=seed, runs_dir=runs_dir, name=run_name, overrides=overrides)
     Console().print(f"Everything is in {outcome.run_dir}/: summary.json, curve.png, metrics.jsonl, trajectories.jsonl")
 
 
 def run_demo(
-    recipe: Recipe, *, seed: int, runs_dir: Path, name: str, overrides: Sequence[str] = (), console: Console | None = None
-) -> Outcome:
+    recipe: DemoRecipe,
+    *,
+    seed: int,
+    runs_dir: Path,
+    name: str,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> DemoResult:
     """Run warm start, evaluation, reinforcement learning and evaluation; write and return the summary.
 
-    `overrides` are fields of the run file set anew, as typed. An existing run directory of that name is replaced.
+    `overrides` are command-line flags. An existing run directory of the same name is replaced.
     """
     console = console or Console()
     begin = time.perf_counter()
@@ -99,18 +106,18 @@ def run_demo(
     folder = runs_dir / name
     run = _run_config(recipe, seed, runs_dir, name, folder / "warm-start", overrides)
     if run.inference.urls:
-        raise ConfigError("inference.urls: the demo evaluates and trains models of its own, on servers it starts; remove it")
+        raise ConfigError("inference.urls: the demo starts its own servers for the models it makes; remove this field")
     if run.inference.backend == "sglang":
-        find_sglang_python(run.inference)  # before the warm start's minute
+        find_sglang_python(run.inference)  # fails now, not after the warm start
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    student = warm_start(recipe, seed, folder, console)
+    student = make_student(recipe, seed, folder, console)
     console.rule("before: the warm start on held-out tasks")
     before = run_watched(partial(_evaluate, run, student, recipe, (recipe.max_turns,)))
     sampled, greedy = rate_text(before.sampled.success_rate), rate_text(before.greedy.success_rate)
     console.print(f"sampled {sampled}, greedy {greedy}")
     console.rule("reinforcement learning")
-    report = anyio.run(_train, run)
+    report = anyio.run(_train_student, run)
     console.rule("after: the trained weights on held-out tasks")
     checkpoint = Path(str(report.checkpoint))
     after = run_watched(partial(_evaluate, run, checkpoint, recipe, TURN_LIMITS))
@@ -123,15 +130,15 @@ def run_demo(
     write_json(folder / "summary.json", summary)
     draw_curve(folder, before=before, after=after)
     print_table(console, before, after, report, summary)
-    return Outcome(run_dir=folder, summary=summary)
+    return DemoResult(run_dir=folder, summary=summary)
 
 
-def warm_start(recipe: Recipe, seed: int, folder: Path, console: Console) -> Path:
-    """Make tokenizer, random model and demonstrations in `folder`, imitate them, and return the checkpoint."""
+def make_student(recipe: DemoRecipe, seed: int, folder: Path, console: Console) -> Path:
+    """Write tokenizer, random model and demonstrations to `folder`, train on them, and return the checkpoint."""
     console.rule(f"warm start: {recipe.sft_steps} steps on {recipe.num_demonstrations} demonstrations")
     student, data = folder / "random-model", folder / "demonstrations.jsonl"
     vocab_size = write_tokenizer(student)
-    write_model(student, vocab_size=vocab_size, seed=seed)
+    write_random_model(student, vocab_size=vocab_size, seed=seed)
     write_demonstrations(
         data,
         count=recipe.num_demonstrations,
@@ -150,12 +157,16 @@ def warm_start(recipe: Recipe, seed: int, folder: Path, console: Console) -> Pat
         device=recipe.device,
         seed=seed,
     )
-    report = supervise(student, folder / "warm-start", config, encode_conversations(data, Renderer.load(student)))
+    report = run_sft_with_progress(
+        student, folder / "warm-start", config, encode_conversations(data, Renderer.load(student))
+    )
     console.print(f"loss {report.first_loss:.3f} -> {report.last_loss:.3f} nats per token in {report.seconds:.0f} s")
     return folder / "warm-start"
 
 
-def _run_config(recipe: Recipe, seed: int, runs_dir: Path, name: str, model: Path, overrides: Sequence[str]) -> RunConfig:
+def _run_config(
+    recipe: DemoRecipe, seed: int, runs_dir: Path, name: str, model: Path, overrides: Sequence[str]
+) -> RunConfig:
     settings: dict[str, object] = {
         "name": name,
         "runs_dir": runs_dir,
@@ -168,11 +179,11 @@ def _run_config(recipe: Recipe, seed: int, runs_dir: Path, name: str, model: Pat
     return load_config(str(files("agentrl_workflows.calculator").joinpath("demo.yaml")), [*flags, *overrides])
 
 
-async def _train(run: RunConfig) -> RunReport:
+async def _train_student(run: RunConfig) -> RunReport:
     return await train(run, existing="use")
 
 
-async def _evaluate(run: RunConfig, checkpoint: Path, recipe: Recipe, turn_limits: tuple[int, ...]) -> Evaluations:
+async def _evaluate(run: RunConfig, checkpoint: Path, recipe: DemoRecipe, turn_limits: tuple[int, ...]) -> Evaluations:
     """Evaluate one checkpoint on the held-out tasks: greedy once, sampled under each turn limit."""
     tasks = load_tasks(run.tasks).evaluation
     renderer = Renderer.load(checkpoint)
@@ -205,4 +216,4 @@ async def _evaluate(run: RunConfig, checkpoint: Path, recipe: Recipe, turn_limit
 
 
 if __name__ == "__main__":
-    guarded(app)
+    run_command(app)

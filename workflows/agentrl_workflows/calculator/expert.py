@@ -22,7 +22,7 @@ from agentrl_envs.calculator import (
     MAX_NUMBER,
     OPERATORS,
     CalculatorEpisode,
-    Step,
+    SolutionStep,
     calculator_tasks,
 )
 from agentrl_workflows.calculator.recipe import Demonstrator
@@ -84,7 +84,7 @@ def write_demonstrations(
 class _Attempt:
     """What the demonstrator does between the question (or `Wrong, try again.`) and its next answer."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[SolutionStep]) -> None:
         self._steps = steps
         self._results: list[int] = []
         self._guesses = False

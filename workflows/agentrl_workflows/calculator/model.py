@@ -13,7 +13,7 @@ MAX_CONTEXT_TOKENS: Final = 1024
 """Longest context of the model; a demo episode takes about 100 tokens, at most 450."""
 
 
-def write_model(path: str | Path, *, vocab_size: int, seed: int) -> None:
+def write_random_model(path: str | Path, *, vocab_size: int, seed: int) -> None:
     """Write config.json, generation_config.json and model.safetensors of a random model to `path`.
 
     Args:

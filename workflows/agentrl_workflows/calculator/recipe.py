@@ -28,7 +28,7 @@ class Demonstrator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class DemoRecipe:
     """One variant of the demo."""
 
     demonstrator: Demonstrator
@@ -51,10 +51,10 @@ class Recipe:
     """Settings of the run that differ from demo.yaml, by dotted name."""
 
 
-FULL = Recipe(demonstrator=Demonstrator(p_guess=0.8), num_demonstrations=12_000, sft_steps=1_000)
+FULL = DemoRecipe(demonstrator=Demonstrator(p_guess=0.8), num_demonstrations=12_000, sft_steps=1_000)
 """The headline variant: the demonstrator's most likely first action is wrong."""
 
-SMOKE = Recipe(
+SMOKE = DemoRecipe(
     demonstrator=Demonstrator(p_guess=0.7),
     operations=1,
     num_demonstrations=2_000,

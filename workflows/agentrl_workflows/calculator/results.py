@@ -47,7 +47,7 @@ def success_split(episodes: Sequence[Trajectory]) -> tuple[float | None, float |
     done = [episode for episode in episodes if episode.failure is None]
     busy = [is_success(episode) for episode in done if episode.metrics.get("busy", 0) > 0]
     calm = [is_success(episode) for episode in done if not episode.metrics.get("busy", 0) > 0]
-    return (_mean(calm), _mean(busy))
+    return (_share_true(calm), _share_true(busy))
 
 
 def summary_fields(before: Evaluations, after: Evaluations, report: RunReport) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def print_table(
     )
 
 
-def _mean(values: Sequence[bool]) -> float | None:
+def _share_true(values: Sequence[bool]) -> float | None:
     return sum(values) / len(values) if values else None
 
 

@@ -1,0 +1,78 @@
+"""Files that commands read and write.
+
+Invariant: a bad line is a `ConfigError` with file and line, and no line is skipped. A JSON file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, cast
+
+import orjson
+
+from agentrl.errors import ConfigError
+
+_TRIAL = bytes(4096)
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Check, before a command starts its work, that it can write `path`; a trial file is written and removed.
+
+    Args:
+        path: the file or directory that the command will make.
+        what: names `path` in the message, such as `--output report.json`.
+
+    Raises:
+        ConfigError: it cannot be written; the message says why.
+    """
+    place = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        with NamedTemporaryFile(dir=place, prefix=f".{path.name}.") as trial:
+            trial.write(_TRIAL)
+            trial.flush()
+    except OSError as error:
+        raise ConfigError(f"{what}: cannot write in {place}: {error.strerror}; fix that, or write elsewhere") from error
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an indented JSON file that appears whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; no partial file is left.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    written = orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    try:
+        temporary.write_bytes(written)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield `(line number, object)` for each non-empty line of a JSONL file.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is not a JSON object.
+    """
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise ConfigError(
+                f"{path}:{number}: expected a JSON object, got {line[:60]!r} ({error}); fix or remove the line"
+            ) from error
+        if not isinstance(record, dict):
+            raise ConfigError(
+                f"{path}:{number}: expected a JSON object, got {type(record).__name__}; fix or remove the line"
+            )
+        yield number, cast("dict[str, Any]", record)

@@ -1,0 +1,93 @@
+"""The `agentrl` command as a process: write it a run file, run it, read what it writes, send it signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+AGENTRL = str(Path(sys.executable).with_name("agentrl"))
+
+
+def write_run(folder: Path, checkpoint: Path, **changes: Mapping[str, object]) -> Path:
+    """Write a small run whose agent gives one answer, rewarded by its length."""
+    (folder / "my_agent.py").write_text(
+        "async def solve(task, client):\n"
+        "    completion = await client.chat.completions.create(messages=[{'role': 'user', 'content': task['question']}])\n"
+        "    return len(completion.choices[0].message.content) / 100\n"
+    )
+    (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"Say {n}."}) + "\n" for n in range(20)))
+    run: dict[str, Any] = {
+        "name": "small",
+        "workflow": "my_agent:solve",
+        "tasks": {"path": "tasks.jsonl", "eval_path": "tasks.jsonl"},
+        "model": {"path": str(checkpoint)},
+        "sampling": {"max_tokens": 8},
+        "inference": {"device": "cpu", "max_context_tokens": 256, "max_running_requests": 16},
+        "algorithm": {"group_size": 2, "groups_per_step": 2},
+        "trainer": {"device": "cpu", "lr": 1e-3},
+        "engine": {"steps": 2},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(run | changes))
+    return path
+
+
+def agentrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in `folder` to its end."""
+    return subprocess.run([AGENTRL, *arguments], cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+
+
+def records(path: Path, event: str) -> list[dict[str, Any]]:
+    """Return the whole lines of one event."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes whose parent is `pid`."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+@contextmanager
+def started(folder: Path, *command: str) -> Generator[subprocess.Popen[str], None, None]:
+    """Start a command with its output piped; kill it when the block is left."""
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], text: str, *, stdout: bool = False) -> str:
+    """Read lines until one holds `text`, and return them."""
+    lines, stream = "", process.stdout if stdout else process.stderr
+    assert stream is not None
+    for line in stream:
+        lines += line
+        if text in line:
+            return lines
+    raise AssertionError(f"it ended without {text!r}:\n{lines}")
+
+
+def ended(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -> str:
+    """Send signals, wait for the end and return what it wrote to standard error."""
+    for number in signals:
+        process.send_signal(number)
+    return process.communicate(timeout=60)[1]

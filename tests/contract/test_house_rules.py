@@ -1,4 +1,4 @@
-"""Rules that a linter does not know, one test a rule: annotations, docstrings, names, safe bytes."""
+"""Rules that a linter does not know, one test a rule: annotations, docstrings, names, safe bytes, short pages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = ("agentrl", "workflows", "envs")
 UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "torch.save"})
 UNSAFE_MODULES = frozenset({"pickle", "cloudpickle", "marshal", "dill", "shelve"})
+MAX_PAGE_COLUMNS = 120
+MAX_README_LINES = 90
 METHODS = (property, classmethod, staticmethod)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -136,3 +138,17 @@ def test_no_test_imports_another_test_module() -> None:
 def is_test_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     return path.name.startswith("test_") and path.with_suffix(".py").exists()
+
+
+def too_long(page: str) -> list[str]:
+    lines = (ROOT / page).read_text().splitlines()
+    return [f"{page}:{number} has {len(line)}" for number, line in enumerate(lines, 1) if len(line) > MAX_PAGE_COLUMNS]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+    assert too_long("README.md") == []
+
+
+def test_the_changelog_has_short_lines() -> None:
+    assert too_long("CHANGELOG.md") == []

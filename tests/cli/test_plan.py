@@ -35,7 +35,7 @@ HERE = GOOD | {"workflow": f"{__name__}:solve", "tasks": {"factory": f"{__name__
     [
         ([], "at most 2 version(s) behind for every trained token; wait"),
         (["--algorithm.max_staleness", "0"], "0: synchronous"),
-        (["--algorithm.staleness_policy", "drop"], "drop: groups with older tokens are dropped"),
+        (["--algorithm.staleness_policy", "drop"], "drop: groups with older tokens are counted and dropped"),
         (["--algorithm.advantage", "turn", "--algorithm.discount", "0.9"], "turn: return-to-go of each turn (discount 0.9)"),
         (["--inference.urls", "[http://a:1]", "--inference.backend", "sglang", "--sync", "disk"], "server(s): http://a:1"),
         (["--inference.pause_mode", "fast"], "keeps stale KV"),

@@ -102,7 +102,9 @@ def test_addresses_are_kept_without_the_slash_at_their_end() -> None:
 
 
 def test_a_value_that_looks_like_a_flag_is_told_to_go_after_an_equals_sign(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"such as --inference\.sglang_args=1; a value that starts with -- needs the = too"):
+    with pytest.raises(
+        ConfigError, match=r"such as --inference\.sglang_args=1; a value that starts with -- needs the = too"
+    ):
         load(tmp_path, BASE, "--inference.sglang_args", "--foo")
     run = load(tmp_path, BASE, "--inference.backend", "sglang", "--inference.sglang_args=--foo")
     assert run.inference.sglang_args == ("--foo",)

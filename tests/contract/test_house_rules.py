@@ -27,13 +27,11 @@ DEFINED_TWICE = frozenset({
 """Names that are still defined in more than one module. The list only falls."""
 IMPORTED_TESTS = frozenset(
     {
-        "tests.cli.test_cli",
         "tests.client.test_client",
         "tests.client.test_endpoint",
         "tests.conformance.test_generate",
         "tests.tokens.test_encode",
         "tests.tokens.test_words",
-        "tests.watchdog.test_signals",
     }
 )
 """Test modules that other tests still import. The list only falls."""

@@ -1,6 +1,6 @@
-"""The episodes in flight: what each waits for, and what the sampled tokens of each group have cost.
+"""The episodes in flight: the state of each, and the tokens sampled for each group.
 
-Invariant: an episode is listed from its start to its end; a model call through `backend` is on its entry while it runs.
+Invariant: an episode is listed from its start to its end; its entry counts each running model call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Flight:
     """None for an evaluation."""
     task_id: str
     since: float
-    """When it entered the state it is in."""
+    """Time of its last change of state."""
     turns: int = 0
     calls: int = 0
     """Model calls running now."""
@@ -39,7 +39,7 @@ class InFlight:
         self._on_progress = on_progress
         self._now = now
         self.tokens_by_group: Counter[int] = Counter()
-        """Tokens sampled for each group that is not settled yet."""
+        """Tokens sampled for each group that is neither trained nor dropped."""
         self.num_turns = 0
         self.num_tokens = 0
         """Sampled in all, evaluations included."""
@@ -50,7 +50,7 @@ class InFlight:
 
     @contextmanager
     def episode(self, episode_id: str, task_id: str, group: int | None) -> Generator[Callable[[Turn], None], None, None]:
-        """List an episode while the block runs; yield what is to be called with each of its turns."""
+        """List an episode while the block runs; yield the callback for its turns."""
         flight = self._flights[episode_id] = Flight(group, task_id, self._now())
         self._on_progress()
 
@@ -72,9 +72,9 @@ class InFlight:
 
     @contextmanager
     def model_call(self, episode_id: str) -> Generator[None, None, None]:
-        """Note that a model call of an episode runs."""
+        """Count a model call of an episode while the block runs."""
         flight = self._flights.get(episode_id)
-        if flight is None:  # a call that outlives its episode has nobody waiting for it
+        if flight is None:  # a call that outlives its episode: nothing waits for it
             yield
             return
         flight.calls += 1
@@ -86,7 +86,7 @@ class InFlight:
             flight.since = self._now()
 
     def describe(self, groups: tuple[int, ...] = (), *, limit: int = 12) -> list[str]:
-        """Return a line for each episode, those of `groups` first, then the longest in their state; at most `limit`."""
+        """Return a line for each of at most `limit` episodes, those of `groups` first, then those longest in their state."""
         now = self._now()
         ordered = sorted(self._flights.items(), key=lambda item: (item[1].group not in groups, item[1].since))
         lines: list[str] = []
@@ -104,34 +104,34 @@ class InFlight:
 
 @runtime_checkable
 class SessionBackend(Protocol):
-    """A backend that keeps something for each episode until it is told that the episode has ended."""
+    """A backend that keeps state for each episode until `release`."""
 
     def release(self, episode_id: str) -> None:
-        """Forget an episode."""
+        """Drop the state of an episode that has ended."""
         ...
 
 
 @runtime_checkable
 class DescribedBackend(Protocol):
-    """A backend that can say how its servers are."""
+    """A backend that can describe its servers."""
 
     def describe(self) -> object:
-        """Return what each server is doing now; its `str` is for people."""
+        """Return the present state of each server; its `str` is for people."""
         ...
 
 
 class WatchedBackend:
-    """A backend whose calls are listed in an `InFlight`."""
+    """A backend that counts its calls in an `InFlight`."""
 
     def __init__(self, backend: Backend, flights: InFlight) -> None:
-        """Pass every call to `backend`."""
+        """Forward every call to `backend`."""
         self._backend = backend
         self._flights = flights
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the backend's completion.
 
-        Cancellation: passed on to the backend.
+        Cancellation: the backend aborts the call.
         """
         with self._flights.model_call(request.episode_id):
             return await self._backend.generate(request)

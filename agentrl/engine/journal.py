@@ -1,12 +1,8 @@
-"""What a run writes down and shows: metrics, trajectories, counters, the report.
+"""The records of a run: metrics, trajectories, counters, the report, and the error budget that can stop it.
 
-Invariant: every finished episode, step, drop, evaluation and checkpoint is recorded where it happens, once; the keys are
-those of `agentrl.observe.metrics`.
-
-When failing episodes stop a run.
-
-Invariant: a workflow that always fails stops the run after `max_consecutive_failures` episodes, one that fails often enough
-that no group is ever whole after as many groups; the message holds the first traceback.
+Invariant: each finished episode, step, drop, evaluation and checkpoint is recorded once, where it happens, under the keys
+of `agentrl.observe.metrics`. A workflow that always fails stops the run after `max_consecutive_failures` episodes; one that
+fails so often that no group completes stops it after as many groups. The error carries the first traceback.
 """
 
 from __future__ import annotations
@@ -37,13 +33,13 @@ from agentrl.types import EpisodeFailure, Group, Trajectory
 
 
 class ErrorBudget:
-    """Counts failed attempts of training episodes, and the groups they cost."""
+    """Counts failed attempts of training episodes and the groups dropped for them."""
 
     WINDOW = 64
-    """Episodes the failure rate is taken over; it counts once there are that many."""
+    """Number of recent episodes in the failure rate, which is checked once there are that many."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
-        """Allow what `rollout` allows."""
+        """Take the limits of `rollout`."""
         self._rollout = rollout
         self._recent: deque[bool] = deque(maxlen=self.WINDOW)
         self._in_a_row = 0
@@ -74,14 +70,14 @@ class ErrorBudget:
             self._stop(f"{rate:.0%} of the last {self.WINDOW} episodes failed (max_failure_rate {limit:.0%})")
 
     def group_completed(self) -> None:
-        """Note that a group is whole, so that the trainer gets something."""
+        """Reset the count of groups dropped in a row."""
         self._groups_in_a_row = 0
 
     def group_dropped(self, reason: str) -> None:
         """Count a group that was dropped for its failed members.
 
         Raises:
-            ErrorBudgetExceeded: when too many were in a row: the trainer would wait for ever while episodes go on.
+            ErrorBudgetExceeded: when too many were dropped in a row: the trainer would wait without end.
         """
         self._groups_in_a_row += 1
         if self._groups_in_a_row >= self._rollout.max_consecutive_failures:
@@ -96,8 +92,8 @@ class ErrorBudget:
         if any(reason in self.by_reason for reason in ("turn_limit", "token_limit")):
             hint = " Set the workflow's limit_reward if running out of turns or tokens is an outcome, not a failure."
         first = self._first
-        told = "" if first is None else f" The first one was {first.kind}: {first.message}\n{first.traceback}"
-        raise ErrorBudgetExceeded(f"{why}. All failures: {reasons}.{hint}{told}".rstrip())
+        example = "" if first is None else f" The first one was {first.kind}: {first.message}\n{first.traceback}"
+        raise ErrorBudgetExceeded(f"{why}. All failures: {reasons}.{hint}{example}".rstrip())
 
 
 class Journal:
@@ -117,9 +113,9 @@ class Journal:
         waits: Callable[[], list[str]],
         first_step: int = 0,
     ) -> None:
-        """Write under `run_dir`; the rest is what snapshots and reports are made of.
+        """Write under `run_dir`; the other arguments supply the numbers of snapshots and reports.
 
-        `first_step` are those an earlier process has done: their lines stay, and a `resumed` event follows them.
+        `first_step` is the number of steps that an earlier process did: their lines stay, and a `resumed` event follows.
 
         Raises:
             RunStopped: when the files cannot be opened.
@@ -140,7 +136,7 @@ class Journal:
 
     @contextmanager
     def timed(self, timer: Timer) -> Generator[None, None, None]:
-        """Add the seconds the block takes to a counter of the report."""
+        """Add the duration of the block, seconds, to a counter of the report."""
         begin = time.perf_counter()
         try:
             yield
@@ -175,14 +171,14 @@ class Journal:
             self._budget.record(trajectory)
 
     def completed(self) -> None:
-        """Note that a group is whole."""
+        """Record that a group is complete."""
         self._budget.group_completed()
 
     def dropped(self, index: int, reason: str) -> None:
-        """Record a group that leaves untrained.
+        """Record a group that is dropped untrained.
 
         Raises:
-            ErrorBudgetExceeded: when too many have left in a row for their failed members.
+            ErrorBudgetExceeded: when too many in a row were dropped for their failed members.
         """
         tokens = self._flights.tokens_by_group.pop(index, 0)
         self._totals.add_waste("over_age" if reason == "over_age" else "dropped_group", tokens)
@@ -238,11 +234,11 @@ class Journal:
         self._append("evaluation", line)
 
     def evaluation_skipped(self, step: int) -> None:
-        """Record that an evaluation was due while two before it were not done."""
+        """Record an evaluation that was due while two earlier ones were unfinished."""
         self._append("evaluation_skipped", {"step": step})
 
     def snapshot(self) -> Snapshot:
-        """Return where the run stands."""
+        """Return the present state of the run."""
         evaluation = None
         if self._totals.evaluations:
             last = self._totals.evaluations[-1]
@@ -290,13 +286,13 @@ class Journal:
         Raises:
             RunStopped: when the disk refuses.
 
-        Cancellation: what is left is written by `close`.
+        Cancellation: `close` writes the remaining records.
         """
         if self._trajectories is not None:
             await self._trajectories.write()
 
     async def close(self, error: BaseException | None) -> None:
-        """Write what is left and the `end` event, and close the files.
+        """Write the remaining records and the `end` event, and close the files.
 
         Raises:
             RunStopped: when the disk refuses.

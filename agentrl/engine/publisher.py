@@ -1,7 +1,7 @@
-"""From trained weights to servers that sample with them, and to checkpoints.
+"""Publish trained weights to the servers, and save checkpoints.
 
-Invariant: after `publish(v)` every serving server holds exactly the trainer's weights as version v, proved by checksums and
-by a probe; otherwise it has raised.
+Invariant: when `publish(v)` returns, every serving server holds exactly the trainer's weights as version v, proved by
+checksums and by a probe.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from agentrl.weights.disk import WEIGHTS_FILE, prune
 from agentrl.weights.types import WeightFeed
 
 PROBE_TEXT = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9 + - * ( ) = ?"
-"""Encoded with the run's tokenizer where no probe is given."""
+"""The default probe, encoded with the run's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
-    """What one publication cost, seconds."""
+    """The cost of one publication, seconds."""
 
     publish_s: float
     update_s: float
@@ -37,7 +37,7 @@ class PublishReport:
     probe_difference: float | None
     """Nats."""
     num_bytes: int
-    """Of the weights, as each server read or was sent them."""
+    """Size of the weights as each server read or received them."""
 
 
 class _Source(NamedTuple):
@@ -61,10 +61,10 @@ class WeightPublisher:
         """Move weights between `trainer` and `inference`.
 
         Args:
-            trainer: has the weights.
-            inference: gets them.
-            run_dir: where checkpoints go, and published files unless `config` names another place.
-            config: where files go, how many stay, and how exactly the probe must agree.
+            trainer: owns the weights.
+            inference: receives them.
+            run_dir: directory of checkpoints, and of published files unless `config` names another.
+            config: the directory of published files, the number that stay, and the probe's tolerance.
             probe_ids: at least two token ids.
             send_dtype: send weights from the trainer's memory, in this type; None: publish files.
         """
@@ -82,8 +82,8 @@ class WeightPublisher:
         """Put the trainer's weights on every server as `version`.
 
         Raises:
-            TrainError: when they cannot be written or sent.
-            WeightSyncError: when the servers do not hold exactly them.
+            TrainError: when the weights cannot be written or sent.
+            WeightSyncError: when the servers do not hold exactly these weights.
 
         Cancellation: servers may have either version; the run is over.
         """
@@ -120,7 +120,7 @@ class WeightPublisher:
             )
 
     async def save(self, step: int, note: str) -> Path:
-        """Write a checkpoint of the weights after `step` with a note in it, and remove the oldest beyond those to keep.
+        """Write a checkpoint of `step` with `note` in it, and remove the oldest ones beyond `keep_checkpoints`.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; earlier checkpoints are untouched.

@@ -1,7 +1,7 @@
 """Trainer checkpoints: a HF model directory with the optimizer and counters beside the weights; no torch, no pickle.
 
-Invariant: a checkpoint is visible whole or not at all, and every byte that training goes on from is covered by a digest.
-A damaged newest checkpoint is passed over with a message; there is never a silent fresh start.
+Invariant: a checkpoint is visible whole or not at all, and a digest covers every byte that training continues from. A
+damaged newest checkpoint is skipped with a warning; training never restarts from the beginning silently.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from agentrl.weights.tensors import RawTensor, model_checksum, read_safetensors,
 
 STATE_FILE = "trainer.json"
 OPTIMIZER_FILE = "optimizer.state"
-"""In safetensors format; not named so, because inference servers take every `*.safetensors` of a directory for weights."""
+"""In safetensors format, but under another suffix: servers load every `*.safetensors` of a directory as weights."""
 
 _log = logging.getLogger(__name__)
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The counters training goes on from."""
+    """The counters that training continues from."""
 
     policy_version: int
-    """Version of the weights: the one they were published as, or that of the last batch plus one."""
+    """Version of the weights: the one of their publication, or that of the last batch plus one."""
     steps: int
     """Batches consumed."""
     optimizer_steps: int
     """Position in the learning-rate schedule."""
     bad_steps: int
-    """Steps in a row, up to now, that were skipped because a number was not finite."""
+    """Number of steps in a row, up to now, that were skipped because a number was not finite."""
 
 
 class _StateFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,13 +48,13 @@ class _StateFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose digests were found right."""
+    """A checkpoint whose digests are correct."""
 
     path: Path
     """A HF model directory."""
     state: TrainerState
     note: str
-    """What the writer wanted kept; empty if nothing."""
+    """The note that was passed to `write_checkpoint`."""
     optimizer: Mapping[str, RawTensor]
     """Optimizer and random state, by name; views of the file."""
 
@@ -71,15 +71,15 @@ def write_checkpoint(
     """Write a checkpoint that becomes visible as `directory` only when it is complete and flushed.
 
     Args:
-        directory: final name; what is there is replaced after the new one is complete.
+        directory: final name; an existing directory is replaced after the new one is complete.
         weights: by HF parameter name.
         optimizer: optimizer and random state, by name.
         state: the counters.
         source: HF checkpoint whose config and tokenizer files are copied beside the weights.
-        note: kept as it is for whoever reads the checkpoint.
+        note: text that `read_checkpoint` returns.
 
     Raises:
-        TrainError: naming the path and the cause, such as a full disk; nothing partial stays, nothing else is touched.
+        TrainError: naming the path and the cause, such as a full disk; no partial checkpoint stays.
     """
     with atomic_directory(directory) as folder:
         manifest = write_model(folder, weights, version=state.policy_version, source=source)
@@ -99,7 +99,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """Return the checkpoint at `directory` after checking every digest.
 
     Raises:
-        TrainError: when it is missing, incomplete or damaged, naming what.
+        TrainError: when the checkpoint is missing, incomplete or damaged, naming the file.
     """
     record = _read_record(directory)
     if _record_digest(record.state, record.note, record.model_checksum, record.optimizer_checksum) != record.digest:
@@ -117,12 +117,12 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def latest_checkpoint(root: Path) -> Checkpoint | None:
-    """Return the newest sound checkpoint among the directories in `root`; None when there is no checkpoint at all.
+    """Return the newest undamaged checkpoint among the directories in `root`; None when `root` has no checkpoint.
 
-    Each damaged one that is newer is logged as a warning.
+    Each newer damaged checkpoint is logged as a warning.
 
     Raises:
-        TrainError: when there are checkpoints and none is sound; starting anew would hide the loss.
+        TrainError: when every checkpoint is damaged; a fresh start would hide the loss.
     """
     marked = [*root.glob(f"*/{STATE_FILE}"), *root.glob(f"*/{OPTIMIZER_FILE}")]
     folders = sorted({path.parent for path in marked if not path.parent.name.startswith(".")})
@@ -133,16 +133,18 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
             ages.append((_read_record(folder).state.steps, folder.name, folder))
         except TrainError as error:
             problems.append(str(error))
-            _log.warning("checkpoint passed over: %s", error)
+            _log.warning("checkpoint skipped: %s", error)
     for _, _, folder in sorted(ages, reverse=True):
         try:
             return read_checkpoint(folder)
         except TrainError as error:
             problems.append(str(error))
-            _log.warning("checkpoint passed over, going back to the one before: %s", error)
+            _log.warning("checkpoint skipped, trying the one before: %s", error)
     if problems:
         listed = "\n  ".join(problems)
-        raise TrainError(f"no sound checkpoint in {root}; move it away to start anew. Found:\n  {listed}")
+        raise TrainError(
+            f"every checkpoint in {root} is damaged; move the directory away to start a new run. Found:\n  {listed}"
+        )
     return None
 
 

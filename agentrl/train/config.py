@@ -37,11 +37,11 @@ class TrainerConfig(Config):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per batch; the proximal log-probs are those before the first."""
     microbatch_tokens: int = Field(default=4096, ge=1)
-    """Tokens, padding included, of one forward pass; sets memory, never the result."""
+    """Tokens, padding included, of one forward pass; affects memory, never the result."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third slower."""
     max_bad_steps: int = Field(default=3, ge=1)
-    """Steps in a row with a non-finite loss or gradient that stop the run; each is skipped and reported."""
+    """Number of steps in a row with a non-finite loss or gradient that stops the run; each is skipped and reported."""
     call_timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of one call to the worker, seconds."""
 
@@ -68,6 +68,6 @@ class SftConfig(Config):
     device: Device = "auto"
     """As `trainer.device`."""
     threads: int = Field(default=2, ge=1, le=1024)
-    """CPU threads; nothing else runs beside the warm start."""
+    """CPU threads; the warm start runs alone on the machine."""
     seed: Seed = 0
     """Order of the conversations."""

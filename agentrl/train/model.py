@@ -1,7 +1,7 @@
 """A Hugging Face causal model as a function from tokens to log-probs, computed only where they are needed.
 
-Invariant: the log-prob of a trained token is log_softmax(logits / temperature) of the plain model, dropout off; it does
-not depend on which other sequences share the forward pass.
+Invariant: the log-prob of a trained token is log_softmax(logits / temperature) of the model without dropout. It does not
+depend on the other sequences of the forward pass.
 
 Legend: B sequences of a microbatch, T its longest length, n trained tokens, V vocabulary, D hidden size.
 """
@@ -39,7 +39,7 @@ _TYPE_NAMES = {value: key for key, value in _TORCH_TYPES.items()}
 class Microbatch:
     """Sequences of one forward pass, padded on the right, and the tokens whose log-probs are wanted.
 
-    Right padding needs no attention mask: a causal model never looks at what follows.
+    Right padding needs no attention mask: in a causal model no token attends to later ones.
     """
 
     input_ids: Tensor
@@ -53,10 +53,10 @@ class Microbatch:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device `name` stands for; `auto` is CUDA where there is one.
+    """Return the device that `name` means; `auto` is CUDA where there is a GPU.
 
     Raises:
-        ConfigError: when `name` is unknown or not there.
+        ConfigError: when `name` is unknown or the device does not exist.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -66,7 +66,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"trainer.device or sft.device: expected auto, cpu, cuda or cuda:N, got {name!r}") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"trainer.device or sft.device: {name}, but {torch.cuda.device_count()} CUDA devices are there; use cpu or auto"
+            f"trainer.device or sft.device: {name}, but there are {torch.cuda.device_count()} CUDA devices; use cpu or auto"
         )
     return device
 
@@ -90,8 +90,8 @@ class PolicyModel:
             device: where the model lives.
             dtype: of the forward and backward pass; the log-softmax is float32 in any case.
             gradient_checkpointing: recompute activations in the backward pass.
-            max_logits: logits (n x V) held at once, 0.5 GiB by default; beyond it they are made in slices and recomputed
-                in the backward pass. Sets memory, never the result.
+            max_logits: logits (n x V) held at once, 0.5 GiB by default; more are computed in slices and recomputed in the
+                backward pass. Affects memory, never the result.
 
         Raises:
             ConfigError: when there is no loadable safetensors checkpoint, or the architecture changes the logits after
@@ -126,9 +126,7 @@ class PolicyModel:
     def microbatch(
         self, sequences: Sequence[Int32Array], masks: Sequence[BoolArray], temperatures: Sequence[Float32Array] | None = None
     ) -> Microbatch:
-        """Return `sequences` padded for one forward pass; wanted are the tokens where `masks` is True.
-
-        The order of the wanted tokens is that of the sequences joined.
+        """Return `sequences` padded for one forward pass; the wanted tokens are those where `masks` is True, in order.
 
         Args:
             sequences: each [L] int32.
@@ -176,7 +174,7 @@ class PolicyModel:
         return {name: raw_tensor(tensor) for name, tensor in self.weights().items()}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights as `export` does, where they are: they change with the next step."""
+        """Return the weights under the names of `export`, not copied: the next step changes them."""
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
         kept = self.module.state_dict().keys()
         state |= {name: buffer for name, buffer in self.module.named_buffers() if name in kept}

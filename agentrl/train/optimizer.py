@@ -55,14 +55,18 @@ class Muon(torch.optim.Optimizer):
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks" (the quintic Newton-Schulz
     iteration and its coefficients, and the sqrt(max(1, rows / columns)) scale). Matrices of one shape, transposed where
-    they are tall, are orthogonalized as one batch in float32: at small sizes this is several times faster on a CPU than
-    one bfloat16 iteration per matrix.
+    they are tall, are orthogonalized as one batch in float32.
+
+    `torch.optim.Muon` (weight_decay=0) makes the same step, but iterates in bfloat16, one matrix after the other. Measured
+    on one CPU thread with the matrices of the bundled student (width 64, 2 layers): 6.6 ms a step here; 15 ms there with
+    bfloat16 instructions and 69 ms without, and its updates differ from these by 2 % in norm. At width 128 and more it is
+    2 to 4 times faster where there are such instructions.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, iterations: int = 5
     ) -> None:
-        """Optimize `parameters`, all matrices.
+        """Optimize the matrices `parameters`.
 
         Args:
             parameters: two-dimensional tensors.
@@ -80,7 +84,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - no closure, no loss
-        """Move every matrix that has a gradient; matrices of one shape must all have one, or none."""
+        """Update every matrix that has a gradient; either all matrices of one shape have one or none has."""
         if closure is not None:
             raise ValueError("Muon takes no closure")
         lr = float(self.param_groups[0]["lr"])

@@ -1,7 +1,7 @@
-"""The supervised warm start: cross-entropy on the tokens the model is to produce, nothing else.
+"""The supervised warm start: cross-entropy on the tokens that the model should produce.
 
-Invariant: the loss of a step is the mean over its masked tokens, however they are cut into forward passes; the result is
-written whole or not at all, and the same seed on the same machine gives the same weights.
+Invariant: the loss of a step is the mean over its masked tokens, however forward passes cut them. The result is written
+whole or not at all, and the same seed on the same machine gives the same weights.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class EncodedExample:
     token_ids: Int32Array
     """[L] int32."""
     loss_mask: BoolArray
-    """[L] bool, True where the model is to learn the token; False for the first."""
+    """[L] bool, True where the token is trained; False for the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftReport:
-    """What a warm start did."""
+    """The result of a warm start."""
 
     output_path: str
     """The HF checkpoint written."""
@@ -174,9 +174,9 @@ def _factor(step: int, config: SftConfig) -> float:
 
 
 def _batches(count: int, config: SftConfig) -> Iterator[list[int]]:
-    """Yield indices of one step's conversations, for ever; each conversation once an epoch, up to the epoch's remainder."""
-    # A step is a plain random draw. Steps of equally long conversations would save padding, but where length tells what a
-    # conversation does, each such step pulls the student to one behavior, and the last steps decide which it keeps.
+    """Yield the conversations of each step, by index, without end; each conversation at most once an epoch."""
+    # A step is a plain random draw. Steps of equally long conversations would save padding, but where length depends on
+    # behavior, each such step would pull the student to one behavior, and the last steps would decide which it keeps.
     size = min(config.conversations_per_step, count)
     random = np.random.default_rng(config.seed)
     while True:

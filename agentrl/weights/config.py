@@ -1,4 +1,4 @@
-"""Settings of the way weights take from the trainer to the servers."""
+"""Settings for the transfer of weights from the trainer to the servers."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ class SyncConfig(Config):
     address: str = "127.0.0.1"
     """Address of this host that servers connect to. Off loopback no key guards it: who reaches it can read the weights."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Deadline, seconds, of joining a group and of sending one piece; a server that misses it is given up."""
+    """Deadline, seconds, of joining a group and of sending one piece; a server that misses it is evicted."""

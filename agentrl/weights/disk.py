@@ -1,4 +1,4 @@
-"""Weights handed over through a directory: written aside, then renamed into place.
+"""Weights published through a directory: written to a temporary name, then renamed into place.
 
 Invariant: a directory that is visible under its final name is complete, and its `manifest.json` names the version and the
 digest of every tensor in it. One process writes under one parent directory.
@@ -41,7 +41,7 @@ _VERSION_PREFIX = "v"
 
 
 class DirectoryManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `manifest.json` says about the weights beside it."""
+    """The contents of `manifest.json`: the version and the digests of the weights beside it."""
 
     version: int
     """Policy version."""
@@ -58,9 +58,9 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
     A directory already at `final` is replaced, and lost only after the new one is complete.
 
     Args:
-        final: the name it gets.
-        durable: flush its files to the disk before the rename, so that it is whole even after a power cut. Without, it is
-            whole for every process, whoever is killed, as long as the machine runs.
+        final: the name of the finished directory.
+        durable: flush the files before the rename, so that the directory is whole even after a power cut. Otherwise it is
+            whole for every process, even when one is killed, as long as the machine runs.
 
     Raises:
         TrainError: naming the path and the cause when the disk is full or the path cannot be written.
@@ -80,8 +80,8 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
         if durable:
             _flush(final.parent)
     except OSError as error:
-        mend = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
-        raise TrainError(f"cannot write {final}: {error.strerror or error}; {mend}, or write elsewhere") from error
+        fix = "free space on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix the cause"
+        raise TrainError(f"cannot write {final}: {error.strerror or error}; {fix}, or write elsewhere") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -107,16 +107,16 @@ def publish(
 ) -> Publication:
     """Write `tensors` as policy `version` to `directory/v<version>`.
 
-    The files are not flushed to the disk: servers read them from memory, a few milliseconds later, and after a power cut
-    there is nobody left to read them. `verify_directory` finds what a crash of the machine may have torn.
+    The files are not flushed to the disk: servers read them from memory a few milliseconds later, and after a power cut no
+    server is left to read them. `verify_directory` finds files that a crash of the machine has damaged.
 
     Args:
         tensors: weights by HF parameter name; a tied output head must not be listed twice.
         version: policy version of the weights.
         directory: parent of the published versions.
         source: HF checkpoint whose config and tokenizer files are copied beside the weights; None copies nothing.
-        keep: newest versions that stay, this one included, 2 at least while servers may still read the one before; None
-            removes none: call `prune` when the servers are done.
+        keep: number of newest versions that stay, this one included; at least 2 while servers may still read the one
+            before. None removes none: call `prune` when the servers are done.
 
     Raises:
         TrainError: naming the path and the cause; nothing partial stays behind, earlier versions are untouched.
@@ -132,12 +132,12 @@ def publish(
 
 
 def prune(directory: Path, *, keep: int) -> None:
-    """Remove published versions under `directory` except the `keep` newest, and what killed writers left behind."""
+    """Remove published versions under `directory` except the `keep` newest, and the leftovers of killed writers."""
     pattern = f"{_VERSION_PREFIX}[0-9]*"
     published = sorted(path for path in directory.glob(pattern) if path.is_dir())
     leftovers = [*directory.glob(f"{_PARTIAL}{pattern}"), *directory.glob(f"{_PARTIAL}replaced-{pattern}")]
     for path in [*published[: max(0, len(published) - keep)], *leftovers]:
-        # A server may read an old version at this moment: its open files stay valid, so a failed removal is no error.
+        # A server may be reading an old version: its open files stay valid, and a failed removal is no error.
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -145,7 +145,7 @@ def read_manifest(path: Path) -> DirectoryManifest:
     """Return the manifest of a published directory.
 
     Raises:
-        WeightSyncError: when it is missing or not a manifest.
+        WeightSyncError: when the file is missing or not a manifest.
     """
     try:
         return msgspec.json.decode((path / MANIFEST_FILE).read_bytes(), type=DirectoryManifest)
@@ -154,7 +154,7 @@ def read_manifest(path: Path) -> DirectoryManifest:
 
 
 def verify_directory(path: Path) -> Publication:
-    """Return what is published at `path` after computing the digest of every tensor in it.
+    """Return the publication at `path` after checking the digest of every tensor in it.
 
     Raises:
         WeightSyncError: naming the first tensor that is missing, unexpected or altered.
@@ -166,7 +166,7 @@ def verify_directory(path: Path) -> Publication:
         raise WeightSyncError(f"{path}: {WEIGHTS_FILE} and {MANIFEST_FILE} disagree about the tensors {difference[:5]}")
     for name, tensor in tensors.items():
         if tensor.checksum(name) != manifest.tensor_checksums[name]:
-            raise WeightSyncError(f"{path}: tensor {name!r} is not the one that was written; publish the version again")
+            raise WeightSyncError(f"{path}: tensor {name!r} was altered after it was written; publish the version again")
     if model_checksum(manifest.tensor_checksums) != manifest.checksum:
         raise WeightSyncError(f"{path}: {MANIFEST_FILE} contradicts itself; publish the version again")
     return Publication(

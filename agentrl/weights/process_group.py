@@ -1,11 +1,11 @@
 """A torch process group of a trainer and one server, made so that SGLang's own servers can be members.
 
-Invariant: the trainer's store and gloo sockets listen on the group's address only; no operation outlasts its timeout; when
-the last reference to a `ProcessGroup` goes, its connections are closed, which ends what the other side waits for.
+Invariant: the trainer's store and gloo sockets listen on the group's address only. No operation outlasts its timeout. When
+the last reference to a `ProcessGroup` is dropped, its connections close, which ends the waits of the other side.
 
 SGLang's `init_custom_process_group` puts a group's keys under the prefixes `NAME`, `NAME/` and `DEVICE/`; the last two are
-those of torch's own helper for every group since torch 2.0. The same is done here with stores and backends alone, so that
-any number of groups can live in a process that has no default group.
+those of torch's own helper for every group since torch 2.0. This module does the same with stores and backends alone, so
+that a process without a default group can have any number of groups.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class _Backend(Protocol):
 
 
 class ProcessGroup:
-    """This process's membership in a group; `join` makes one. Blocks the calling thread, not the interpreter."""
+    """This process's membership in a group; `join` makes one. Its calls block their thread, not the interpreter."""
 
     def __init__(self, store: dist.Store, address: GroupAddress, rank: int, timeout: timedelta) -> None:
-        """Join as `rank`; returns when all have."""
+        """Join as `rank`; returns when all ranks have joined."""
         self._timeout = timeout
         self._abort: Callable[[], None] | None = None
         device = "cpu" if address.backend == "gloo" else "cuda"
@@ -48,22 +48,22 @@ class ProcessGroup:
         self._backend: _Backend = cast("_Backend", backend)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> list[dist.Work]:
-        """Begin to send (rank 0) or receive (others) contiguous tensors, one after the other; `wait` for the result."""
+        """Start to send (rank 0) or receive (other ranks) contiguous tensors, in order; `wait` for the works returned."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.timeout = 0, 0, self._timeout
         return [self._backend.broadcast([tensor], options) for tensor in tensors]
 
     def wait(self, works: Sequence[dist.Work]) -> None:
-        """Return when what `broadcast` began is done.
+        """Return when the works of `broadcast` are done.
 
         Raises:
-            RuntimeError: the other side is gone, or it took longer than the timeout.
+            RuntimeError: when the other side has closed, or after the timeout.
         """
         for work in works:
             work.wait(self._timeout)
 
     def close(self) -> None:
-        """Leave a NCCL group whatever is under way in it; gloo closes its connections when the group is forgotten."""
+        """Leave a NCCL group at once; gloo closes its connections when the last reference is dropped."""
         if self._abort is not None:
             self._abort()
 
@@ -71,10 +71,10 @@ class ProcessGroup:
 def listen(host: str, timeout: timedelta) -> dist.TCPStore:
     """Return a new store on a free port of `host`, through which the ranks of one group, 0 too, find each other.
 
-    It listens until its last reference goes, which also ends what waits for others to join.
+    It listens until its last reference is dropped, which also ends the waits for others to join.
 
     Raises:
-        OSError: this machine has no such address.
+        OSError: when this machine has no such address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, 0), family=family)
@@ -86,10 +86,10 @@ def listen(host: str, timeout: timedelta) -> dist.TCPStore:
 
 
 def connect(address: GroupAddress, timeout: timedelta) -> dist.TCPStore:
-    """Return a connection to the store of a group; when the store goes, whatever uses it fails at once.
+    """Return a connection to the store of a group; its users fail at once when the store closes.
 
     Raises:
-        RuntimeError: there is no store within `timeout`; one that goes meanwhile is waited for too.
+        RuntimeError: when no store answers within `timeout`, also when it closes meanwhile.
     """
     return dist.TCPStore(address.host, address.port, None, False, timeout, wait_for_workers=False)
 
@@ -98,12 +98,12 @@ def join(address: GroupAddress, rank: int, timeout: timedelta) -> ProcessGroup:
     """Return the group, once all ranks have joined.
 
     Raises:
-        RuntimeError: its store is not there, or goes before the group is complete, or it is not within `timeout`.
+        RuntimeError: when its store does not answer, closes early, or the group is not complete within `timeout`.
     """
     return ProcessGroup(connect(address, timeout), address, rank, timeout)
 
 
 def _gloo_device(host: str, rank: int) -> object:
-    """Return the interface gloo's own sockets use: the group's address where it is this machine's, else gloo's choice."""
+    """Return the interface of gloo's sockets: the group's address where it is this machine's, else gloo's default."""
     gloo = dist.ProcessGroupGloo
     return gloo.create_device(hostname=host) if rank == 0 or is_loopback(host) else gloo.create_default_device()

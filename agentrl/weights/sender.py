@@ -1,16 +1,11 @@
 """The trainer as rank 0 of one process group per server: gathers weights into buckets and broadcasts them.
 
-Invariant: every group is sent the same bytes in the same order: those the weights have from `begin` to `finish`. Each group
-has a thread of its own, so that a server that is slow, stopped or dead delays nobody else, and nothing here waits for such a
-thread longer than the timeout of a collective.
+Invariant: every group gets the same bytes in the same order: those of the weights between `begin` and `finish`. Each tensor
+is in exactly one bucket, in the order given. Each group has a thread of its own, so a slow, stopped or dead server delays no
+other, and no caller waits for such a thread longer than the timeout of a collective.
 
-While one bucket is on the wire, the thread gathers the next (casts it, copies it to where the backend sends from) into its
-other buffer.
-
-Which tensors travel together.
-
-Invariant: every tensor is in exactly one bucket, in the order given; a bucket has one dtype, so that each tensor in it is
-aligned, and more bytes than the limit only if it holds a single tensor.
+While one bucket is on the wire, the thread gathers the next into its second buffer: it casts the tensors and copies them to
+the device that the backend sends from.
 """
 
 from __future__ import annotations
@@ -34,7 +29,9 @@ from agentrl.weights.types import WIRE_DTYPES, Bucket, GroupAddress, GroupReques
 
 
 def plan_buckets(specs: Iterable[TensorSpec], max_bytes: int) -> tuple[Bucket, ...]:
-    """Return `specs` cut into buckets of at most `max_bytes`.
+    """Return `specs` cut into buckets of at most `max_bytes`, or of one tensor where that tensor alone is larger.
+
+    A bucket has one dtype, so that each of its tensors is aligned.
 
     Example:
         >>> norm, head = TensorSpec("norm", "float32", (8,)), TensorSpec("head", "float32", (8, 8))
@@ -59,7 +56,7 @@ class _Job:
     buckets: Sequence[Bucket]
     tensors: Mapping[str, Tensor]
     go: threading.Event = field(default_factory=threading.Event)
-    """Set when the server receives, or when it is not to be sent anything."""
+    """Set when the server is receiving, or when the thread must not send."""
     ended: threading.Event = field(default_factory=threading.Event)
     failure: str | None = None
 
@@ -77,7 +74,7 @@ class _Peer:
         try:
             store = listen(config.address, self._timeout)
             self.address = GroupAddress(request.name, config.address, store.port, 1 + request.ranks, backend)
-            # Not in the thread: a connection under way when the store goes would be tried again until it times out.
+            # Not in the thread: a connection in progress when the store closes would be retried until it times out.
             own = connect(self.address, self._timeout)
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"sync.address: cannot listen on {config.address}: {error}") from error
@@ -90,7 +87,7 @@ class _Peer:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Leave the group, or no longer wait for it; a thread that is sending does so when that ends or times out."""
+        """Leave the group; a thread that is sending leaves when the sending ends or times out."""
         self.closed = True
         self._store = None
         self._jobs.put(None)
@@ -101,7 +98,7 @@ class _Peer:
             torch.cuda.set_device(self._device)
         try:
             group = ProcessGroup(store, self.address, 0, self._timeout)
-        except RuntimeError as error:  # what torch raises, here and below
+        except RuntimeError as error:  # torch raises it here and below
             failure = f"the server did not join its group: {error}"
         while (job := self._jobs.get()) is not None:
             job.failure = failure
@@ -130,21 +127,21 @@ class _Peer:
 
 
 class WeightSender:
-    """All groups of a trainer. Not thread-safe."""
+    """The groups of a trainer. Not thread-safe."""
 
     def __init__(self, config: SyncConfig, device: torch.device) -> None:
-        """Begin without groups; `device` is where the weights are."""
+        """Start without groups; `device` holds the weights."""
         self._config, self._device = config, device
         self._peers: dict[str, _Peer] = {}
         self._jobs: dict[str, _Job] = {}
         self.sending = False
-        """Whether the weights must not change now."""
+        """Whether a sending is in progress, so that the weights must not change."""
 
     def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> list[GroupAddress]:
         """Listen for new servers, close the groups that are not in `keep`, and return where the servers join.
 
         Raises:
-            ConfigError: the address is not this machine's, or the backend cannot be used.
+            ConfigError: when the address is not this machine's, or the backend cannot be used.
         """
         self._close(self._peers.keys() - set(keep))
         for request in requests:
@@ -157,35 +154,39 @@ class WeightSender:
         """Plan the buckets of `tensors`, which must not change until `finish`, and gather the first for each group.
 
         Args:
-            version: what they are called.
+            version: policy version of the weights.
             tensors: weights by HF name.
-            groups: whom they may be sent to.
-            dtype: what they are sent in.
-            digests: whether the manifest is to have the checksums of what is sent.
+            groups: groups that `start` may name.
+            dtype: type of the tensors on the wire.
+            digests: whether the manifest gets the checksums of the tensors as sent.
 
         Raises:
-            InvariantError: something is being sent already, or a group is not open.
+            InvariantError: when a sending is in progress, or a group is not open.
         """
         if self.sending or not self._peers.keys() >= set(groups):
-            raise InvariantError(f"sending: {self.sending}; groups {groups} of {list(self._peers)}: open them, finish first")
+            raise InvariantError(
+                f"cannot begin: sending is {self.sending}, groups {groups}, open {list(self._peers)}; finish and open first"
+            )
         specs = [TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
         buckets = plan_buckets(specs, self._config.bucket_mb << 20)
         self._jobs = {name: _Job(buckets, tensors) for name in groups}
         for name, job in self._jobs.items():
             self._peers[name].submit(job)
         self.sending = True
-        # Here and not beside the sending: the servers still sample, but stand still while they are sent to.
+        # Computed here and not during the sending: the servers still sample now, and are paused then.
         return Manifest(version, buckets, {spec.name: _sent_checksum(spec, tensors) for spec in specs if digests})
 
     def start(self, groups: Sequence[str]) -> None:
-        """Send to these groups; their servers receive."""
+        """Send to these groups, whose servers are receiving."""
         for name in groups:
             self._jobs[name].go.set()
 
     def finish(self, abandoned: Collection[str]) -> dict[str, str]:
-        """Close the abandoned groups, wait for the others, and let the weights change again; return what went wrong.
+        """Close the abandoned groups, wait for the others, and allow the weights to change again.
 
-        That is by group. One that was not abandoned and is not done within the timeout has gone wrong, and is closed too.
+        Returns:
+            The error message of each group that failed, which is closed too. A group that is not done within the timeout
+            has failed.
         """
         self._close(abandoned)
         failures: dict[str, str] = {}
@@ -194,7 +195,7 @@ class WeightSender:
             if name in self._peers:
                 job.go.set()
                 if not job.ended.wait(max(0.0, deadline - time.monotonic())):
-                    failures[name] = f"not all was sent after {self._config.timeout_s:g} s (sync.timeout_s)"
+                    failures[name] = f"the sending was not done after {self._config.timeout_s:g} s (sync.timeout_s)"
                 elif job.failure is not None:
                     failures[name] = job.failure
         self._close(failures)
@@ -202,7 +203,7 @@ class WeightSender:
         return failures
 
     def close(self) -> None:
-        """Close all groups, and wait a moment for their threads: one that wakes while the interpreter ends aborts it."""
+        """Close all groups and wait up to 1 s for each thread: one that wakes while the interpreter ends aborts it."""
         threads = [peer.thread for peer in self._peers.values()]
         self._close(list(self._peers))
         for thread in threads:
@@ -224,7 +225,9 @@ def _sent_checksum(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
 def _backend(request: GroupRequest, config: SyncConfig, device: torch.device) -> Literal["gloo", "nccl"]:
     possible = request.nccl and device.type == "cuda"
     if config.backend == "nccl" and not possible:
-        raise ConfigError(f"sync.backend: nccl joins GPUs, but trainer ({device}) or server is on none; set gloo or auto")
+        raise ConfigError(
+            f"sync.backend: nccl needs GPUs, but the trainer ({device}) or the server has none; set gloo or auto"
+        )
     return "gloo" if config.backend == "gloo" or not possible else "nccl"
 
 

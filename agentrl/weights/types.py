@@ -1,4 +1,4 @@
-"""What trainer and servers agree on when weights go from memory to memory, without a file between them. No torch.
+"""The records and protocols of a weight transfer between trainer and servers. No torch.
 
 Invariant: the specs of a bucket fix every byte sent for it: its tensors in this order, row-major in their dtype, without
 gaps. One process group connects the trainer, its rank 0, with one server, its other ranks: no server waits for another.
@@ -57,12 +57,12 @@ Bucket = tuple[TensorSpec, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Everything one version sends, bucket by bucket, in the order of the wire."""
+    """The tensors that are sent for one version, bucket by bucket, in the order of the wire."""
 
     version: int
     buckets: tuple[Bucket, ...]
     tensor_checksums: dict[str, str]
-    """Digest of each tensor as it is sent, by HF name; empty when none were asked for."""
+    """Digest of each tensor as it is sent, by HF name; empty when the sending has no digests."""
 
     @property
     def num_bytes(self) -> int:
@@ -74,13 +74,13 @@ class GroupRequest(msgspec.Struct, frozen=True):
     """A server that wants a process group."""
 
     name: str
-    """Unique for ever: servers keep the names they have seen."""
+    """Never used again, because servers keep the names they have seen."""
     ranks: int
-    """Its ranks; it is ranks 1 to this."""
+    """Number of ranks of the server, which is ranks 1 to this number."""
     nccl: bool
-    """Whether it can receive by NCCL, on a GPU."""
+    """Whether the server can receive by NCCL, on a GPU."""
     flat: bool
-    """Whether it takes a bucket in one piece; otherwise each tensor is sent by itself."""
+    """Whether the server receives a bucket as one tensor; otherwise each tensor is sent by itself."""
 
 
 class GroupAddress(msgspec.Struct, frozen=True):
@@ -94,22 +94,22 @@ class GroupAddress(msgspec.Struct, frozen=True):
 
 
 class Sending(Protocol):
-    """One version on its way; see `WeightChannel.sending`."""
+    """The sending of one version; `WeightChannel.sending` yields it."""
 
     @property
     def manifest(self) -> Manifest:
-        """What is sent."""
+        """The tensors that are sent."""
         ...
 
     async def start(self, groups: Sequence[str]) -> None:
-        """Send to these groups, whose servers stand still and are about to receive."""
+        """Send to these groups, whose servers are paused and about to receive."""
         ...
 
     async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
-        """Wait until all is sent, but not to the `abandoned` groups, which are closed.
+        """Close the `abandoned` groups and wait until everything is sent to the others.
 
         Returns:
-            What went wrong at the trainer's end, by group; those are closed too.
+            Error messages of the trainer's end, by group; the failed groups are closed too.
         """
         ...
 
@@ -118,41 +118,41 @@ class WeightChannel(Protocol):
     """The trainer's end of all groups."""
 
     async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
-        """Listen for the servers of `requests`; groups neither there nor in `keep` are closed.
+        """Open a group for each of `requests`, close the groups not in `keep`, and return where the servers join.
 
         Raises:
-            WeightSyncError: while the trainer is in a step.
+            WeightSyncError: when the trainer is in a step.
         """
         ...
 
     def sending(
         self, version: int, groups: Sequence[str], *, dtype: str, digests: bool, again: bool
     ) -> AbstractAsyncContextManager[Sending]:
-        """Hold the weights still for the length of the block and make ready to send them as `version`.
+        """Hold the weights still while the block runs and prepare to send them as `version`.
 
         Args:
-            version: what they are called.
-            groups: whom they may be sent to.
-            dtype: what they are sent in, a key of `WIRE_DTYPES`.
-            digests: whether the manifest is to have checksums; they take a second for each gigabyte.
-            again: the version was sent before; refused once the weights are others.
+            version: policy version of the weights.
+            groups: groups that `Sending.start` may name.
+            dtype: type of the tensors on the wire, a key of `WIRE_DTYPES`.
+            digests: whether the manifest gets checksums; they take about a second for each gigabyte.
+            again: whether `version` was sent before; the call is refused when the weights have changed since.
 
         Raises:
-            WeightSyncError: `again`, and the trainer is in a step or has other weights by now.
+            WeightSyncError: when `again` is set and the trainer is in a step or has stepped since.
 
-        Cancellation: groups that were not finished are closed; the trainer can be used.
+        Cancellation: unfinished groups are closed; the trainer stays usable.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFeed:
-    """Weights that the trainer hands out itself; what a `Publication` is for weights on a disk."""
+    """Weights of one policy version that the trainer sends from its memory, as a `Publication` is weights on a disk."""
 
     version: int
     channel: WeightChannel
     dtype: str = "float32"
-    """What they are sent in, a key of `WIRE_DTYPES`: what the servers compute in, as they would cast them anyway."""
+    """Type on the wire, a key of `WIRE_DTYPES`: the type that the servers compute in, to which they would cast anyway."""
 
 
 def scripted_checksums(version: int, buckets: Sequence[Bucket]) -> dict[str, str]:

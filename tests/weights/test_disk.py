@@ -140,7 +140,7 @@ def test_one_altered_bit_is_found_and_the_tensor_named(tmp_path: Path) -> None:
     damaged[-1] ^= 1
     weights.write_bytes(damaged)
 
-    with pytest.raises(WeightSyncError, match=r"tensor 'b' is not the one that was written"):
+    with pytest.raises(WeightSyncError, match=r"tensor 'b' was altered after it was written"):
         verify_directory(tmp_path / "v00000001")
 
 

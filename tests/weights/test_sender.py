@@ -195,7 +195,7 @@ def test_who_is_not_abandoned_and_does_not_join_is_a_failure_after_the_timeout(s
     begun(source, ["g0"])
     source.start(["g0"])
     [failure] = source.finish(()).values()
-    assert "did not join" in failure or "not all was sent after 1 s (sync.timeout_s)" in failure
+    assert "did not join" in failure or "the sending was not done after 1 s (sync.timeout_s)" in failure
     with pytest.raises(InvariantError, match="open them"):
         begun(source, ["g0"])
 

@@ -1,4 +1,4 @@
-"""What keeps weights from being written is said as it is, with the mend that helps."""
+"""A failed write of weights names its cause and the fix that helps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from agentrl.weights.disk import atomic_directory
 
 @pytest.mark.parametrize(
     ("number", "mend"),
-    [(errno.ENOSPC, "free space"), (errno.EDQUOT, "free space"), (errno.EACCES, "mend that"), (errno.EROFS, "mend that")],
+    [
+        (errno.ENOSPC, "free space"),
+        (errno.EDQUOT, "free space"),
+        (errno.EACCES, "fix the cause"),
+        (errno.EROFS, "fix the cause"),
+    ],
 )
 def test_only_a_full_disk_is_told_to_be_freed(tmp_path: Path, number: int, mend: str) -> None:
     final = tmp_path / "model"
@@ -26,6 +31,6 @@ def test_only_a_full_disk_is_told_to_be_freed(tmp_path: Path, number: int, mend:
 
 def test_a_parent_that_is_a_file_is_the_cause_that_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused = pytest.raises(TrainError, match=r"file/model: Not a directory; mend that, or write elsewhere")
+    refused = pytest.raises(TrainError, match=r"file/model: Not a directory; fix the cause, or write elsewhere")
     with refused, atomic_directory(tmp_path / "file" / "model"):
         raise AssertionError

@@ -7,7 +7,7 @@ from pydantic import Field
 from agentrl.configbase import Config
 
 PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-"""Nats a probe prompt's log-probs may differ where server and trainer compute in this type, unless the run says another."""
+"""Largest difference, nats, of the probe's log-probs by the type in which server and trainer compute; the default."""
 
 
 class EngineConfig(Config):
@@ -30,8 +30,8 @@ class EngineConfig(Config):
     probe_tolerance: float | None = Field(default=None, gt=0)
     """Largest log-prob difference, nats, of server and trainer on the probe prompt after an update. None: by dtype."""
     max_logprob_difference: float | None = Field(default=None, gt=0)
-    """Stop when a token's behavior log-prob differs more, nats, from the trainer's under the same version. None: report."""
+    """Stop when a behavior log-prob differs more, nats, from the trainer's under the same version. None: only report it."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
-    """Seconds without any progress after which the run stops and names who waits for whom; over an episode's deadline."""
+    """Seconds without progress after which the run stops and names each wait; longer than an episode's deadline."""
     save_trajectories: bool = True
     """Write every episode to `trajectories.jsonl` in the run directory."""

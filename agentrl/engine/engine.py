@@ -1,11 +1,11 @@
-"""The loop of a run: wiring, and nothing else.
+"""The loop of a run: it connects the parts and starts them.
 
-Invariant: everything the run starts ends with `Engine.run`, and what it recorded is on disk then, however it ends.
+Invariant: however `Engine.run` ends, everything that it started has ended and its records are on disk.
 
-Who waits for what. The dispatcher waits for a free episode slot and for admission (the staleness bound), both given by
-others' progress: episodes that end, versions that are published, groups that are dropped. Each group waits for its episodes,
-each episode for its workflow, which waits for model calls; the episode's deadline ends that. The trainer waits for a batch,
-then for its worker, then for the servers. The watchdog waits for all of them and names them when nothing moves.
+Who waits for what. The dispatcher waits for a free episode slot and for admission (the staleness bound): an episode that
+ends, a version that is published or a group that is dropped lets it continue. Each group waits for its episodes, and each
+episode for its workflow, which waits for model calls; the episode's deadline ends that wait. The trainer waits for a batch,
+then for its worker, then for the servers. The stall timer ends the run when nothing moves, and names these waits.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from agentrl.workflow import RolloutWorkflow
 
 
 class Engine:
-    """One run: episodes in flight, groups in the buffer, a trainer that consumes them, servers that follow it.
+    """One run: episodes in flight, groups in the buffer, a trainer that consumes them, servers that take its weights.
 
-    A batch whose groups all have zero variance has a gradient of exactly zero: the trainer's step is skipped, counted, and
-    the unchanged weights are published as the next version, so that the run goes on and every version is one publication.
+    A batch whose groups all have zero variance has a gradient of exactly zero. The engine skips and counts that step and
+    publishes the unchanged weights as the next version, so that each version is one publication.
 
     Args:
         workflow: drives each episode.
         tasks: training tasks, drawn in an order fixed by `seed`.
-        inference: the servers; they already serve, and are given the trainer's weights before the first episode.
+        inference: the running servers; they get the trainer's weights before the first episode.
         renderer: chat template and tokenizer of the model.
         trainer: owns the weights.
-        run_dir: where metrics, trajectories, weights and checkpoints go.
+        run_dir: directory of the metrics, trajectories, weights and checkpoints.
         algorithm: groups, advantage, staleness.
         rollout: budgets and failures.
         sampling: defaults of the model calls.
         engine: length, evaluation, checkpoints, patience.
         eval_tasks: held-out tasks; needed when `engine.eval_every` is set.
         seed: of the task order.
-        name: what the display calls the run.
-        progress: shows the run to a person; None: to nobody.
+        name: of the run, for the display.
+        progress: the display; None shows nothing.
         probe_ids: token ids whose log-probs are compared after each update; None: a fixed sentence.
-        send_dtype: send weights from the trainer's memory, in this type; None: through files.
-        resume: where an earlier process left off, as `trainer` does after it was restored; None: a new run.
+        send_dtype: type in which weights are sent from the trainer's memory; None: through files.
+        resume: the state that an earlier process saved with the checkpoint of `trainer`; None: a new run.
 
     Raises:
-        ConfigError: no tasks, tasks with equal ids, or nothing left to do after `resume`.
-        RunStopped: the run directory cannot be written.
+        ConfigError: when there are no tasks, two have the same id, or no step is left after `resume`.
+        RunStopped: when the run directory cannot be written.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Engine:
         self._resume = resume or RunState(step=0, policy_version=0, groups_admitted=0, groups_open=())
         if self._resume.step >= engine.steps:
             raise ConfigError(
-                f"engine.steps: {engine.steps}, and the checkpoint has {self._resume.step} steps done; raise it to go on"
+                f"engine.steps: {engine.steps}, but the checkpoint has done {self._resume.step} steps; raise it to continue"
             )
         self._eval_tasks = tuple(eval_tasks)
         if engine.eval_every:
@@ -167,20 +167,20 @@ class Engine:
         )
 
     def report(self) -> RunReport:
-        """Return what the run has done so far; also good after it has failed or was cancelled."""
+        """Return the report of the run so far, also after it failed or was cancelled."""
         return self._journal.report()
 
     async def run(self) -> RunReport:
-        """Train for the configured number of steps and return what was done.
+        """Train for the configured number of steps and return the report.
 
         Raises:
-            ErrorBudgetExceeded: too many episodes failed.
-            StallError: nothing moved for `stall_timeout_s`; names who waits for whom.
+            ErrorBudgetExceeded: when too many episodes failed.
+            StallError: when nothing moved for `stall_timeout_s`; the message names each wait.
             TrainError, WeightSyncError, ServerError: from the trainer or the servers.
-            InvariantError, StaleDataError: recorded data is wrong.
-            RunStopped: records cannot be written.
+            InvariantError, StaleDataError: when recorded data is wrong.
+            RunStopped: when records cannot be written.
 
-        Cancellation: all episodes, evaluations and waits end; what was recorded is on disk.
+        Cancellation: all episodes, evaluations and waits end; the records are on disk.
         """
         journal = self._journal
         try:
@@ -203,14 +203,14 @@ class Engine:
             async with task_group() as work:
                 work.start_soon(self._evaluate_on_request, due)
                 work.start_soon(self._dispatch, work)
-                with requests:  # closed after the last step: the evaluation task ends when it has done what was asked
+                with requests:  # closed after the last step: the evaluation task then finishes its requests and ends
                     for step in range(self._resume.step + 1, self._config.steps + 1):
                         await self._training.step(step)
                         self._request_evaluation(step, requests)
                 self._buffer.close()
 
     async def _dispatch(self, work: TaskGroup) -> None:
-        """Open groups as fast as slots and the bound allow; one opens when the one before has all its slots."""
+        """Open groups as fast as slots and the bound allow, each after the one before has all its slots."""
         while True:
             with self._board.waiting("the dispatcher", "a free episode slot"):
                 async with self._slots:
@@ -267,7 +267,7 @@ class Engine:
             self._journal.evaluation_skipped(step)
 
     async def _evaluate_on_request(self, requests: MemoryObjectReceiveStream[int]) -> None:
-        """Evaluate beside training, with a quarter of the slots at most; the weights move on meanwhile."""
+        """Evaluate during training, with at most a quarter of the slots; the weights change meanwhile."""
         async for step in requests:
             report = await evaluate_with(
                 partial(self._episode, sampling=self._sampling, group=None),
@@ -293,6 +293,6 @@ class Engine:
 
 
 def _first_version(resume: RunState, inference: Inference) -> int:
-    """Return the version the run's first publication carries; servers that are ahead never go back to one they have had."""
+    """Return the version of the run's first publication; it is never below a version that the servers have had."""
     served = inference.policy_version
     return resume.policy_version if served < resume.policy_version else served + (resume.step > 0)

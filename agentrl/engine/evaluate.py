@@ -1,7 +1,7 @@
 """Evaluate a workflow: a fixed set of episodes, without training.
 
-Invariant: each episode asked for is run once, and counted; one that failed has no result, so rates and returns are over the
-others, beside the number of failed ones by reason.
+Invariant: each requested episode is run once and counted. A failed episode has no result: rates and returns are over the
+other episodes, and the report counts the failed ones by reason.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class EvalReport:
 
     @property
     def first_failed(self) -> Trajectory | None:
-        """The first episode, in the order of the tasks, that has no result; None where all have one."""
+        """The first failed episode in the order of the tasks; None when none failed."""
         return next((episode for episode in self.episodes if episode.failure is not None), None)
 
     @property
     def versions(self) -> tuple[int, int] | None:
-        """Lowest and highest policy version that sampled a token; None for an endpoint, which does not tell."""
+        """Lowest and highest policy version that sampled a token; None for an endpoint, which does not report it."""
         return version_range(self.episodes)
 
     def metrics(self) -> dict[str, MetricValue]:
@@ -89,21 +89,21 @@ async def evaluate(
     greedy: bool = False,
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> EvalReport:
-    """Run `workflow` on `tasks` and return what came of it.
+    """Run `workflow` on `tasks` and return the report.
 
     Args:
-        workflow: what to run.
-        tasks: taken in order, from the start again when `episodes` is more than there are.
+        workflow: the workflow to evaluate.
+        tasks: taken in order, starting over when `episodes` is larger than their number.
         backend: samples the tokens; any weights.
         renderer: chat template and tokenizer.
         rollout: episodes at once, deadline and budgets; nothing is retried.
         sampling: defaults of the model calls.
-        episodes: how many, at least 1; None: one for each task.
+        episodes: number of episodes, at least 1; None: one for each task.
         greedy: sample at temperature 0 where the workflow itself does not set one.
         on_episode: called with each episode as it ends.
 
     Raises:
-        ConfigError: when there are no tasks, or fewer than one episode is asked for.
+        ConfigError: when there are no tasks, or `episodes` is below 1.
         InvariantError: from an episode; the others are cancelled.
 
     Cancellation: all episodes are cancelled; nothing is returned.
@@ -133,14 +133,14 @@ async def evaluate_with(
         run: runs one episode.
         tasks: as for `evaluate`.
         max_concurrent: episodes at once.
-        slots: shared with other episodes; each episode holds one of them, too.
+        slots: shared with other episodes; each episode also holds one of these.
         episodes: as for `evaluate`.
-        greedy: what the report says; the runner decides how to sample.
+        greedy: for the report alone; the runner decides how to sample.
         name: first part of the episode ids.
         on_episode: as for `evaluate`.
 
     Raises:
-        ConfigError: when there are no tasks, or fewer than one episode is asked for.
+        ConfigError: when there are no tasks, or `episodes` is below 1.
 
     Cancellation: as for `evaluate`.
     """

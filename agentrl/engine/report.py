@@ -1,6 +1,6 @@
-"""What a run has done, counted while it goes and reported at its end.
+"""The counters of a run and the report made of them.
 
-Invariant: every sampled token is trained, wasted with a named cause, part of an evaluation, or still in flight.
+Invariant: each sampled token is trained, wasted for a named cause, part of an evaluation, or still in flight.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Timer: TypeAlias = Literal["trainer_wait_s", "rollout_wait_s", "train_s"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run has done."""
+    """The report of a run."""
 
     train_steps: int
-    """Steps finished, skipped ones included, and those before a resumption."""
+    """Finished steps, including skipped ones and those of earlier processes."""
     resumed_from_step: int
-    """Steps that an earlier process had done; all other counts are of this process alone."""
+    """Steps of earlier processes; all other counts are of this process alone."""
     skipped_steps: Mapping[str, int]
     """Steps that left the weights as they were, by reason."""
     policy_version: int
@@ -38,7 +38,7 @@ class RunReport:
     mean_staleness: float
     """Over all trained tokens."""
     episodes: int
-    """Training episodes that ended, every attempt counted."""
+    """Training episodes that ended, each attempt counted."""
     groups: int
     """Groups trained."""
     zero_variance_groups: int
@@ -53,17 +53,17 @@ class RunReport:
     trained_tokens: int
     """In the loss mask of a step that was not skipped."""
     wasted_tokens: Mapping[str, int]
-    """Sampled for training and never trained, by cause; `in_flight`: the run ended before."""
+    """Sampled for training and never trained, by cause; `in_flight`: the run ended first."""
     wall_seconds: float
     trainer_wait_seconds: float
-    """The trainer waited for groups."""
+    """Time that the trainer waited for groups."""
     rollout_wait_seconds: float
-    """New groups waited for the staleness bound."""
+    """Time that the dispatcher waited for the staleness bound."""
     train_seconds: float
     sync_seconds: float
-    """Publishing and updating weights."""
+    """Time of publishing and updating weights."""
     pause_seconds: float
-    """Servers stood still for updates."""
+    """Time that servers were paused for updates."""
     max_logprob_difference: float | None
     """Largest difference of a behavior log-prob from the trainer's under the same version, nats; None: not measured."""
     interrupted_tokens: int
@@ -77,7 +77,7 @@ class RunReport:
     evaluations: tuple[Mapping[str, MetricValue], ...]
     """The `evaluation` events, in order."""
     checkpoint: str | None
-    """The last one written."""
+    """Path of the last checkpoint; None: none was written."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Totals:
     def add_batch(
         self, groups: tuple[Group, ...], prepared: PreparedBatch, report: StepReport, published: PublishReport, sampled: int
     ) -> None:
-        """Count a finished step; `sampled` tokens were spent on its groups, failed attempts included."""
+        """Count a finished step; `sampled` is the number of tokens of its groups, failed attempts included."""
         kept = sum(episode.num_output_tokens for group in groups for episode in group.episodes)
         loss_tokens = len(prepared.staleness)
         self.add_waste("failed_episode", sampled - kept)
@@ -141,7 +141,7 @@ class Totals:
         self.interrupted_max = _larger(self.interrupted_max, metrics.get("max_interrupted_difference"))
 
     def add_waste(self, cause: str, tokens: int) -> None:
-        """Count tokens that will never be trained."""
+        """Count sampled tokens that are never trained."""
         if tokens:
             self.wasted[cause] += tokens
 
@@ -157,7 +157,7 @@ class Totals:
         in_flight_tokens: int,
         wall_seconds: float,
     ) -> RunReport:
-        """Return the report of these counters and of those that others keep."""
+        """Return the report of these counters and of the arguments."""
         in_flight = {"in_flight": in_flight_tokens} if in_flight_tokens else {}
         return RunReport(
             train_steps=self.steps,

@@ -23,10 +23,10 @@ class TaskOrder:
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
-        """Take over the tasks.
+        """Keep the tasks.
 
         Raises:
-            ConfigError: when there are none, or two have one id.
+            ConfigError: when there are no tasks, or two have the same id.
         """
         check_tasks(tasks)
         self._tasks = tuple(tasks)
@@ -46,7 +46,7 @@ def check_tasks(tasks: Sequence[Task]) -> None:
     """Check a task set.
 
     Raises:
-        ConfigError: when there are no tasks, or two have one id.
+        ConfigError: when there are no tasks, or two have the same id.
     """
     if not tasks:
         raise ConfigError("there are no tasks; check tasks.path or tasks.factory")

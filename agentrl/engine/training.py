@@ -1,7 +1,7 @@
 """The training side of the loop: one batch in, one version out.
 
 Invariant: the clock ticks once for each batch taken, after every serving server has the new weights. The trainer waits for
-its batch, its worker and the servers, in that order, and each wait is on the board.
+its batch, its worker and the servers, in that order, and the board lists each wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TrainLoop:
         algorithm: AlgorithmConfig,
         config: EngineConfig,
     ) -> None:
-        """Use the parts of a run; see `Engine`."""
+        """Connect the parts that `Engine` makes."""
         self._trainer, self._weights, self._buffer, self._clock = trainer, weights, buffer, clock
         self._journal, self._board, self._watchdog, self._progress = journal, board, watchdog, progress
         self._algorithm, self._config = algorithm, config
@@ -50,7 +50,7 @@ class TrainLoop:
         """Put the trainer's weights on every server as `version`.
 
         Raises:
-            TrainError, WeightSyncError: when they did not arrive.
+            TrainError, WeightSyncError: when the weights did not arrive.
 
         Cancellation: servers may have either version.
         """
@@ -60,13 +60,13 @@ class TrainLoop:
         return published
 
     async def step(self, number: int) -> None:
-        """Train one batch, publish, tick, record; save a checkpoint when it is due.
+        """Train one batch, publish the weights, advance the clock and record the step; save a checkpoint when one is due.
 
         Raises:
             TrainError, WeightSyncError: from the worker or the servers.
             StaleDataError, InvariantError: from the data.
 
-        Cancellation: the weights are not to be used again.
+        Cancellation: the weights cannot be used again.
         """
         with self._board.waiting("the trainer", self._buffer.describe_wait), self._journal.timed("trainer_wait_s"):
             groups = await self._buffer.take()
@@ -86,7 +86,7 @@ class TrainLoop:
         await self._checkpoint(number)
 
     async def _train(self, prepared: PreparedBatch) -> StepReport:
-        # An empty batch moves the learning-rate schedule on: it counts batches, not gradients.
+        # An empty batch still advances the learning-rate schedule, which counts batches, not gradients.
         batch = prepared.batch if prepared.skip is None else replace(prepared.batch, samples=())
         report = await self._trainer.step(batch)
         self._watchdog.progress()

@@ -1,7 +1,7 @@
-"""Which way weights take from the trainer to the servers, decided from where both run.
+"""Choose how weights go from the trainer to the servers: through files or through a process group.
 
-Invariant: what is decided can work as far as the config tells: servers can reach what they are pointed at, and NCCL joins
-GPUs that are not shared. The reason is part of the plan a run prints.
+Invariant: as far as the config tells, the choice works: servers can reach the directory or address, and NCCL joins GPUs that
+are not shared. The plan that a run prints gives the reason.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _IDLE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way weights take."""
+    """How weights go to the servers."""
 
     method: Literal["disk", "distributed"]
     sync: SyncConfig
-    """With `backend` filled in where the config tells that NCCL cannot be."""
+    """The settings, with `backend: gloo` where the config rules NCCL out."""
     reason: str
-    """Why this method."""
+    """Why this method was chosen."""
 
 
 def route_of(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig) -> Route:
-    """Return the way weights take.
+    """Return how weights go to the servers.
 
     Example:
         >>> route = route_of(SyncConfig(), InferenceConfig(), TrainerConfig(device="cpu"), EngineConfig())
@@ -47,7 +47,7 @@ def route_of(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfi
     if sync.backend == "auto" and shared:
         sync = sync.model_copy(update={"backend": "gloo"})
     if sync.method != "auto":
-        return Route(method=sync.method, sync=sync, reason="as sync.method says")
+        return Route(method=sync.method, sync=sync, reason="sync.method is set")
     if "publish_dir" in engine.model_fields_set and engine.publish_dir is not None:
         return Route(method="disk", sync=sync, reason="engine.publish_dir names a place that every server sees")
     if remote := remote_urls(inference):
@@ -59,7 +59,7 @@ def route_of(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfi
 
 
 def route_problems(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig) -> list[str]:
-    """Return what cannot work, a line each, naming the field and the mend."""
+    """Return a line for each setting that cannot work, naming the field and the fix."""
     given = {("sync", name) for name in sync.model_fields_set} | {("engine", name) for name in engine.model_fields_set}
     problems = [
         f"{section}.{name}: sync.method: {sync.method} does not use it; remove it"
@@ -87,7 +87,7 @@ def route_problems(sync: SyncConfig, inference: InferenceConfig, trainer: Traine
 
 
 def idle_fields(sync: SyncConfig) -> list[tuple[str, str]]:
-    """Return `(section, field)` of what the method asked for does not use."""
+    """Return `(section, field)` of the settings that the chosen method does not use."""
     return list(_IDLE[sync.method])
 
 
@@ -97,7 +97,7 @@ def remote_urls(inference: InferenceConfig) -> list[str]:
 
 
 def _shared_gpus(inference: InferenceConfig, trainer: TrainerConfig) -> set[int] | None:
-    """Return the GPUs that trainer and servers share; None where not both are on GPUs, or where it is not known."""
+    """Return the GPUs that trainer and servers share; None when one of them uses no GPU or its GPU is unknown."""
     on_gpu = trainer.device.startswith("cuda") or (trainer.device == "auto" and gpu_is_present())
     if inference.urls or inference.backend == "embedded" or not on_gpu or runs_on_cpu(inference):
         return None

@@ -80,7 +80,7 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
         if durable:
             _flush(final.parent)
     except OSError as error:
-        fix = "free space on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix the cause"
+        fix = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix the cause"
         raise TrainError(f"cannot write {final}: {error.strerror or error}; {fix}, or write elsewhere") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -192,8 +192,8 @@ def test_all_problems_are_reported_together() -> None:
     [
         ({}, [], ("disk", "this host and its disk")),
         ({}, ["--trainer.device", "cpu"], ("disk", "this host and its disk")),
-        ({"sync": "distributed"}, [], ("distributed", "as sync.method says")),
-        ({"sync": {"method": "disk"}}, ["--sync", "distributed"], ("distributed", "as sync.method says")),
+        ({"sync": "distributed"}, [], ("distributed", "sync.method is set")),
+        ({"sync": {"method": "disk"}}, ["--sync", "distributed"], ("distributed", "sync.method is set")),
         ({"sync": {"bucket_mb": 8}}, [], ("disk", "this host and its disk")),
         (
             {"inference": {"urls": ["http://10.0.0.7:1"]}, "sync": {"address": "10.0.0.1"}},

@@ -196,7 +196,7 @@ def test_who_is_not_abandoned_and_does_not_join_is_a_failure_after_the_timeout(s
     source.start(["g0"])
     [failure] = source.finish(()).values()
     assert "did not join" in failure or "the sending was not done after 1 s (sync.timeout_s)" in failure
-    with pytest.raises(InvariantError, match="open them"):
+    with pytest.raises(InvariantError, match="finish and open first"):
         begun(source, ["g0"])
 
 
@@ -241,7 +241,7 @@ def test_groups_that_are_not_kept_are_closed(sender: MakeSender) -> None:
 def test_two_sendings_at_once_and_unknown_groups_are_refused(sender: MakeSender) -> None:
     source = sender()
     opened(source)
-    with pytest.raises(InvariantError, match="open them"):
+    with pytest.raises(InvariantError, match="finish and open first"):
         begun(source, ["other"])
     begun(source, ["g0"])
     with pytest.raises(InvariantError, match="finish first"):

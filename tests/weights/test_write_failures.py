@@ -13,7 +13,7 @@ from agentrl.weights.disk import atomic_directory
 
 
 @pytest.mark.parametrize(
-    ("number", "mend"),
+    ("number", "fix"),
     [
         (errno.ENOSPC, "free space"),
         (errno.EDQUOT, "free space"),
@@ -21,11 +21,11 @@ from agentrl.weights.disk import atomic_directory
         (errno.EROFS, "fix the cause"),
     ],
 )
-def test_only_a_full_disk_is_told_to_be_freed(tmp_path: Path, number: int, mend: str) -> None:
+def test_a_full_disk_and_other_causes_get_different_advice(tmp_path: Path, number: int, fix: str) -> None:
     final = tmp_path / "model"
     with pytest.raises(TrainError) as error, atomic_directory(final):
         raise OSError(number, os.strerror(number))
-    assert str(error.value) == f"cannot write {final}: {os.strerror(number)}; {mend}, or write elsewhere"
+    assert str(error.value) == f"cannot write {final}: {os.strerror(number)}; {fix}, or write elsewhere"
     assert list(tmp_path.iterdir()) == []
 
 

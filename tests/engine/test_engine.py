@@ -240,5 +240,5 @@ async def test_servers_ahead_of_the_checkpoint_get_a_version_they_never_had(tmp_
 
 def test_a_checkpoint_with_nothing_left_to_do_cannot_be_resumed(tmp_path: Path, renderer: Renderer) -> None:
     state = RunState(step=4, policy_version=4, groups_admitted=8, groups_open=())
-    with pytest.raises(ConfigError, match=r"engine\.steps: 4, and the checkpoint has 4 steps done"):
+    with pytest.raises(ConfigError, match=r"engine\.steps: 4, but the checkpoint has done 4 steps"):
         make_engine(tmp_path, renderer, resume=state)

@@ -125,7 +125,7 @@ def test_a_damaged_newest_checkpoint_falls_back_by_one_with_a_message(
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew(tmp_path: Path) -> None:
     (_tiny(tmp_path, 1) / "optimizer.state").write_bytes(b"")
 
-    with pytest.raises(TrainError, match="every checkpoint in .* is damaged"):
+    with pytest.raises(TrainError, match=r"every checkpoint in .* is damaged"):
         latest_checkpoint(tmp_path)
 
 

@@ -244,7 +244,7 @@ def test_two_sendings_at_once_and_unknown_groups_are_refused(sender: MakeSender)
     with pytest.raises(InvariantError, match="finish and open first"):
         begun(source, ["other"])
     begun(source, ["g0"])
-    with pytest.raises(InvariantError, match="finish first"):
+    with pytest.raises(InvariantError, match="sending is True"):
         begun(source, ["g0"])
     source.finish(["g0"])
 

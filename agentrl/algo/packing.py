@@ -1,8 +1,8 @@
-"""Which samples share a forward pass. numpy only.
+"""Plan which samples share a forward pass. numpy only.
 
-Invariant: a plan is a list of lists of sample indices in which every sample stands exactly once, whole; a list exceeds the
-token budget only when it holds one sample that alone does. The same input always gives the same plan. Packing changes
-speed and memory, never the loss, which is a sum over tokens (`agentrl.algo.loss`).
+Invariant: a plan is a list of lists of sample indices that holds each whole sample exactly once. A list exceeds the token
+budget only when it holds a single sample that does. The same input always gives the same plan. Packing changes speed and
+memory, never the loss, which is a sum over tokens (`agentrl.algo.loss`).
 
 Sequences are padded on the right: with causal attention no real token sees the padding behind it, so no attention mask is
 needed and the result is exact; sorting by length keeps the padding small (under 6 % of a batch of lognormal lengths).

@@ -1,7 +1,7 @@
 """The staleness bound as pure rules: when a group may open, and which groups a batch must hold.
 
 Invariant: under `wait`, every token is trained at most `max_staleness` versions after it was sampled, and no group is
-discarded for its age.
+dropped for its age.
 
 Why `wait` can always keep the bound. Let B be the groups of a batch, S the bound, v the version, and O(j) the number of
 outstanding groups (admitted, not yet consumed) whose tokens may be of version v - S + j or older. Such a group must be
@@ -59,7 +59,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An outstanding group, as far as its age matters."""
+    """An outstanding group and its age."""
 
     index: int
     """Admission number."""
@@ -77,7 +77,7 @@ class Selection:
     drop: tuple[int, ...] = ()
     """Groups that are over age and leave, whether or not there is a batch."""
     waits_for: tuple[int, ...] = ()
-    """Groups of which some must complete first; empty when none is outstanding."""
+    """Groups some of which must complete first; empty when no group is outstanding."""
 
 
 def select(

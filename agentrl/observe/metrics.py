@@ -1,7 +1,7 @@
-"""What `metrics.jsonl` holds, and the numbers taken from episodes.
+"""The keys of `metrics.jsonl`, and the statistics of episodes behind them.
 
-Every line has `event`, `wall_s` (seconds since the run began) and `policy_version`. A missing key means: nothing of the
-kind.
+Every line has `event`, `wall_s` (seconds since the run began) and `policy_version`. A key is missing where there is nothing
+to report.
 
 event `step`, one for each training step:
 
@@ -69,8 +69,8 @@ MetricValue = float | int | str | bool | None
 def is_success(episode: Trajectory) -> bool:
     """Return whether an episode reached its goal.
 
-    That is what the workflow recorded as `success`, if it did (at least 0.5), or else whether the final reward is positive.
-    A failed episode did not.
+    Where the workflow recorded `success`, the episode succeeded if that is at least 0.5; otherwise, if its final reward is
+    positive. A failed episode did not succeed.
     """
     if episode.failure is not None:
         return False

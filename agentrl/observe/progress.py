@@ -1,6 +1,6 @@
-"""What a person watching a run sees: a live display on a terminal, a line a step elsewhere.
+"""The display of a run: live on a terminal, one line for each step elsewhere.
 
-Invariant: showing never changes the run: it reads snapshots, in the event loop, and writes to one stream.
+Invariant: a display never changes the run: it reads snapshots in the event loop and writes to one stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REFRESH_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Where a run stands. Rates are of the last training step; None before there is one."""
+    """The present state of a run. Rates are of the last training step; None before the first."""
 
     name: str
     step: int
@@ -45,11 +45,11 @@ class Snapshot:
     zero_variance_groups: int = 0
     last_evaluation: str | None = None
     waits: tuple[str, ...] = ()
-    """Who waits for whom, the longest wait first."""
+    """The present waits, the longest first."""
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left, if the steps to come take as long as those before; None before the first."""
+        """Seconds left if the remaining steps take as long as those before; None before the first step."""
         return self.wall_s / self.step * (self.steps - self.step) if self.step else None
 
 
@@ -64,7 +64,7 @@ class Progress(Protocol):
         ...
 
     def step(self, snapshot: Snapshot) -> None:
-        """A training step has ended."""
+        """Show that a training step has ended."""
         ...
 
 

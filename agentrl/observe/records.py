@@ -1,7 +1,7 @@
 """Append-only JSON lines on disk.
 
-Invariant: a line is whole or absent, lines stand in the order they were given, and what was given before `close` is on
-disk after it, also when the run is cancelled. A disk that cannot take them stops the run with a named error.
+Invariant: a line is whole or absent, and lines keep the order of the calls. After `close`, each earlier record is on disk,
+also when the run is cancelled. A disk that refuses a line stops the run with an error that names the cause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentrl.errors import RunStopped
 from agentrl.types import JsonValue, Trajectory
 
 DRAIN_TIMEOUT_S = 3.0
-"""Seconds a cancelled run waits for its last lines to reach the disk."""
+"""Seconds that a cancelled run waits until its last lines are on disk."""
 MAX_PENDING = 8192
 """Records that may wait for the disk."""
 _BLOCK_BYTES = 65536
@@ -35,10 +35,10 @@ class JsonLines:
     """A JSONL file that is appended to, each line written at once: for small, rare records."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path` for appending; its directory is made, and half a line that a killed process left is cut off.
+        """Open `path` for appending; make its directory, and cut off half a line that a killed process left.
 
         Raises:
-            RunStopped: when it cannot be opened.
+            RunStopped: when the file cannot be opened.
         """
         self.path = path
         try:
@@ -81,7 +81,7 @@ class JsonLines:
 class BackgroundJsonLines:
     """A JSONL file for large, frequent records: `put` never waits; encoding and writing happen in a worker thread.
 
-    Somebody runs `write` as a task for as long as records come, and awaits `close` after that.
+    The owner runs `write` as a task while records come, and awaits `close` afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class BackgroundJsonLines:
         self._more = anyio.Event()
 
     def put(self, record: Mapping[str, object]) -> None:
-        """Take over `record`, which must not change any more.
+        """Queue `record`, which must not change afterwards.
 
         Raises:
             RunStopped: when `MAX_PENDING` records wait for the disk.
@@ -106,12 +106,12 @@ class BackgroundJsonLines:
         self._more.set()
 
     async def write(self) -> None:
-        """Write what comes, until cancelled.
+        """Write queued records until cancelled.
 
         Raises:
-            RunStopped: when the disk refuses, naming the file and the cause.
+            RunStopped: when the disk refuses a line, naming the file and the cause.
 
-        Cancellation: the batch being written is finished; what came after it is left to `close`.
+        Cancellation: the present batch is finished; `close` writes the later records.
         """
         while True:
             await self._more.wait()
@@ -119,7 +119,7 @@ class BackgroundJsonLines:
             await self._drain()
 
     async def close(self) -> None:
-        """Write what is left and close the file, within `DRAIN_TIMEOUT_S`.
+        """Write the remaining records and close the file, within `DRAIN_TIMEOUT_S`.
 
         Raises:
             RunStopped: when the disk refuses.

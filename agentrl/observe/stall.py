@@ -1,7 +1,7 @@
-"""Who waits for whom, and the watchdog that says so when nothing moves.
+"""The waits of a run, and the timer that ends the run and names them when nothing moves.
 
-Invariant: every long wait of a run is on the board while it lasts. The watchdog has one deadline, which every bit of
-progress moves; it never polls.
+Invariant: the board lists each long wait of a run while it lasts. The timer has one deadline, which any progress moves; it
+never polls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentrl.errors import StallError
 
 @dataclass(slots=True)
 class Wait:
-    """One party's wait."""
+    """One party that waits for another."""
 
     who: str
     whom: Callable[[], str]
@@ -27,7 +27,7 @@ class Wait:
 
 
 class WaitBoard:
-    """The waits of a run, now.
+    """The present waits of a run.
 
     Example:
         >>> board = WaitBoard(now=lambda: 0.0)
@@ -44,11 +44,11 @@ class WaitBoard:
 
     @contextmanager
     def waiting(self, who: str, whom: str | Callable[[], str]) -> Generator[None, None, None]:
-        """Keep a wait on the board for as long as the block runs.
+        """List a wait on the board while the block runs.
 
         Args:
             who: the party that waits.
-            whom: what it waits for; a function is asked whenever somebody looks.
+            whom: the party or event that it waits for; a function is called for each look at the board.
         """
         key, self._next = self._next, self._next + 1
         self._waits[key] = Wait(who, whom if callable(whom) else lambda: whom, self._now())
@@ -68,16 +68,16 @@ class StallTimer:
     """Ends a run in which nothing has moved for `timeout_s` seconds."""
 
     GRACE_S = 1.0
-    """Extra seconds, so that a part with an equally long deadline of its own reports first."""
+    """Extra seconds, so that a part with a deadline of the same length reports first."""
 
     def __init__(self, *, timeout_s: float, describe: Callable[[], str]) -> None:
-        """Wait `timeout_s`; `describe` says, then, who waits for whom."""
+        """Wait `timeout_s` for progress; `describe` returns the waits for the error message."""
         self._timeout_s = timeout_s
         self._describe = describe
         self._scope: anyio.CancelScope | None = None
 
     def progress(self) -> None:
-        """Something moved: the deadline starts anew."""
+        """Restart the deadline, because something moved."""
         if self._scope is not None:
             self._scope.deadline = anyio.current_time() + self._timeout_s + min(self.GRACE_S, self._timeout_s)
 
@@ -85,7 +85,7 @@ class StallTimer:
         """Wait for the deadline.
 
         Raises:
-            StallError: when it passes; the message names who waits for whom.
+            StallError: when the deadline passes; the message names the waits.
 
         Cancellation: nothing is left behind.
         """

@@ -1,13 +1,13 @@
-"""Model calls over several servers: routed, tried again elsewhere when a server fails, checked for their versions.
+"""Model calls over several servers: routed, sent to another server after a failure, checked for their versions.
 
-Invariant: a call that failed at a server is sent again under a new request id, at most `request_retries` times in all; a
-reply with a version the pool cannot have asked for is thrown away, and its server taken out.
+Invariant: a call that failed at a server is sent again under a new request id, at most `request_retries` times. A reply with
+a version that the pool cannot have published is discarded, and its server evicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from uuid import uuid4
 
@@ -17,34 +17,42 @@ from agentrl.concurrency import Deadline
 from agentrl.errors import ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.pool.members import Member, Roster, State
+from agentrl.inference.pool.members import Member, Members, State
 
 
 class Failover:
-    """Sends model calls to the servers of a roster."""
+    """Sends model calls to the members of a pool."""
 
     def __init__(
         self,
-        roster: Roster,
+        members: Members,
         config: InferenceConfig,
         *,
-        suspect: Callable[[Member], Awaitable[None]],
-        lose: Callable[[Member, State, str], None],
+        check_health: Callable[[Member], Awaitable[None]],
+        evict: Callable[[Member, State, str], None],
     ) -> None:
         """Begin with no call in flight.
 
         Args:
-            roster: the servers.
+            members: the servers.
             config: deadline and retries.
-            suspect: finds out whether a server that failed a call is alive, and takes it out if not.
-            lose: takes a server out.
+            check_health: evicts a server that failed a call, if it does not answer.
+            evict: stops using a server.
         """
-        self.roster, self.suspect, self.lose = roster, suspect, lose
+        self.members, self.check_health, self.evict = members, check_health, evict
         self.timeout_s = config.request_timeout_s
         self.retries = config.request_retries
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Return the completion of `request`; see `ServerPool.generate`."""
+        """Return the completion of `request`, from the server that its episode uses, or another if that one fails.
+
+        Raises:
+            ServerUnavailable: all attempts failed, or no server is left; names the servers and the reasons.
+            ServerTimeout: no answer within `inference.request_timeout_s`, all attempts together.
+            RequestRejected, ReplyError: as for one server, without another attempt.
+
+        Cancellation: aborts the request at the server.
+        """
         attempt = Attempt(self, request)
         while True:
             try:
@@ -55,6 +63,21 @@ class Failover:
             except ServerUnavailable as error:
                 await attempt.failed(error)
 
+    @asynccontextmanager
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
+        """Yield the completion of `request` as it is sampled; other servers are tried until the first chunk is out.
+
+        Raises:
+            ServerError: as for `generate`.
+
+        Cancellation: aborts the request at the server, also when the block is left early.
+        """
+        chunks = PoolStream(self, request)
+        try:
+            yield chunks
+        finally:
+            await chunks.aclose()
+
 
 class Attempt:
     """One model call on its way through the servers."""
@@ -64,39 +87,39 @@ class Attempt:
         self.request = request
         self.member: Member | None = None
         self.failures: list[str] = []
-        self._failover, self._roster = failover, failover.roster
+        self._failover, self._members = failover, failover.members
         self._avoid: set[Member] = set()
         self._lowest = 0
         self._started = anyio.current_time()
 
     async def next_server(self, wait: Deadline) -> Member:
-        """Return where to send the call; `wait` is called off when that server is evicted. See `Roster.route`."""
+        """Return the server for the call; evicting that server ends `wait`."""
         self.member = None
-        self.member = await self._roster.route(self.request.episode_id, self._avoid)
-        self._lowest = self._roster.version
+        self.member = await self._members.route(self.request.episode_id, self._avoid)
+        self._lowest = self._members.version
         wait.join(self.member.waits)
         return self.member
 
     def deadline(self) -> Deadline:
-        """Return the call's deadline for its next wait, which is called off when the server it waits for is evicted."""
+        """Return the call's deadline for its next wait; evicting the server that it waits for ends the wait."""
         wait = Deadline(self._failover.timeout_s, self.waited, since=self._started)
         if self.member is not None:
             wait.join(self.member.waits)
         return wait
 
     def evicted(self) -> ServerUnavailable:
-        """Return the error for a wait that was called off."""
+        """Return the error for a wait that an eviction ended."""
         member = self.member
         assert member is not None
-        return ServerUnavailable(f"{member.url}: taken out while the call waited for it: {member.reason}", url=member.url)
+        return ServerUnavailable(f"{member.url}: evicted while the call waited for it: {member.reason}", url=member.url)
 
     def checked(self, generation: Generation) -> Generation:
-        """Return what the server sampled, if it can have had the versions it names.
+        """Return `generation`, if the server can have had the versions that it reports.
 
         Raises:
-            ServerUnavailable: the server was taken out because it cannot.
+            ServerUnavailable: the server cannot have had them, and is evicted.
         """
-        member, highest = self.member, self._roster.target
+        member, highest = self.member, self._members.target
         assert member is not None
         for span in generation.spans:
             if not self._lowest <= span.version <= highest:
@@ -105,15 +128,15 @@ class Attempt:
                     "was the server restarted?"
                 )
                 if member.state is State.SERVING:
-                    self._failover.lose(member, State.BEHIND, reason)
+                    self._failover.evict(member, State.BEHIND, reason)
                 raise ServerUnavailable(reason, url=member.url)
         return generation
 
     async def failed(self, error: ServerUnavailable) -> None:
-        """Take note of a failure; returns when the call is to be sent again.
+        """Record a failure, and return when the call should be sent again.
 
         Raises:
-            ServerUnavailable: when it is not: no server is left, or it has been tried often enough.
+            ServerUnavailable: no server is left, or the call has been sent `request_retries` times more already.
         """
         self.failures.append(str(error))
         if self.member is None or not self._failover.retries:
@@ -122,7 +145,7 @@ class Attempt:
             tried = "; ".join(self.failures)
             raise ServerUnavailable(f"model call failed {len(self.failures)} times: {tried}", url=error.url) from error
         with Deadline(self._failover.timeout_s, self.waited, since=self._started):
-            await self._failover.suspect(self.member)
+            await self._failover.check_health(self.member)
         self._avoid.add(self.member)
         self.member = None
         self.request = replace(self.request, request_id=uuid4().hex)
@@ -130,7 +153,7 @@ class Attempt:
     def waited(self) -> str:
         """Return who waited for whom, for the message of the deadline."""
         request = self.request
-        where = f"waiting for {self.member.url}" if self.member else f"waiting for a server: {self._roster.reasons()}"
+        where = f"waiting for {self.member.url}" if self.member else f"waiting for a server: {self._members.reasons()}"
         before = f" after {len(self.failures)} failures ({'; '.join(self.failures)})" if self.failures else ""
         return (
             f"model call {request.request_id} of episode {request.episode_id!r} ({request.context.size} tokens, at most "
@@ -139,7 +162,7 @@ class Attempt:
 
 
 class PoolStream(AsyncIterator[GenerationChunk]):
-    """The chunks of one call; it moves to another server only as long as no chunk is out."""
+    """The chunks of one call; the call moves to another server only before its first chunk."""
 
     def __init__(self, failover: Failover, request: GenerateRequest) -> None:
         """Begin; nothing is sent before the first chunk is asked for."""
@@ -176,9 +199,9 @@ class PoolStream(AsyncIterator[GenerationChunk]):
         raise attempt.evicted()
 
     async def aclose(self) -> None:
-        """End the call; what has not ended is aborted at the server.
+        """End the call; an unfinished one is aborted at the server.
 
-        Cancellation: the connection is closed all the same.
+        Cancellation: closes the connection all the same.
         """
         self._chunks = None
         await self._open.aclose()

@@ -1,6 +1,6 @@
-"""Which servers there are, which of them serve, and which episode goes where.
+"""The members of a pool: which servers serve, and which server each episode uses.
 
-Invariant: a server is routed to only while it is `SERVING`, and it is that only with the roster's version of the weights.
+Invariant: only a `SERVING` server gets calls, and a server is `SERVING` only with the pool's version of the weights.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agentrl.weights.types import Publication, WeightChannel
 
 PauseMode = Literal["retract", "in_place"]
 PAUSES: Mapping[Literal["exact", "fast"], PauseMode] = {"exact": "retract", "fast": "in_place"}
-"""What servers are told, by what `inference.pause_mode` says."""
+"""The pause mode of servers for each value of `inference.pause_mode`."""
 
 
 class Server(Protocol):
-    """What the pool asks of one server: `SGLangServer` over HTTP, `ScriptedServer` in process."""
+    """One server, as the pool uses it: `SGLangServer` over HTTP, `ScriptedServer` in process."""
 
     @property
     def url(self) -> str:
@@ -42,7 +42,7 @@ class Server(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether it was paused from here, or may have been."""
+        """Whether this pool paused the server, or may have."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Server(Protocol):
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Longest context plus output that a call is sure to get; None while unknown."""
+        """Longest context plus output, tokens, that the server grants every call; None while unknown."""
         ...
 
     @property
@@ -61,27 +61,27 @@ class Server(Protocol):
         ...
 
     async def connect(self) -> None:
-        """Ask the server what it is; also after a restart."""
+        """Ask the server for its description; also after a restart."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of the server."""
+        """Close all connections to the server."""
         ...
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """See `Backend.generate`; without retries on other servers."""
+        """Return the completion, without retries on other servers."""
         ...
 
     def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
-        """See `Backend.stream`; without retries on other servers."""
+        """Yield the completion as it is sampled, without retries on other servers."""
         ...
 
     async def check(self) -> int:
-        """Return the version of the weights; a sign of life, also while paused."""
+        """Return the version of the weights; answers during a pause too."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling; calls in flight stay open, new ones are held."""
+        """Stop sampling; calls in flight stay open, and new ones wait."""
         ...
 
     async def resume(self) -> None:
@@ -89,11 +89,11 @@ class Server(Protocol):
         ...
 
     async def load_weights(self, publication: Publication) -> None:
-        """Load weights while paused, and check the version the server then reports."""
+        """Load weights during a pause, and check the version that the server then reports."""
         ...
 
-    async def checksums(self) -> Mapping[str, str] | None:
-        """Return the digest of each tensor; None when the server cannot tell."""
+    async def checksums(self) -> Mapping[str, str]:
+        """Return the digest of each tensor."""
         ...
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
@@ -102,21 +102,21 @@ class Server(Protocol):
 
 
 NOTICE_S = 2.0
-"""Seconds within which the end of a process is known to whoever started it, after its connections broke."""
+"""Seconds after its connections broke within which a launcher reports the end of a process."""
 
 
 class State(StrEnum):
-    """Whether a server is used."""
+    """Whether a server gets calls."""
 
     SERVING = "serving"
     BEHIND = "behind"
-    """Answers, and is to be given the current weights now."""
+    """Answers, and gets the current weights now."""
     STUCK = "stuck"
-    """Answers, but could not be given the current weights; tried again at every health interval, and by the next update."""
+    """Answers, but did not take the current weights; every health check and the next update try again."""
     DEAD = "dead"
-    """Does not answer; asked again at every health interval."""
+    """Does not answer; every health check asks again."""
     STARTING = "starting"
-    """Its process has ended and is being started again."""
+    """Its process has ended, and its launcher starts it again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -128,77 +128,77 @@ class Member:
     reason: str = "not connected yet"
     """Why it does not serve."""
     sessions: int = 0
-    """Episodes at home here."""
+    """Episodes that use it."""
     waits: set[Deadline] = field(default_factory=set[Deadline])
-    """Of model calls, for this server; called off when it is evicted, so that the calls go elsewhere."""
+    """The waits of model calls for this server; evicting it ends them, and the calls go to other servers."""
     wake: anyio.Event = field(default_factory=anyio.Event)
-    """Set to have it probed now."""
+    """Set to check its health now."""
     control: anyio.Lock = field(default_factory=anyio.Lock)
-    """Held by whoever pauses, loads and resumes: a weight update, or its own way back into the pool."""
+    """Held by the task that pauses, loads and resumes it: a weight update, or its own catching up."""
     catch_up: anyio.CancelScope | None = None
-    """Of its way back; a weight update cancels it and takes over."""
+    """The scope of its catching up; a weight update cancels it and takes over."""
     group: str = ""
-    """Its process group with the trainer, the last it was in."""
+    """Its last process group with the trainer."""
     kept: bool = False
-    """Whether its process is started again when it ends; whoever does that says so within `NOTICE_S` of the end."""
+    """Whether its launcher restarts its process when that ends, and reports the end within `NOTICE_S`."""
     ended: bool = False
-    """Whether its process is known to have ended and not known to have been started again."""
+    """Whether its launcher reported the end of its process, and no start since."""
     channel: WeightChannel | None = None
-    """The trainer's end of that group; None once the server was out of the pool, as it may have been restarted."""
+    """The trainer's end of that group; None after an eviction, because the server may have been restarted."""
 
     @property
     def url(self) -> str:
-        """Of the server."""
+        """The server's base URL."""
         return self.server.url
 
     @property
     def in_flight(self) -> int:
-        """Model calls."""
+        """Model calls that wait for it."""
         return len(self.waits)
 
 
-class Roster:
-    """The members, the version they serve, and the server each running episode is at home on."""
+class Members:
+    """All servers, the version they serve, and the server that each running episode uses."""
 
     def __init__(self, servers: Sequence[Server], *, max_sessions: int = 65_536) -> None:
         """Begin with no server serving.
 
         Args:
             servers: the members.
-            max_sessions: episodes remembered; the one unused for longest is forgotten first.
+            max_sessions: episodes remembered; the least recently used one is forgotten first.
         """
-        self.members = [Member(server) for server in servers]
+        self.all = [Member(server) for server in servers]
         self.version = 0
         self.target = 0
         """The highest version a server may be sampling with; above `version` only during an update."""
         self.source: WeightSource | None = None
         """The current weights; None before the first update."""
         self.digests: dict[str, tuple[str, Mapping[str, str]]] = {}
-        """Of the current weights: what kinds of server other than agentrl's report, and which server of the kind did."""
+        """Digests of the current weights by `checksum_kind`, with the server that reported them; none of agentrl's kind."""
         self._sessions: OrderedDict[str, Member] = OrderedDict()
         self._max_sessions = max_sessions
         self._changed = anyio.Event()
 
     def serving(self) -> list[Member]:
         """Return the members that serve."""
-        return [member for member in self.members if member.state is State.SERVING]
+        return [member for member in self.all if member.state is State.SERVING]
 
     async def route(self, episode_id: str, avoid: Set[Member]) -> Member:
-        """Return the episode's server, or the one with the fewest calls in flight.
+        """Return the episode's server, or else the one with the fewest calls in flight.
 
-        Waits while no server serves but one is being started again or given the current weights.
+        Waits while no server serves but one starts again or takes the current weights.
 
         Args:
             episode_id: the episode.
-            avoid: servers that failed this call; taken only when there is no other.
+            avoid: servers that failed this call; used only when there is no other.
 
         Raises:
-            ServerUnavailable: when no server serves, naming each and why.
+            ServerUnavailable: no server serves; names each and the reason.
 
-        Cancellation: nothing is left behind.
+        Cancellation: changes nothing.
         """
         while not (serving := self.serving()):
-            await self.hope()
+            await self.wait_for_change()
         home = self._sessions.get(episode_id)
         if home is None or home.state is not State.SERVING or home in avoid:
             choices = [member for member in serving if member not in avoid] or serving
@@ -217,45 +217,45 @@ class Roster:
         if home is not None:
             home.sessions -= 1
 
-    async def hope(self) -> None:
-        """Wait for a change, when no server serves but one may soon.
+    async def wait_for_change(self) -> None:
+        """Wait for a change of any member's state, when no server serves but one may soon.
 
-        The wait is for the pool to give a server weights or to ask one that was started what it is, or for whoever launched
-        it to start it; each has a deadline.
+        The caller waits for the pool, which gives a server weights or connects to a started one, or for the launcher,
+        which starts a server; each of these has a deadline.
 
         Raises:
-            ServerUnavailable: none will, naming each and why.
+            ServerUnavailable: no server will serve; names each and the reason.
 
-        Cancellation: nothing is left behind.
+        Cancellation: changes nothing.
         """
-        coming = any(member.state in (State.BEHIND, State.STARTING) for member in self.members)
-        kept = any(member.kept for member in self.members)
+        coming = any(member.state in (State.BEHIND, State.STARTING) for member in self.all)
+        kept = any(member.kept for member in self.all)
         with anyio.move_on_after(math.inf if coming else NOTICE_S if kept else 0):
             await self._changed.wait()
             return
         raise ServerUnavailable(f"no inference server is left: {self.reasons()}")
 
-    async def starting(self) -> bool:
-        """Return whether a server is being started again; the word of it may come a moment after its connections broke.
+    async def any_starting(self) -> bool:
+        """Return whether a launcher starts a server again; its report may come `NOTICE_S` after the connections broke.
 
-        Cancellation: nothing is left behind.
+        Cancellation: changes nothing.
         """
-        with anyio.move_on_after(NOTICE_S if any(member.kept for member in self.members) else 0):
-            while all(member.state is not State.STARTING for member in self.members):
+        with anyio.move_on_after(NOTICE_S if any(member.kept for member in self.all) else 0):
+            while all(member.state is not State.STARTING for member in self.all):
                 await self._changed.wait()
-        return any(member.state is State.STARTING for member in self.members)
+        return any(member.state is State.STARTING for member in self.all)
 
     def admit(self, member: Member) -> None:
-        """Let a server serve; it must have the roster's version."""
+        """Let a server serve; it must have the pool's version."""
         member.state, member.reason = State.SERVING, ""
         self._notify()
 
-    def away(self, member: Member) -> bool:
-        """Return whether a server does not answer, as far as is known."""
+    def unreachable(self, member: Member) -> bool:
+        """Return whether a server is dead or starting."""
         return member.state in (State.DEAD, State.STARTING)
 
     def evict(self, member: Member, state: State, reason: str) -> None:
-        """Take a server out; its calls in flight go elsewhere. One that is being started again is not dead, for now."""
+        """Stop using a server; its calls in flight go to other servers. A server that starts again does not become dead."""
         if state is State.DEAD and member.state is State.STARTING and member.ended:
             return
         changed = member.state is not state
@@ -266,8 +266,8 @@ class Roster:
             self._notify()
 
     def reasons(self) -> str:
-        """Return each server that does not serve, and why."""
-        return "; ".join(f"{m.url} is {m.state}: {m.reason}" for m in self.members if m.state is not State.SERVING)
+        """Return each server that does not serve, and the reason."""
+        return "; ".join(f"{m.url} is {m.state}: {m.reason}" for m in self.all if m.state is not State.SERVING)
 
     def _notify(self) -> None:
         self._changed.set()

@@ -1,20 +1,12 @@
-"""One weight update over all servers: pause, load (from files or from the trainer's memory), verify, continue, probe.
+"""A weight update: pause, load, compare, resume; which servers take part, and one update after the other.
 
-Invariants: no server samples with new weights while another that serves still samples with the former ones, so versions
-never go back along an episode, wherever its turns are sampled; whatever happens, a server that was paused is told to
-continue; a server serves only if its digests agree: an embedded server's with the published ones, SGLang's (of another kind)
-with those of the other servers, where the probe says whether they are the published weights; a server whose weights may be
-those of two versions, as after an update that was cut off, does not serve before it has taken all of one.
+Invariant: a server that continues holds the version that it names, tensor by tensor where its digests are comparable. A
+server that may hold a mixture, as after an interrupted update, does not serve before it has taken a whole version. One task
+at a time pauses and loads a server, and holds its `control`.
 
-Who waits for what: every server waits, paused, for the slowest to load; each control call has the server's deadline, and
-a server that misses it is left out.
-
-Who updates which servers when: updates one after the other, and servers that were left out brought up in between.
-
-Invariant: a server is paused and loaded by one task at a time, which holds its `control`.
-
-Who waits for what: an update waits for the one before it, and for the calls a server's way back is in; where no server
-answers, for one that is being started again.
+Who waits for whom: every server waits, paused, for the slowest to load. An update waits for the one before it, for the
+control call of a server that is catching up, and, where no server answers, for one that starts again. Each control call has
+a deadline; a server that misses it is evicted.
 """
 
 from __future__ import annotations
@@ -30,134 +22,194 @@ import numpy as np
 from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
-from agentrl.inference.pool.delivery import Delivery, compare, opened
-from agentrl.inference.pool.members import Member, PauseMode, Roster, State
+from agentrl.inference.pool.members import Member, Members, PauseMode, State
+from agentrl.inference.pool.transfer import Each, WeightTransfer, compare, open_transfer
 
 logger = logging.getLogger(__name__)
 CLEANUP_S = 3.0
-"""Seconds spent on telling paused servers to continue after an error or a cancellation."""
+"""Seconds that the pool spends on continuing paused servers after an error or a cancellation."""
 
 
-class Update:
-    """The state of one update: which servers are paused, and which are proved to have the weights."""
+class WeightSwap:
+    """One version on its way into some servers, by the one sequence in which the pool changes weights."""
 
-    def __init__(
-        self,
-        roster: Roster,
-        source: WeightSource,
-        mode: PauseMode,
-        on_failure: Literal["evict", "stop"],
-        members: Sequence[Member],
-    ) -> None:
-        """Begin with no server paused; see `Updater` for the arguments, and `members` are those to update."""
-        self._roster, self._source = roster, source
+    def __init__(self, members: Members, source: WeightSource, mode: PauseMode) -> None:
+        """Begin with no server paused.
+
+        Args:
+            members: all servers of the pool.
+            source: the weights.
+            mode: how servers pause.
+        """
+        self._members, self._source = members, source
         self._mode: PauseMode = mode
-        self._on_failure: Literal["evict", "stop"] = on_failure
-        self._alive = list(members)
-        self._touched: set[Member] = set()
-        self._digests: dict[Member, Mapping[str, str] | None] = {}
-        self._failures: dict[Member, Exception] = {}
+        self.touched: set[Member] = set()
+        """Servers that may hold a part of the version."""
+        self.digests: dict[Member, Mapping[str, str]] = {}
+        """Reported by the servers that have loaded the version, and equal to the expected ones where comparable."""
 
-    async def run(self, probe: Probe | None) -> UpdateReport:
-        """Update the servers; see `Inference.update_weights`. Cancellation: see `Updater.update`."""
-        members = tuple(self._alive)
-        try:
-            async with opened(self._source, self._roster, members, self._each, again=False) as delivery:
-                began = anyio.current_time()
-                await self._each(self._pause)
-                await delivery.start(self._alive)
-                await self._each(partial(self._load, delivery))
-                await delivery.complete(self._alive)
-                await self._each(partial(self._check, delivery))
-                compare(delivery.delivered, self._digests)
-                self._commit()
-                await self._each(self._resume)
-                pause_s = anyio.current_time() - began
-        finally:
-            self._settle()
-            await _resume_all([member for member in members if member.server.paused])
-        difference = None if probe is None else await self._probe(probe)
-        return UpdateReport(
-            version=self._source.version,
-            pause_s=pause_s,
-            updated=tuple(member.url for member in self._alive),
-            evicted=tuple(member.url for member in self._failures),
-            probe_difference=difference,
-            num_bytes=delivery.num_bytes,
-        )
+    async def run(
+        self, chosen: Sequence[Member], each: Each, commit: Callable[[], None], *, again: bool
+    ) -> tuple[float, int | None]:
+        """Pause, load, compare and resume; return the seconds of the pause, and the bytes sent to each server.
+
+        Args:
+            chosen: the servers.
+            each: does something to all of those that are left.
+            commit: called once every server left is proved to hold the version, before any of them continues.
+            again: other servers have taken this version before; their digests count too.
+
+        Raises:
+            WeightSyncError, ServerError: from `each`; some servers may still be paused.
+
+        Cancellation: as after an error.
+        """
+        known = self._members.digests if again else None
+        async with open_transfer(self._source, self._members, chosen, each, again=again) as transfer:
+            began = anyio.current_time()
+            await transfer.start(await each(self._pause))
+            await transfer.complete(await each(partial(self._load, transfer)))
+            await each(partial(self._check, transfer))
+            compare(transfer.expected, self.digests, known)
+            commit()
+            await each(self._resume)
+            return anyio.current_time() - began, transfer.num_bytes
 
     async def _pause(self, member: Member) -> None:
         await member.server.pause(self._mode)
 
-    async def _load(self, delivery: Delivery, member: Member) -> None:
-        self._touched.add(member)
-        await delivery.load(member)
+    async def _load(self, transfer: WeightTransfer, member: Member) -> None:
+        self.touched.add(member)
+        await transfer.load(member)
         digests = await member.server.checksums()
-        compare(delivery.delivered, {member: digests})
-        self._digests[member] = digests
+        compare(transfer.expected, {member: digests})
+        self.digests[member] = digests
 
-    async def _check(self, delivery: Delivery, member: Member) -> None:
+    async def _check(self, transfer: WeightTransfer, member: Member) -> None:
         try:
-            delivery.check(member)
+            transfer.check(member)
         except WeightSyncError:
-            del self._digests[member]
+            del self.digests[member]
             raise
 
     async def _resume(self, member: Member) -> None:
         await member.server.resume()
 
+
+async def resume_paused(members: Sequence[Member]) -> None:
+    """Continue the servers that are still paused after an error or a cancellation, within `CLEANUP_S`."""
+    async with task_group() as tasks:
+        for member in members:
+            if member.server.paused:
+                tasks.start_soon(_resume_quietly, member)
+
+
+async def _resume_quietly(member: Member) -> None:
+    with anyio.move_on_after(CLEANUP_S, shield=True):
+        try:
+            await member.server.resume()
+        except ServerUnavailable:
+            return  # it died: nothing is left to continue
+        except ServerError as error:
+            member.reason = f"{member.reason}; and it did not continue: {error}"
+
+
+class Update:
+    """One update of all servers: those that fail are evicted, and the others go on without them."""
+
+    def __init__(
+        self,
+        members: Members,
+        source: WeightSource,
+        mode: PauseMode,
+        on_failure: Literal["evict", "stop"],
+        chosen: Sequence[Member],
+    ) -> None:
+        """Begin with no server paused.
+
+        Args:
+            members: all servers of the pool.
+            source: the weights.
+            mode: how servers pause.
+            on_failure: whether a server that fails is evicted or ends the update.
+            chosen: the servers to update.
+        """
+        self._members, self._source = members, source
+        self._on_failure: Literal["evict", "stop"] = on_failure
+        self._swap = WeightSwap(members, source, mode)
+        self._left = list(chosen)
+        self._failures: dict[Member, Exception] = {}
+
+    async def run(self, probe: Probe | None) -> UpdateReport:
+        """Update the servers; errors and cancellation are those of `Updater.update`."""
+        chosen = tuple(self._left)
+        try:
+            pause_s, num_bytes = await self._swap.run(chosen, self._each, self._commit, again=False)
+        finally:
+            self._settle()
+            await resume_paused(chosen)
+        difference = None if probe is None else await self._probe(probe)
+        return UpdateReport(
+            version=self._source.version,
+            pause_s=pause_s,
+            updated=tuple(member.url for member in self._left),
+            evicted=tuple(member.url for member in self._failures),
+            probe_difference=difference,
+            num_bytes=num_bytes,
+        )
+
     def _commit(self) -> None:
-        """From here on the new version is the one that serves; called before any server continues."""
-        roster = self._roster
-        roster.version, roster.source = self._source.version, self._source
-        roster.digests = {}
-        for member, digests in self._digests.items():
-            if digests is not None and member.server.checksum_kind != "agentrl":
-                roster.digests.setdefault(member.server.checksum_kind, (member.url, digests))
-        for member in self._alive:
+        """Make the new version the one that serves; called before any server continues."""
+        members = self._members
+        members.version, members.source = self._source.version, self._source
+        members.digests = {}
+        for member, digests in self._swap.digests.items():
+            if member.server.checksum_kind != "agentrl":
+                members.digests.setdefault(member.server.checksum_kind, (member.url, digests))
+        for member in self._left:
             if member.state is not State.SERVING:
-                logger.warning("%s serves again, version %d", member.url, roster.version)
-                roster.admit(member)
+                logger.warning("%s serves again, version %d", member.url, members.version)
+                members.admit(member)
 
     def _settle(self) -> None:
-        """After an error or a cancellation: let those serve that surely have the same weights."""
-        roster = self._roster
-        if roster.source is self._source:
+        """After an error or a cancellation, leave only servers that surely hold the same weights."""
+        members = self._members
+        if members.source is self._source:
             return
-        ours = {
-            member: digests
-            for member, digests in self._digests.items()
-            if member.server.checksum_kind == "agentrl" and not roster.away(member)
+        proved = {
+            member
+            for member in self._swap.digests
+            if member.server.checksum_kind == "agentrl" and not members.unreachable(member)
         }
-        if ours:
-            self._alive = [member for member in self._alive if member in ours]
+        if proved:
+            self._left = [member for member in self._left if member in proved]
             self._commit()
-        for member in self._touched - set(ours):
-            if member not in self._failures and not roster.away(member):
-                roster.evict(member, State.BEHIND, "a weight update was cut off here; which weights it has is not known")
-        for member in roster.serving():
-            if ours and member not in ours:
-                roster.evict(member, State.BEHIND, f"missed the update to version {roster.version}")
+        for member in self._swap.touched - proved:
+            if member not in self._failures and not members.unreachable(member):
+                members.evict(member, State.BEHIND, "a weight update ended here too early; its weights are not known")
+        for member in members.serving():
+            if proved and member not in proved:
+                members.evict(member, State.BEHIND, f"missed the update to version {members.version}")
 
     async def _each(self, action: Callable[[Member], Awaitable[None]]) -> Sequence[Member]:
-        """Run `action` on all servers still in the update at once; those that fail are evicted, the others returned.
+        """Run `action` on all servers left at once; evict those that fail, and return the others.
 
         Raises:
-            WeightSyncError: when none is left, or one failed and the policy is to stop.
+            WeightSyncError: no server is left, or one failed and the policy is to stop.
         """
         async with task_group() as tasks:
-            for member in self._alive:
+            for member in self._left:
                 tasks.start_soon(self._attempt, action, member)
-        for member in self._alive:  # its process may have ended while the others were waited for
-            if self._roster.away(member) and member not in self._failures:
+        for member in self._left:  # its process may have ended while the update waited for the others
+            if self._members.unreachable(member) and member not in self._failures:
                 self._failures[member] = ServerUnavailable(f"{member.url}: {member.reason}", url=member.url)
-        failed = [member for member in self._alive if member in self._failures]
-        self._alive = [member for member in self._alive if member not in self._failures]
-        if failed and (not self._alive or self._on_failure == "stop"):
+        failed = [member for member in self._left if member in self._failures]
+        self._left = [member for member in self._left if member not in self._failures]
+        if failed and (not self._left or self._on_failure == "stop"):
             why = "; ".join(f"{member.url}: {self._failures[member]}" for member in failed)
-            what = "no server holds" if not self._alive else "not every server holds"
+            what = "no server holds" if not self._left else "not every server holds"
             raise WeightSyncError(f"{what} version {self._source.version}: {why}") from self._failures[failed[0]]
-        return self._alive
+        return self._left
 
     async def _attempt(self, action: Callable[[Member], Awaitable[None]], member: Member) -> None:
         try:
@@ -165,10 +217,10 @@ class Update:
         except (ServerError, WeightSyncError) as error:
             self._failures[member] = error
             answered = isinstance(error, WeightSyncError) or (error.status is not None)
-            self._roster.evict(member, State.BEHIND if answered else State.DEAD, str(error))
+            self._members.evict(member, State.BEHIND if answered else State.DEAD, str(error))
 
     async def _probe(self, probe: Probe) -> float:
-        """Return the largest difference of any server's log-probs from the trainer's."""
+        """Return the largest difference of any server's log-probs from the trainer's, nats."""
         differences: dict[Member, float] = {}
 
         async def measure(member: Member) -> None:
@@ -186,133 +238,123 @@ class Update:
         return differences[worst]
 
 
-async def _resume_all(members: Sequence[Member]) -> None:
-    async with task_group() as tasks:
-        for member in members:
-            tasks.start_soon(resume_quietly, member)
-
-
-async def resume_quietly(member: Member) -> None:
-    """Tell a server to continue when the reason for stopping is being reported already."""
-    with anyio.move_on_after(CLEANUP_S, shield=True):
-        try:
-            await member.server.resume()
-        except ServerUnavailable:
-            return  # it died: nothing is left to continue
-        except ServerError as error:
-            member.reason = f"{member.reason}; it was not continued either: {error}"
-
-
 class Updater:
-    """Changes the weights of a roster's servers, one update at a time."""
+    """Changes the weights of a pool's servers, one update at a time."""
 
-    def __init__(self, roster: Roster, *, mode: PauseMode, on_failure: Literal["evict", "stop"]) -> None:
+    def __init__(self, members: Members, *, mode: PauseMode, on_failure: Literal["evict", "stop"]) -> None:
         """Begin with no update running.
 
         Args:
-            roster: the servers.
-            mode: how they are paused.
-            on_failure: whether a server that fails is left out or ends the update.
+            members: the servers.
+            mode: how servers pause.
+            on_failure: whether a server that fails is evicted or ends the update.
         """
-        self._roster = roster
+        self._members = members
         self._mode: PauseMode = mode
         self._on_failure: Literal["evict", "stop"] = on_failure
-        self._lock = anyio.Lock()  # two callers of `update`
+        self._lock = anyio.Lock()  # `update` may have two callers
         self.running = False
 
-    async def update(self, source: WeightSource, probe: Probe | None) -> UpdateReport:
-        """Give all servers the published weights; see `Inference.update_weights`. A second update waits for the first.
+    async def update(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
+        """Pause, load, compare and resume on every server. A second update waits for the first.
 
         Raises:
-            WeightSyncError: see `Inference.update_weights`; also for a version below the current one.
+            WeightSyncError: no server, or by policy not every server, holds exactly the published weights; the log-probs of
+                the probe differ from the trainer's by more than its tolerance; or the version is below the current one.
 
-        Cancellation: paused servers are continued. If some have the new weights already, those serve, and the others are
-        brought up to them by the pool.
+        Cancellation: continues paused servers within `CLEANUP_S`. Servers that have the new weights already serve, and the
+            pool brings the others to the same version.
         """
-        roster = self._roster
+        members = self._members
         async with self._lock:
-            if source.version < roster.version:
-                raise WeightSyncError(f"version {source.version} is older than the servers' version {roster.version}")
+            if source.version < members.version:
+                raise WeightSyncError(f"version {source.version} is older than the servers' version {members.version}")
             failure: WeightSyncError | None = None
             while True:
-                members = await self._answering(source, failure)
+                chosen = await self._answering(source, failure)
                 try:
-                    return await self._update(members, source, probe)
+                    report = await self._update(chosen, source, probe)
                 except WeightSyncError as error:
-                    lost = all(roster.away(member) for member in roster.members)
-                    if self._on_failure == "stop" or not lost or not await roster.starting():
+                    lost = all(members.unreachable(member) for member in members.all)
+                    if self._on_failure == "stop" or not lost or not await members.any_starting():
                         raise
                     failure = error
+                else:
+                    break
+        for member in members.all:
+            if member.url in report.evicted:
+                logger.warning("update to version %d goes on without %s: %s", report.version, member.url, member.reason)
+        return report
 
     async def _answering(self, source: WeightSource, failure: WeightSyncError | None) -> list[Member]:
-        """Return the servers to update; while none answers, wait for one that is being started again.
+        """Return the servers to update; while none answers, wait for one that starts again.
 
         Raises:
-            WeightSyncError: none is: `failure`, or that there is no server.
+            WeightSyncError: none starts: `failure`, or an error that no server is left.
         """
-        roster = self._roster
-        while not (members := [member for member in roster.members if not roster.away(member)]):
+        members = self._members
+        while not (chosen := [member for member in members.all if not members.unreachable(member)]):
             try:
-                await roster.hope()
+                await members.wait_for_change()
             except ServerUnavailable as error:
-                none = WeightSyncError(f"no server to give version {source.version}: {roster.reasons()}")
+                none = WeightSyncError(f"no server to give version {source.version}: {members.reasons()}")
                 raise failure or none from error
-        return members
+        return chosen
 
-    async def _update(self, members: list[Member], source: WeightSource, probe: Probe | None) -> UpdateReport:
-        roster = self._roster
+    async def _update(self, chosen: list[Member], source: WeightSource, probe: Probe | None) -> UpdateReport:
+        members = self._members
         self.running = True
-        roster.target = source.version
+        members.target = source.version
         try:
-            await self._take_over(members)
-            return await Update(roster, source, self._mode, self._on_failure, members).run(probe)
+            await self._acquire_control(chosen)
+            return await Update(members, source, self._mode, self._on_failure, chosen).run(probe)
         finally:
             self.running = False
-            roster.target = roster.version
-            for member in members:
+            members.target = members.version
+            for member in chosen:
                 member.control.release()
-            for member in roster.members:
+            for member in members.all:
                 if member.state is not State.SERVING:
                     member.wake.set()
 
-    async def _take_over(self, members: list[Member]) -> None:
+    async def _acquire_control(self, chosen: list[Member]) -> None:
         held: list[Member] = []
         try:
-            for member in members:
+            for member in chosen:
                 if member.catch_up is not None:
                     member.catch_up.cancel()
                 await member.control.acquire()
                 held.append(member)
         except BaseException:
-            members[:] = held
+            chosen[:] = held
             raise
 
     async def catch_up(self, member: Member) -> None:
         """Give an evicted server the current weights and let it serve; an update that starts meanwhile takes over.
 
         Raises:
-            ServerError, WeightSyncError: the server does not serve.
+            ServerError, WeightSyncError: the server failed, and does not serve.
 
-        Cancellation: the server is continued and does not serve.
+        Cancellation: continues the server, which does not serve.
         """
-        roster = self._roster
+        members = self._members
         async with member.control:
             while not self.running and member.state is not State.SERVING:
-                target = roster.source
+                target = members.source
                 with anyio.CancelScope() as member.catch_up:
                     await self._bring_up(member, target)
                 cancelled, member.catch_up = member.catch_up.cancelled_caught, None
-                if not cancelled and not self.running and roster.source is target:
-                    roster.admit(member)
+                if not cancelled and not self.running and members.source is target:
+                    members.admit(member)
 
     async def _bring_up(self, member: Member, target: WeightSource | None) -> None:
-        roster, server = self._roster, member.server
+        members = self._members
         if target is None:
-            version = await server.check()
-            if version != roster.version:
+            version = await member.server.check()
+            if version != members.version:
                 raise WeightSyncError(
-                    f"{member.url}: has version {version}, the others {roster.version}, and no weights have been "
-                    "published yet that it could be given"
+                    f"{member.url}: has version {version}, the other servers have {members.version}, and the pool has no "
+                    "published weights to give it"
                 )
             return
 
@@ -321,14 +363,6 @@ class Updater:
             return [member]
 
         try:
-            async with opened(target, roster, [member], each, again=True) as delivery:
-                await server.pause(self._mode)
-                await delivery.start([member])
-                await delivery.load(member)
-                await delivery.complete([member])
-                delivery.check(member)
-                compare(delivery.delivered, {member: await server.checksums()}, roster.digests)
-                await server.resume()
+            await WeightSwap(members, target, self._mode).run([member], each, lambda: None, again=True)
         finally:
-            if server.paused:
-                await resume_quietly(member)
+            await resume_paused([member])

@@ -101,7 +101,7 @@ async def test_a_frozen_server_is_taken_out_and_its_calls_go_elsewhere() -> None
         assert generation.output_ids.tolist() == [11]
         frozen = pool.describe().servers[0]
         assert frozen.state is State.DEAD
-        assert "no sign of life" in frozen.reason
+        assert "the pool waited for its health check" in frozen.reason
 
 
 async def test_no_server_left_names_each_and_why() -> None:
@@ -167,7 +167,7 @@ async def test_a_server_that_comes_back_with_less_context_than_calls_may_have_do
         servers[0].max_context_tokens = 60
         servers[0].revive()
         await until(pool, "scripted://0", State.STUCK)
-        assert "takes a context of 60 tokens; calls may have 100" in pool.describe().servers[0].reason
+        assert "grants a context of 60 tokens; the pool promised 100" in pool.describe().servers[0].reason
         servers[0].max_context_tokens = 120
         await until(pool, "scripted://0", State.SERVING)
 
@@ -222,7 +222,7 @@ async def test_by_policy_a_dead_server_stops_the_run() -> None:
             with anyio.fail_after(20):
                 await anyio.sleep_forever()
 
-    with pytest.raises(ServerUnavailable, match=r"on_server_failure says: scripted://1"):
+    with pytest.raises(ServerUnavailable, match=r"inference.on_server_failure: scripted://1"):
         await run()
 
 
@@ -262,7 +262,7 @@ async def test_a_stream_that_breaks_after_its_first_chunk_fails() -> None:
             chunks.append(await anext(stream))
 
     async with pool_of(first, second) as pool:
-        with anyio.fail_after(20), pytest.raises(ServerUnavailable, match="taken out while"):
+        with anyio.fail_after(20), pytest.raises(ServerUnavailable, match="evicted while"):
             await read(pool)
         assert [chunk.output_ids.tolist() for chunk in chunks] == [[1]]
         assert second.calls == []

@@ -1,7 +1,8 @@
-"""How a version gets into servers: from the files of a publication, or straight from the trainer's memory.
+"""The ways of a version into servers: from the files of a publication, or straight from the trainer's memory.
 
-Invariant: `load` is called for paused servers only, and afterwards they hold what `delivered` says, or it raises. However
-the block of `opened` is left, the trainer may step again and no server waits for it: groups not finished are closed.
+Invariant: `load` is called for paused servers only; afterwards they hold the `expected` weights, or it raises. When the
+block of `open_transfer` is left, by whatever way, the trainer may step and no server waits for it: unfinished groups are
+closed.
 """
 
 from __future__ import annotations
@@ -16,82 +17,82 @@ import anyio
 from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, WeightSyncError
 from agentrl.inference.backend import WeightSource
-from agentrl.inference.pool.members import Member, Roster
+from agentrl.inference.pool.members import Member, Members
 from agentrl.weights.types import GroupAddress, Publication, Sending, WeightChannel, WeightFeed
 
 Each: TypeAlias = Callable[[Callable[[Member], Awaitable[None]]], Awaitable[Sequence[Member]]]
-"""Does something to every server that is to have the weights, at once, and returns those that did not fail."""
+"""Does something to every server of an update at once, and returns those that did not fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
-    """What servers must have now."""
+class ExpectedWeights:
+    """The weights that servers must hold after a transfer."""
 
     version: int
     tensor_checksums: Mapping[str, str]
-    """By HF name; of use to servers that report agentrl's kind of digest."""
+    """By HF name; for servers whose `checksum_kind` is agentrl's."""
     origin: str
-    """For messages."""
+    """Where the weights come from, for messages."""
 
 
-class Delivery(Protocol):
+class WeightTransfer(Protocol):
     """One version on its way into servers."""
 
     @property
     def num_bytes(self) -> int | None:
-        """Sent to each server; None when it reads files."""
+        """Bytes sent to each server; None when servers read files."""
         ...
 
     @property
-    def delivered(self) -> Delivered:
-        """What servers must have."""
+    def expected(self) -> ExpectedWeights:
+        """The weights that servers must hold afterwards."""
         ...
 
     async def start(self, members: Sequence[Member]) -> None:
-        """Take note that these servers are paused and about to `load`."""
+        """Begin for these servers, which are paused and about to `load`."""
         ...
 
     async def load(self, member: Member) -> None:
-        """Have a server take the weights."""
+        """Have one server take the weights."""
         ...
 
     async def complete(self, members: Sequence[Member]) -> None:
-        """Take note that these servers took the weights; what the others were to get is given up."""
+        """End for these servers, which have loaded, and give up the rest."""
         ...
 
     def check(self, member: Member) -> None:
-        """Raise `WeightSyncError` when a server cannot have everything, whatever it says; after `complete`."""
+        """Raise `WeightSyncError` when the sender failed for this server; comes after `complete`."""
         ...
 
 
-def opened(
-    source: WeightSource, roster: Roster, members: Sequence[Member], each: Each, *, again: bool
-) -> AbstractAsyncContextManager[Delivery]:
-    """Return the context manager of a delivery.
+def open_transfer(
+    source: WeightSource, members: Members, chosen: Sequence[Member], each: Each, *, again: bool
+) -> AbstractAsyncContextManager[WeightTransfer]:
+    """Return the context manager of a transfer.
 
     Args:
         source: the weights.
-        roster: all servers.
-        members: those to have the weights.
-        each: reaches them.
-        again: the version has been delivered to others before.
+        members: all servers of the pool.
+        chosen: the servers that take the weights.
+        each: does something to all of those at once.
+        again: other servers have taken this version before.
     """
     if isinstance(source, Publication):
         return _from_disk(source)
-    return _from_trainer(source, roster, members, each, again=again)
+    return _from_trainer(source, members, chosen, each, again=again)
 
 
 @asynccontextmanager
-async def _from_disk(publication: Publication) -> AsyncGenerator[Delivery]:
-    yield _Files(publication)
+async def _from_disk(publication: Publication) -> AsyncGenerator[WeightTransfer]:
+    yield _DiskTransfer(publication)
 
 
-class _Files:
+class _DiskTransfer:
     num_bytes = None
 
     def __init__(self, publication: Publication) -> None:
         self._publication = publication
-        self.delivered = Delivered(
+        self.expected = ExpectedWeights(
             version=publication.version, tensor_checksums=publication.tensor_checksums, origin=publication.path
         )
 
@@ -110,24 +111,24 @@ class _Files:
 
 @asynccontextmanager
 async def _from_trainer(
-    feed: WeightFeed, roster: Roster, members: Sequence[Member], each: Each, *, again: bool
-) -> AsyncGenerator[Delivery]:
-    members = await _linked(feed, roster, members, each)
-    digests = any(member.server.checksum_kind == "agentrl" for member in members)
-    names = [member.group for member in members]
+    feed: WeightFeed, members: Members, chosen: Sequence[Member], each: Each, *, again: bool
+) -> AsyncGenerator[WeightTransfer]:
+    chosen = await _join_all(feed, members, chosen, each)
+    digests = any(member.server.checksum_kind == "agentrl" for member in chosen)
+    names = [member.group for member in chosen]
     async with feed.channel.sending(feed.version, names, dtype=feed.dtype, digests=digests, again=again) as sending:
-        delivery = _Broadcasts(sending, dict(zip(members, names, strict=True)))
+        transfer = _BroadcastTransfer(sending, dict(zip(chosen, names, strict=True)))
         try:
-            yield delivery
+            yield transfer
         finally:
-            delivery.forget_closed_groups()
+            transfer.forget_closed_groups()
 
 
-class _Broadcasts:
+class _BroadcastTransfer:
     def __init__(self, sending: Sending, groups: Mapping[Member, str]) -> None:
         self._sending, self._groups = sending, groups
         sent = sending.manifest
-        self.delivered = Delivered(
+        self.expected = ExpectedWeights(
             version=sent.version, tensor_checksums=sent.tensor_checksums, origin="the trainer's memory"
         )
         self._open: set[str] = set()
@@ -159,79 +160,74 @@ class _Broadcasts:
                 member.channel = None
 
 
-async def _linked(feed: WeightFeed, roster: Roster, members: Sequence[Member], each: Each) -> Sequence[Member]:
-    """Return the members that are in a group with the trainer; those that were in none have joined one."""
-    new = [member for member in members if member.channel is not feed.channel]
+async def _join_all(feed: WeightFeed, members: Members, chosen: Sequence[Member], each: Each) -> Sequence[Member]:
+    """Return the servers that are in a group with the trainer, after those that were in none have joined one."""
+    new = [member for member in chosen if member.channel is not feed.channel]
     if not new:
-        return members
+        return chosen
     requests = [member.server.groups.request() for member in new]
-    kept = [member.group for member in roster.members if member.channel is feed.channel]
+    kept = [member.group for member in members.all if member.channel is feed.channel]
     opened = await feed.channel.open(requests, kept)
     addresses = dict(zip(new, opened, strict=True))
 
     async def join(member: Member) -> None:
         if member in addresses:
-            await _join(member, addresses[member], feed.channel)
+            await _join_group(member, addresses[member], feed.channel)
 
     return await each(join)
 
 
-async def _join(member: Member, address: GroupAddress, channel: WeightChannel) -> None:
+async def _join_group(member: Member, address: GroupAddress, channel: WeightChannel) -> None:
     if member.group:
-        await _leave(member)
+        await _leave_group(member)
     member.group, member.channel = address.name, channel
     await member.server.groups.join(address)
 
 
 async def leave_all(members: Sequence[Member], *, timeout_s: float) -> None:
-    """Have servers that run on forget the trainer's groups.
-
-    Cancellation: some have forgotten theirs.
-    """
+    """Have servers that outlive the pool forget the trainer's groups; a cancellation leaves some of them uninformed."""
     with anyio.move_on_after(timeout_s):
         async with task_group() as tasks:
             for member in members:
                 if member.channel is not None:
-                    tasks.start_soon(_leave, member)
+                    tasks.start_soon(_leave_group, member)
 
 
-async def _leave(member: Member) -> None:
+async def _leave_group(member: Member) -> None:
     group, member.group, member.channel = member.group, "", None
     try:
         await member.server.groups.leave(group)
     except ServerError:
-        return  # the group is closed at the trainer's end: to the server it is a name and nothing more
+        return  # the trainer's end of the group is closed: the server keeps a name and nothing more
 
 
 def compare(
-    delivered: Delivered,
-    digests: Mapping[Member, Mapping[str, str] | None],
+    expected: ExpectedWeights,
+    digests: Mapping[Member, Mapping[str, str]],
     known: Mapping[str, tuple[str, Mapping[str, str]]] | None = None,
 ) -> None:
-    """Compare what servers hold with what was delivered, or, where digests are of another kind, with one another.
+    """Compare the tensors of servers with the expected ones, or, where digests are of another kind, with one another.
 
     Args:
-        delivered: what they must hold.
-        digests: what each reports.
-        known: by kind, what a server that has the same weights reported.
+        expected: the weights that they must hold.
+        digests: reported by each server.
+        known: by kind, the digests of a server that has the same weights, and its URL.
 
     Raises:
-        WeightSyncError: naming the servers and the first tensors that differ.
+        WeightSyncError: tensors differ; names the server and the first of them.
     """
     first = dict(known or {})
     for member, held in digests.items():
-        if held is None:
-            continue
         kind = member.server.checksum_kind
         if kind == "agentrl":
-            peer, expected = "the published weights", delivered.tensor_checksums
-            names = sorted(expected.keys() | held.keys())
+            peer, wanted = "the published weights", expected.tensor_checksums
+            names = sorted(wanted.keys() | held.keys())
         else:
-            peer, expected = first.setdefault(kind, (member.url, held))
-            names = sorted(expected.keys() & held.keys())
-        differing = [name for name in names if expected.get(name) != held.get(name)]
+            peer, wanted = first.setdefault(kind, (member.url, held))
+            names = sorted(wanted.keys() & held.keys())
+        differing = [name for name in names if wanted.get(name) != held.get(name)]
         if differing:
             raise WeightSyncError(
-                f"{member.url}: after the update to version {delivered.version}, {len(differing)} of {len(names)} tensors "
-                f"differ from {peer} ({delivered.origin}): {', '.join(differing[:3])}"
+                f"{member.url}: after the update to version {expected.version}, {len(differing)} of {len(names)} tensors "
+                f"differ from {peer} ({expected.origin}): {', '.join(differing[:3])}"
             )

@@ -3,8 +3,8 @@
 Write a `RolloutWorkflow`; it drives an environment through an OpenAI-compatible `Client`; an episode comes back as a
 `Trajectory` of token ids with rewards on its turns; `agentrl train run.yaml` trains on it.
 
-Invariant: importing this package imports none of its parts; a name is loaded when it is first used, so that a server or
-trainer process does not pay for the client.
+Invariant: importing this package imports none of its modules. A name is imported at its first use, so a server or trainer
+process does not import the client.
 """
 
 from __future__ import annotations

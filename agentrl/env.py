@@ -1,7 +1,7 @@
-"""What an environment is, and the wrapper that makes its faults its own.
+"""The interface of an environment, and the wrapper that workflows use it through.
 
-Invariant: an environment serves one episode: reset once, stepped while it is not done, closed once. Whatever it raises is an
-`EnvironmentFault`, so it is never mistaken for the policy's or the workflow's doing.
+Invariant: an environment serves one episode: reset once, stepped while it is not done, closed once. Each of its errors
+becomes an `EnvironmentFault`, which counts against neither the policy nor the workflow.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ ActionT = TypeVar("ActionT")
 ObservationT = TypeVar("ObservationT")
 
 CLOSE_TIMEOUT_S = 5.0
-"""Seconds an environment has to close where nothing else is said, whatever ended the episode."""
+"""Default seconds that an environment has to close."""
 
 
 class Environment(Protocol[ActionT_contra, ObservationT_co]):
-    """The world of one episode. `reset`, `step` and `close` do the work; the properties say where it stands."""
+    """The world of one episode: `reset`, `step` and `close` change it, the properties describe its state."""
 
     @property
     def observation(self) -> ObservationT_co:
-        """What the policy sees now."""
+        """The current input of the policy."""
         ...
 
     @property
@@ -51,17 +51,17 @@ class Environment(Protocol[ActionT_contra, ObservationT_co]):
         ...
 
     async def close(self) -> None:
-        """Give back what the environment holds; called once, also after a fault or a cancellation."""
+        """Release the environment's resources; called once, also after a fault or a cancellation."""
         ...
 
 
 class OpenEnvironment(Environment[ActionT, ObservationT]):
-    """An environment in use: the one given, with the order of calls checked and its errors attributed."""
+    """An environment in use: checks the order of calls and turns its errors into `EnvironmentFault`."""
 
     def __init__(
         self, environment: Environment[ActionT, ObservationT], where: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S
     ) -> None:
-        """Guard `environment`; `where` names it in messages, `close_timeout_s` is what it has to close, seconds."""
+        """Wrap `environment`; `where` names it in messages, `close_timeout_s` limits the seconds of `close`."""
         self._close_timeout_s = close_timeout_s
         self._environment = environment
         self._where = where
@@ -69,10 +69,10 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
 
     @property
     def observation(self) -> ObservationT:
-        """What the policy sees now.
+        """The current input of the policy.
 
         Raises:
-            EnvironmentFault: when the environment cannot say.
+            EnvironmentFault: the environment raised.
         """
         with boundary(EnvironmentFault, f"{self._where}.observation"):
             return self._environment.observation
@@ -82,7 +82,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
         """Reward of the last step.
 
         Raises:
-            EnvironmentFault: when it is not a finite number.
+            EnvironmentFault: it is not a finite number, or the environment raised.
         """
         with boundary(EnvironmentFault, f"{self._where}.reward"):
             value = self._environment.reward
@@ -101,10 +101,10 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
         """Start the episode.
 
         Raises:
-            WorkflowError: when it was started before; an environment serves one episode.
-            EnvironmentFault: when the environment raised.
+            WorkflowError: it was reset before; an environment serves one episode.
+            EnvironmentFault: the environment raised.
 
-        Cancellation: the environment is only good for closing.
+        Cancellation: the environment can only be closed afterwards.
         """
         if self._is_reset:
             raise WorkflowError(f"{self._where}: reset a second time; make a new environment for each episode")
@@ -116,10 +116,10 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
         """Do `action`.
 
         Raises:
-            WorkflowError: before `reset`, or when the episode is over.
-            EnvironmentFault: when the environment raised.
+            WorkflowError: it was not reset, or the episode is over.
+            EnvironmentFault: the environment raised.
 
-        Cancellation: the environment is only good for closing.
+        Cancellation: the environment can only be closed afterwards.
         """
         if not self._is_reset or self.is_done:
             state = "the episode is over" if self._is_reset else "it was not reset"
@@ -128,12 +128,12 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
             await self._environment.step(action)
 
     async def close(self) -> None:
-        """Close the environment, within its `close_timeout_s`; 3 seconds where a whole command is being ended.
+        """Close the environment within `close_timeout_s`.
 
         Raises:
-            EnvironmentFault: when it raised, or did not close in time.
+            EnvironmentFault: it raised, or did not close in time.
 
-        Cancellation: closing goes on, shielded, until it is done or its time is up.
+        Cancellation: closing is shielded and continues until it ends or its time is up.
         """
         patience = self._close_timeout_s
         with anyio.move_on_after(patience, shield=True) as scope, boundary(EnvironmentFault, f"{self._where}.close"):
@@ -146,15 +146,15 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
 async def open_environment(
     environment: Environment[ActionT, ObservationT], where: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S
 ) -> AsyncGenerator[OpenEnvironment[ActionT, ObservationT]]:
-    """Yield `environment`, reset, for one episode; it is closed however the block ends.
+    """Reset `environment`, yield it for one episode, and close it when the block ends.
 
     Args:
         environment: a new one.
-        where: names it in messages.
-        close_timeout_s: seconds it has to close.
+        where: its name in messages.
+        close_timeout_s: seconds that it has to close.
 
     Raises:
-        EnvironmentFault: when the environment raised in reset, step or close.
+        EnvironmentFault: the environment raised in reset, step or close.
 
     Cancellation: the environment is closed first.
     """
@@ -166,6 +166,6 @@ async def open_environment(
         try:
             await guarded.close()
         except EnvironmentFault as fault:
-            error.add_note(str(fault))  # what ended the episode comes first
+            error.add_note(str(fault))  # the error that ended the episode is the one to raise
         raise
     await guarded.close()

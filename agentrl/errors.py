@@ -1,4 +1,4 @@
-"""Every error agentrl raises, in one tree, and the helper that attributes user errors.
+"""Every error that agentrl raises, in one tree, and the helper that attributes errors of user code.
 
     AgentRLError
     ├── ConfigError (ValueError)              a config, flag or data file is wrong; nothing was started
@@ -33,11 +33,11 @@ from contextlib import contextmanager
 
 
 class AgentRLError(Exception):
-    """Base of every error agentrl raises on purpose."""
+    """Base of every error that agentrl raises on purpose."""
 
 
 class ConfigError(AgentRLError, ValueError):
-    """A config value, command-line flag or data file is wrong; raised before anything is started."""
+    """A config value, command-line flag or data file is wrong; raised before anything starts."""
 
 
 class WorkflowError(AgentRLError, RuntimeError):
@@ -127,11 +127,11 @@ def _rebuild_server_error(kind: type[ServerError], message: str, status: int | N
 
 @contextmanager
 def boundary(kind: type[WorkflowError] | type[EnvironmentFault], where: str) -> Generator[None, None, None]:
-    """Attribute an exception or a `sys.exit` of user code to `kind`, once; agentrl's own errors and cancellation pass.
+    """Turn an exception or `sys.exit` of user code into a `kind`; agentrl's own errors and cancellation pass unchanged.
 
     Args:
-        kind: what the failing code is: a workflow or an environment.
-        where: names the place in the message, such as `"Calculator.run, task 17"`.
+        kind: `WorkflowError` around a workflow, `EnvironmentFault` around an environment or tool.
+        where: the place that the message names, such as `"Calculator.run, task 17"`.
 
     Raises:
         WorkflowError | EnvironmentFault: `kind`, with the original exception as its cause.
@@ -150,6 +150,6 @@ def boundary(kind: type[WorkflowError] | type[EnvironmentFault], where: str) -> 
     except (Exception, SystemExit) as error:
         try:
             text = str(error)
-        except Exception as failed:  # noqa: BLE001 - user code, too
+        except Exception as failed:  # noqa: BLE001 - user code as well
             text = f"(its __str__ raised {type(failed).__name__})"
         raise kind(f"{where} raised {type(error).__name__}: {text}") from error

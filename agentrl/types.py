@@ -49,7 +49,7 @@ class StopReason(StrEnum):
 
 
 class ForkReason(StrEnum):
-    """Why a request did not extend the turn the episode would be expected to extend."""
+    """Why a request did not extend the latest turn of its conversation."""
 
     HISTORY_EDITED = "history_edited"
     """A message that the server has seen was changed, removed or inserted."""
@@ -77,7 +77,7 @@ class Task:
     """The fields of the task, as its author wrote them."""
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - a task's fields are the user's own JSON
-        """Return a field; a missing one names the fields there are."""
+        """Return a field; the error for a missing one lists the fields of the task."""
         try:
             return self.data[key]
         except KeyError:
@@ -95,7 +95,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One model call: the tokens it adds to its parent and what the server returned.
+    """One model call: the tokens that it adds to its parent and the output of the server.
 
     Example:
         >>> turn = Turn(
@@ -127,7 +127,7 @@ class Turn:
     temperature: float = 1.0
     """Sampling temperature of the call; 0 means greedy, whose tokens have no policy gradient and are not trained."""
     fork: ForkReason | None = None
-    """Set when the request did not extend the latest turn of the conversation it belongs to."""
+    """Set when the request did not extend the latest turn of its conversation."""
     kept_thinking: bool = False
     """Whether its context holds earlier reasoning that the chat template would have dropped (`history: keep`)."""
     prompt_digest: bytes = b""
@@ -193,7 +193,7 @@ class Trajectory:
     """In order of completion; a parent stands before its children."""
     stop_reason: StopReason
     final_reward: float | None = None
-    """What the workflow returned; credited to the whole episode. None for a failed episode."""
+    """The reward that the workflow returned, credited to the whole episode. None for a failed episode."""
     failure: EpisodeFailure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers the workflow recorded, such as `{"busy": 1.0}`."""

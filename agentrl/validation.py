@@ -1,4 +1,4 @@
-"""Checks at the door: what becomes part of a trajectory is right, or is refused by name.
+"""The checks of rewards, log-probs, version spans and turns.
 
 Invariant: a reward that passed is a finite number; a turn that passed agrees with itself and with its parent.
 """
@@ -21,11 +21,11 @@ def check_reward(value: object, where: str) -> float:
     """Return `value` as a finite float.
 
     Args:
-        value: what a workflow returned or passed to `client.reward`; bool, int and float are rewards.
-        where: names the place in the message.
+        value: a workflow's return value or the argument of `client.reward`; bool, int and float are rewards.
+        where: the place that the message names.
 
     Raises:
-        RewardError: for anything else, and for NaN and infinities.
+        RewardError: the value has another type, is NaN, or is larger than `MAX_REWARD`.
 
     Example:
         >>> check_reward(True, "run")
@@ -35,8 +35,8 @@ def check_reward(value: object, where: str) -> float:
         ...
         agentrl.errors.RewardError: run: a reward must be a finite number, got str '1.0'; ...
     """
-    # Sums and squares of rewards must stay finite too; an int may be too large to be a float at all.
-    number = float(value) if isinstance(value, np.floating) else value  # a limit is not a limit as a float16
+    # Sums and squares of rewards must stay finite, too; an int may be too large for a float.
+    number = float(value) if isinstance(value, np.floating) else value  # as a float16 the limit would be infinite
     if isinstance(number, (bool, int, float, np.integer)) and abs(number) <= MAX_REWARD:
         return float(number)
     raise RewardError(
@@ -46,8 +46,8 @@ def check_reward(value: object, where: str) -> float:
 
 
 def sound_logprobs(logprobs: Float32Array) -> bool:
-    """Return whether all log-probs are finite and not positive (but for rounding); there is at least one."""
-    # The place of the largest is that of NaN, if there is one; asking for places takes a third of asking for values.
+    """Return whether all log-probs, at least one, are finite and at most 0 (up to rounding)."""
+    # argmax and argmin return the place of a NaN if there is one, and take a third of the time of max and min.
     return logprobs.item(logprobs.argmax()) <= 1e-4 and logprobs.item(logprobs.argmin()) > -math.inf
 
 
@@ -55,7 +55,7 @@ def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, w
     """Check the version spans of an output of `count` tokens: contiguous, versions non-decreasing along the branch.
 
     Raises:
-        InvariantError: naming `where`, by its text, and the first thing that does not hold.
+        InvariantError: names `where`, by its text, and the first condition that does not hold.
     """
     at = 0
     version = parent.spans[-1].version if parent is not None and parent.spans else -1
@@ -73,7 +73,7 @@ def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
     """Check the invariants of a recorded turn: lengths equal, log-probs sound, spans as in `check_spans`, reward finite.
 
     Raises:
-        InvariantError: naming `where` and the first thing that does not hold.
+        InvariantError: names `where` and the first condition that does not hold.
     """
     count, logprobs = len(turn.output_ids), turn.output_logprobs
     if len(logprobs) != count:

@@ -1,7 +1,7 @@
-"""What users subclass: a workflow drives one episode of one task through an OpenAI-compatible client.
+"""The base class of workflows: a workflow drives one episode of one task through an OpenAI-compatible client.
 
-Invariant: what a workflow returns is either a finite reward or a trajectory of its own episode; anything else is a
-`WorkflowError`, never a reward of 0.
+Invariant: a workflow returns a finite reward or a trajectory of its own episode; anything else is a `WorkflowError`, never
+a reward of 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WorkflowFunction = Callable[..., Awaitable[float]]
 class RolloutWorkflow(ABC):
     """One episode, written as ordinary async Python against an OpenAI-compatible client.
 
-    One instance runs many episodes at once: keep what belongs to an episode in local variables of `run`.
+    One instance runs many episodes at once: keep the state of an episode in local variables of `run`.
 
     Example:
         >>> class Echo(RolloutWorkflow):
@@ -40,11 +40,11 @@ class RolloutWorkflow(ABC):
     """
 
     limit_reward: float | None = None
-    """Final reward of an episode that a turn or token budget ended; None: such an episode has failed."""
+    """Final reward of an episode that a turn or token budget ended; None counts such an episode as failed."""
 
     @property
     def name(self) -> str:
-        """What messages call this workflow."""
+        """The name of this workflow in messages."""
         return type(self).__name__
 
     @abstractmethod
@@ -52,18 +52,18 @@ class RolloutWorkflow(ABC):
         """Drive one episode and return its final reward.
 
         Turns may have rewards of their own: `client.reward(completion, value)`. An exception is a failed episode, not a
-        reward; raise `agentrl.errors.EnvironmentFault` when an environment or tool backend broke. Tasks that this method
-        starts are its own to end.
+        reward; raise `agentrl.errors.EnvironmentFault` when an environment or tool backend broke. This method must end
+        the tasks that it starts.
 
         Cancellation: arrives when the episode's deadline passes or the run ends; let it through. A workflow that blocks the
-        thread (no `await`) cannot be interrupted and holds up every other episode: its deadline is reported when it returns.
+        thread (no `await`) cannot be interrupted and delays every other episode: its deadline is reported when it returns.
         """
 
     async def rollout(self, task: Task, client: Client) -> Trajectory:
         """Return the trajectory of one episode; token-level workflows override this instead of shaping `run`.
 
         Raises:
-            RewardError: when `run` returned something that is not a finite number.
+            RewardError: `run` did not return a finite number.
 
         Cancellation: as `run`.
         """
@@ -96,12 +96,12 @@ def as_workflow(candidate: object, args: Mapping[str, Any] | None = None) -> Rol
     """Return a workflow from a `RolloutWorkflow` instance or class, or from an async function of `(task, client)`.
 
     Args:
-        candidate: what the user wrote.
+        candidate: the user's object.
         args: constructor arguments of a class, or else class attributes to set on its instance; keyword arguments of a
             function.
 
     Raises:
-        ConfigError: when it is none of these, or does not take `args`.
+        ConfigError: the candidate is none of these, or does not take `args`.
 
     Example:
         >>> async def solve(task: Task, client: Client) -> float:
@@ -129,11 +129,11 @@ def as_workflow(candidate: object, args: Mapping[str, Any] | None = None) -> Rol
 
 
 def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWorkflow:
-    """Return the workflow that `module:Name` names; modules beside the current directory can be imported.
+    """Return the workflow that `module:Name` names; the module may be in the current directory.
 
     Raises:
-        ConfigError: when the module cannot be imported, has no such name (the message lists its workflows), or the name is
-            not a workflow.
+        ConfigError: the module cannot be imported, has no such name (the message lists its workflows), or the name is not a
+            workflow.
     """
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):
@@ -149,7 +149,7 @@ def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWo
 
 
 def import_user_module(name: str, field: str = "workflow") -> ModuleType:
-    """Return a module of the user's, also one beside the current directory; `field` names the setting in messages.
+    """Return a module of the user, which may be in the current directory; `field` names the setting in messages.
 
     Raises:
         ConfigError: there is no such module, or importing it fails.
@@ -170,7 +170,7 @@ def import_user_module(name: str, field: str = "workflow") -> ModuleType:
 
 
 def _workflows_in(module: ModuleType) -> list[str]:
-    """Return the public names in `module` that `as_workflow` would accept and that are defined there."""
+    """Return the public names of the workflows that `module` defines."""
     names: list[str] = []
     for name, value in vars(module).items():
         if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
@@ -188,14 +188,14 @@ def _takes_task_and_client(value: object) -> bool:
 def _construct(kind: type[RolloutWorkflow], args: Mapping[str, Any]) -> RolloutWorkflow:
     if inspect.isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise ConfigError(f"{kind.__qualname__} is not a whole workflow: it does not implement {missing}")
+        raise ConfigError(f"{kind.__qualname__} is an abstract workflow: it does not implement {missing}")
     if kind.__init__ is object.__init__:
         return _with_attributes(kind(), args)
     try:
         inspect.signature(kind).bind(**args)
     except TypeError as error:
         raise ConfigError(f"{kind.__qualname__} does not take these arguments: {error}; got {dict(args)}") from None
-    with boundary(WorkflowError, f"{kind.__qualname__}(**{dict(args)}), as `workflow` and `workflow_args` say,"):
+    with boundary(WorkflowError, f"{kind.__qualname__}(**{dict(args)}), from `workflow` and `workflow_args`,"):
         return kind(**args)
 
 

@@ -1,4 +1,4 @@
-"""Defaults of the model calls a workflow makes."""
+"""Defaults of the model calls that a workflow makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.configbase import Config
 
 
 class SamplingConfig(Config):
-    """What a model call uses where the workflow says nothing."""
+    """The sampling arguments of a model call that does not set its own."""
 
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; training needs a positive one."""
@@ -22,6 +22,6 @@ class SamplingConfig(Config):
     max_tokens: int = Field(default=512, ge=1)
     """Output tokens of one model call."""
     history: Literal["keep", "as_template"] = "keep"
-    """A template that rewrites earlier turns: `keep` the sampled ids as context, or fork `as_template` says. Counted."""
+    """For a template that rewrites earlier turns: `keep` the sampled ids as context, or fork as the template says."""
     template_options: dict[str, bool | int | str] = Field(default_factory=dict)
     """Extra variables for the chat template, such as `{enable_thinking: false}`."""

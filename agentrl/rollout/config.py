@@ -10,22 +10,22 @@ from agentrl.configbase import Config
 
 
 class RolloutConfig(Config):
-    """How many episodes run at once, how long each may take, and what a failed one means for its group."""
+    """How many episodes run at once, how long each may take, and how a failed episode affects its group."""
 
     max_concurrent_episodes: int = Field(default=64, ge=1)
     """Episodes in flight; about half a batch to one batch keeps staleness low."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
-    """Deadline of one episode, seconds of wall clock; an episode that passes it has failed."""
+    """Deadline of one episode, seconds of wall clock; a longer episode has failed."""
     max_turns: int | None = Field(default=None, ge=1)
     """Model calls of one episode; None leaves it to the workflow."""
     max_episode_tokens: int | None = Field(default=None, ge=1)
     """Sampled tokens of one episode; None leaves it to the servers' context."""
     episode_retries: int = Field(default=1, ge=0)
-    """Times a failed member of a group is run again, from the start, before the group counts as incomplete."""
+    """Times that a failed member of a group runs again, from the start, before the group counts as incomplete."""
     incomplete_group: Literal["drop", "keep"] = "drop"
-    """A group with members that failed for good: `drop` it, or `keep` the others if there are `min_group_size`. Counted."""
+    """A group with members whose retries failed, too: `drop` it, or `keep` the others if there are `min_group_size`."""
     min_group_size: int = Field(default=2, ge=2)
-    """Fewest episodes of a group that is kept incomplete."""
+    """Fewest episodes of an incomplete group that is kept."""
     max_failure_rate: float = Field(default=0.5, gt=0, le=1)
     """Share of failed episodes, over the last 64, that stops the run; over all of them, that makes `agentrl eval` fail."""
     max_consecutive_failures: int = Field(default=32, ge=1)

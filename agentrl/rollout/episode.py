@@ -1,7 +1,7 @@
 """Run one episode: a workflow on a task, under its own deadline and budgets.
 
-Invariant: an episode ends as a trajectory. One that has no usable result has `failure` set and no final reward; it is never
-a reward of 0. Only a broken invariant, or cancellation from outside, leaves `run_policy_episode` as an exception.
+Invariant: an episode ends as a trajectory. A trajectory without a usable result has `failure` set and no final reward,
+never a reward of 0. Only an error that ends the run, or a cancellation from outside, is raised.
 """
 
 from __future__ import annotations
@@ -61,20 +61,21 @@ async def run_policy_episode(
     How an episode ends: `run` returns a reward (COMPLETED); a budget is spent (TURN_LIMIT, TOKEN_LIMIT: a failure unless the
     workflow has a `limit_reward`); the deadline passes (DEADLINE); the workflow raises or returns no reward
     (WORKFLOW_ERROR); an environment breaks (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). A workflow that
-    swallows its cancellation, or hangs without awaiting, is a DEADLINE when it returns; commands end a run that is stuck so.
+    swallows its cancellation, or blocks without awaiting, ends as DEADLINE when it returns; if it never returns, the
+    watchdog of the command ends the run.
 
     Args:
-        workflow: what to run.
-        task: what to run it on.
+        workflow: drives the episode.
+        task: its task.
         backend: samples the tokens.
         renderer: chat template and tokenizer.
         rollout: deadline and budgets.
         sampling: defaults of the model calls.
-        episode_id: unique in the run; None makes one up.
+        episode_id: unique in the run; None generates one.
         on_turn: called with each turn as it is recorded.
 
     Raises:
-        InvariantError: recorded data contradicts itself; so do the other errors that end a run.
+        InvariantError: recorded data contradicts itself. The other errors that end a run are raised, too.
 
     Cancellation: the workflow is cancelled, its running model calls are aborted, and nothing is returned.
     """
@@ -105,8 +106,8 @@ async def run_endpoint_episode(
     """Return the trajectory, without token ids, of one episode against any OpenAI-compatible endpoint.
 
     Args:
-        workflow: what to run.
-        task: what to run it on.
+        workflow: drives the episode.
+        task: its task.
         endpoint: the connection, shared by all episodes.
         model: the model's name at the endpoint.
         rollout: deadline and budgets; an endpoint that reports no `usage` cannot keep to `max_episode_tokens`: SERVER_ERROR.
@@ -185,17 +186,17 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, client: _AnyClient, wh
     except anyio.get_cancelled_exc_class() as error:
         if _cancellation_is_ours():
             raise
-        # Awaiting a task that was cancelled elsewhere raises in this task, which nobody cancelled: letting it through
-        # would make the episode vanish.
+        # Awaiting a task that was cancelled elsewhere raises in this task, which was not cancelled. If the exception
+        # passed, the episode would vanish.
         stray = WorkflowError(f"{where} raised {type(error).__name__}, but the episode was not cancelled: {error}")
         stray.__cause__ = error
         return _Failure(StopReason.WORKFLOW_ERROR, _episode_failure(stray))
 
 
 async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: _AnyClient) -> object:
-    """Run the workflow; of an exception group, as task groups raise it, the error that matters most is raised."""
+    """Run the workflow; of an exception group, raise the error that matters most."""
     try:
-        # An endpoint's client serves the same calls as `Client`, but for token ids, which it refuses.
+        # An endpoint's client serves the same calls as `Client`, except for token ids, which it refuses.
         return await workflow.rollout(task, cast("Client", client))
     except BaseExceptionGroup as group:
         cancelled, rest = group.split(anyio.get_cancelled_exc_class())

@@ -1,7 +1,7 @@
-"""Run one group: the episodes of a task, kept together, with a rule for members that fail.
+"""Run one group: the episodes of one task, with a rule for members that fail.
 
-Invariant: a group has only episodes that ended without failure, each run from the start; a group without enough of them is
-a `DroppedGroup` that says why. Nothing fills a place with a reward of 0.
+Invariant: a group has only episodes that ended without failure, each run from the start. A group without enough of them is
+a `DroppedGroup` with a reason. A failed member never counts as a reward of 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrl.types import EpisodeFailure, Group, Task, Trajectory
 
 
 class EpisodeRunner(Protocol):
-    """Runs one episode; `functools.partial` of `run_policy_episode` with everything but task and id is one."""
+    """Runs one episode, such as a `functools.partial` of `run_policy_episode` that lacks only task and id."""
 
     async def __call__(self, task: Task, *, episode_id: str) -> Trajectory:
         """Return the trajectory of the episode; a failed one has `failure` set."""
@@ -35,9 +35,9 @@ class DroppedGroup:
     """Admission number."""
     task: Task
     reason: str
-    """What the drop is counted under: `episode_failed:` and the stop reason most of the failures had."""
+    """The name under which the drop is counted: `episode_failed:` and the most frequent stop reason of the failures."""
     failures: tuple[EpisodeFailure, ...]
-    """Of every failed attempt, in order."""
+    """The failures of all failed attempts, in order."""
 
 
 async def run_group(
@@ -54,19 +54,19 @@ async def run_group(
 ) -> Group | DroppedGroup:
     """Return the group of `group_size` episodes of `task`, or a record of why there is none.
 
-    A failed member is run again from the start, up to `episode_retries` times, keeping its slot. When one has failed for
-    good, policy `drop` cancels the others and drops the group; `keep` keeps it if `min_group_size` members succeed. Both
+    A failed member runs again from the start, up to `episode_retries` times, and keeps its slot. When all its attempts have
+    failed, policy `drop` cancels the others and drops the group; `keep` keeps it if `min_group_size` members succeed. Both
     prefer episodes that do not fail: where failure depends on the model (limits), a `limit_reward` is the unbiased choice.
 
     Args:
-        task: what the episodes are of.
+        task: the task of all episodes.
         index: admission number of the group.
         group_size: episodes.
         admitted_version: policy version at admission.
         run: runs one episode; its id is `<index>.<member>.<attempt>`.
         rollout: retries and the rule for incomplete groups.
-        slots: one for each episode in flight; members take them one after the other, so groups start in order.
-        on_episode: called with every finished attempt, failed ones included.
+        slots: one for each episode in flight; members acquire them one after the other, so groups start in order.
+        on_episode: called with every finished attempt, including failed ones.
         on_started: called when every member has its slot, and again at the end.
 
     Raises:
@@ -84,7 +84,7 @@ async def run_group(
             on_started()
     finally:
         on_started()
-        for _ in members.holding:  # cancelled before they could begin
+        for _ in members.holding:  # cancelled before they started
             slots.release()
     return members.outcome(group_size, admitted_version)
 

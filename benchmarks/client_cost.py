@@ -212,7 +212,7 @@ async def _interleaved(
 
 
 class Corpus:
-    """Hands out a text piece by piece; it begins anew when all is used."""
+    """Hands out a text piece by piece, and starts again at its end."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0

@@ -1,12 +1,12 @@
-"""The demo, seed by seed: held-out success before and after, and what it cost.
+"""The demo, seed by seed: held-out success before and after, and the time.
 
 Run: `python -m benchmarks.demo` (about four minutes on two idle cores), once for each seed: `--seed 1`. `--backend sglang`
 runs it through a real SGLang server (about 15 minutes; needs what `make sglang-install` installs). `--quick` runs the
-smallest variant and writes nothing; `--recorded runs/demo` takes figures of a run of `make demo` that is already there.
+smallest variant and writes nothing; `--recorded runs/demo` records an earlier run of `make demo`.
 Each seed has one entry in benchmarks/results/demo.json, or demo_sglang.json.
 
 Invariant: the run file is demo.yaml with `inference.backend` and nothing else changed, and the figures are those of the
-demo's own summary, rounded nowhere.
+demo's own summary, unrounded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What importing the rollout side costs: seconds and peak memory of a fresh interpreter, beside a bare one.
+"""Seconds and peak memory of importing the rollout side in a fresh interpreter, beside a bare one.
 
 Run: .venv/bin/python -m benchmarks.import_cost        (about fifteen seconds)
 """

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, for its JSON."""
+"""The machine and versions of a benchmark, for its JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.inference.launch.sglang import find_sglang_python
 
 
 def describe_machine(*packages: str, sglang: bool = False) -> dict[str, str]:
-    """Return the processor, its cores, Python, the versions of `packages`, of SGLang where it took part, and the date."""
+    """Return the processor, its cores, Python, the versions of `packages`, of SGLang where it is used, and the date."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))

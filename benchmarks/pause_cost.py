@@ -1,4 +1,4 @@
-"""What a weight update costs the requests in flight: pause, update, resume, and the wait for the next token.
+"""Time that a weight update takes from the requests in flight: pause, update, resume, and the wait for the next token.
 
 Run: `python -m benchmarks.pause_cost` (about five minutes on two idle cores; needs the environment that `make sglang`
 builds). `--quick` measures three times, on the embedded server alone, and writes nothing; `--backends embedded` leaves
@@ -7,13 +7,12 @@ SGLang out. It prints a table and writes benchmarks/results/pause_cost.json.
 In each repetition 64 requests with prompts of their own have sampled about `BEFORE` tokens each when the weights are
 replaced from disk:
 
-  pause     the pause call: `retract` (mode exact) or `in_place` (mode fast)
-  update    the new weights, read from disk, with a flush of the cache (exact), and the check of the version reported then
-  resume    the call that lets the server go on
-  pause_to_resume   the three together: how long the server stands still
-  next      from there until every request has its first token of the new version: with `exact` each context is computed anew
-  stall     from the pause call to the last of these tokens: what the update costs in all
-  step      for comparison: the time between two tokens of a request before the pause
+  pause     the pause call: `retract` (mode exact) or `in_place` (mode fast) update    the new weights, read from disk,
+  with a flush of the cache (exact), and the check of the version reported then resume    the call that lets the server go
+  on pause_to_resume   the three together: how long the server stands still next      from there until every request has
+  its first token of the new version: with `exact` each context is computed again stall     from the pause call to the
+  last of these tokens: what the update costs in all step      for comparison: the time between two tokens of a request
+  before the pause
 
 Once with one request streamed and the others plain, which is how workflows mostly call, and once with all of them streamed,
 which alone shows when each got its next token; there the events of 64 streams, repeating all ids so far, also keep client

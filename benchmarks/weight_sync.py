@@ -1,4 +1,4 @@
-"""What a weight update costs, through files and from memory to memory, against the bandwidth of this machine.
+"""Time of a weight update, through files and from memory to memory, beside the bandwidth of this machine.
 
 Run: `python -m benchmarks.weight_sync` (about five minutes on two idle cores). `--quick` leaves the two large models out,
 measures three times and writes nothing; `--sglang` measures against a real SGLang instead of the embedded server (which
@@ -8,8 +8,8 @@ after each size, so that a run that is broken off leaves the sizes it has measur
 For each model size a trainer worker and one server run as in `agentrl train`; weights go to the server in turn by
 `sync: disk` (safetensors in the page cache) and `sync: distributed` (gloo over loopback sockets, 64 MB buckets). Of each:
 
-  publish   the trainer's log-probs of the probe and, for `disk`, digests and files: servers go on sampling
-  update    for `distributed` first digests, while servers go on; pause, move, the servers' digests, continue, the probe
+  publish   the trainer's log-probs of the probe and, for `disk`, digests and files: servers keep sampling
+  update    for `distributed` first digests, while servers sample; pause, move, the servers' digests, continue, the probe
   pause     the part of it that servers stand still
   share     publish and update as a share of a step: they and training on 5760 tokens, the batch of `make demo`. Training
             is the median of `timed_steps` steps after one that is not counted: 3 or more, or 1 where a step takes longer

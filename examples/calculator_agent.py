@@ -1,6 +1,6 @@
-"""A multi-turn tool agent that trains, whole. The run file beside it says how: examples/calculator_agent.yaml.
+"""A complete multi-turn tool agent; examples/calculator_agent.yaml describes its training run.
 
-Try it after `make demo` (which leaves a checkpoint that knows the tool), from the repository root:
+Run it from the repository root after `make demo`, which leaves a checkpoint that knows the tool:
 
     .venv/bin/agentrl train examples/calculator_agent.yaml --dry-run          # the plan, at once
     .venv/bin/agentrl train examples/calculator_agent.yaml                    # about a minute: success climbs step by step

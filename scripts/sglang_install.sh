@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make .sglang-venv: a CPU build of SGLang, and every other package, as scripts/sglang_requirements.txt pins them. Does nothing
-# when that is there already. An installation that was broken off, or is of other pins or by another script, is started anew.
+# when that is there already. An incomplete installation, or one from other pins or another script, starts again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=.sglang-venv
@@ -35,11 +35,11 @@ fi
 echo "Installing SGLang $(sed -n 's/^sglang==//p' "$requirements") for CPUs into $(pwd)/$venv (2.8 GB, some minutes)"
 "$python" -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$requirements" || {
-  echo "Installing $requirements into $venv failed; the lines above name the missing package. Mend it and run make sglang again." >&2
+  echo "Installing $requirements into $venv failed; the lines above name the missing package. Fix it and run make sglang again." >&2
   exit 1
 }
 "$venv/bin/python" agentrl/inference/launch/sglang_main.py --device cpu --help > /dev/null || {
-  echo "SGLang is installed in $venv, but does not start; the lines above say why. Mend it and run make sglang again." >&2
+  echo "SGLang is installed in $venv, but does not start; the lines above say why. Fix it and run make sglang again." >&2
   exit 1
 }
 echo "$wanted" > "$stamp"

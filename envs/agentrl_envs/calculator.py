@@ -1,11 +1,11 @@
-"""Arithmetic expressions to be worked out with an unreliable calculator that does one operation per call.
+"""Arithmetic expressions, and an unreliable calculator that does one operation per call.
 
-The rules: an expression of two operations takes two calls and one answer. A call may answer `error: busy` and must then be
-repeated; a call with wrong arguments answers `error: bad call`. The first wrong answer gets `Wrong, try again.`; a right
-answer after that pays 0.7 instead of 1.0, a second wrong one ends the episode with 0.
+Rules: an expression of two operations takes two calls and one answer. A call may return `error: busy` and must then be
+repeated; a call with wrong arguments returns `error: bad call`. The first wrong answer gets `Wrong, try again.`. A right
+answer after that pays 0.7 instead of 1.0; a second wrong answer ends the episode with 0.
 
-Invariant: everything an episode does to the policy follows from its task and the policy's own messages, so episodes of one
-task meet the same busy calls. Training and held-out tasks share no question, whatever their seeds.
+Invariant: every reply follows from the task and the policy's own messages, so episodes of one task meet the same busy
+calls. Training and held-out tasks share no question, whatever their seeds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from agentrl.types import JsonValue, Message, Task
 Operator = Literal["+", "-", "*"]
 Split = Literal["train", "held_out"]
 SolutionStep = Sequence[int | str | None]
-"""A call that solves part of a task, `[a, op, b]`; None stands for the result of the call before."""
+"""One call of a task's solution, `[a, op, b]`; None stands for the result of the call before."""
 
 
 class OpenAIToolCall(Protocol):
     """A tool call as the openai client returns it."""
 
     def model_dump(self) -> dict[str, Any]:
-        """Return it as a mapping, as the wire writes it."""
+        """Return the call as a mapping, in the form of the wire."""
         ...
 
 
@@ -54,7 +54,7 @@ def apply(a: int, op: Operator, b: int) -> int:
 
 
 def calculator_tasks(*, count: int, seed: int, split: Split = "train", operations: int = 2) -> list[Task]:
-    """Return `count` tasks with different questions, fixed by the arguments.
+    """Return `count` tasks with different questions; the same arguments give the same tasks.
 
     Args:
         count: how many tasks.
@@ -66,7 +66,7 @@ def calculator_tasks(*, count: int, seed: int, split: Split = "train", operation
     result of the first) and `seed` (of its busy calls).
 
     Raises:
-        ValueError: when `operations` is not 1 or 2, or there are not enough questions.
+        ValueError: `operations` is not 1 or 2, or there are not enough questions.
 
     Example:
         >>> task = calculator_tasks(count=1, seed=0)[0]
@@ -100,8 +100,8 @@ class CalculatorEpisode:
     """One episode's environment: the calculator, the judge of answers, and the reward so far.
 
     Attributes:
-        reward: what the episode pays as it stands: 0 until a right answer, then 1.0, or 0.7 after a wrong one.
-        num_busy: calls that were answered with a busy error.
+        reward: 0 until a right answer, then 1.0, or 0.7 after a wrong answer.
+        num_busy: calls that got a busy error.
         num_wrong: wrong answers so far.
 
     Example:
@@ -168,7 +168,7 @@ class CalculatorEpisode:
     def answer(self, content: str) -> Message | None:
         """Judge an answer by the last integer in it; return what the user says, or None when the episode is over.
 
-        A tool call that cannot be read is no answer: it is told apart by its markup, and costs a turn only.
+        A malformed tool call, recognized by its markup, is not an answer; it only uses up a turn.
         """
         if "<tool_call>" in content:
             return {"role": "user", "content": BAD_CALL}

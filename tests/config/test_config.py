@@ -1,4 +1,4 @@
-"""One file describes the run; whatever is wrong with it is named, with the mend, before anything starts."""
+"""One file describes the run; each error in it is named, with the fix, before anything starts."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
         ({"sft": {"data": "d", "seed": 10**23}}, "sft.seed: input should be less than or equal to 2147483647"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_mend(change: dict[str, Any], expected: str) -> None:
+def test_what_is_wrong_is_named_with_the_fix(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         parse_config(GOOD | change)
 
@@ -265,7 +265,7 @@ def test_on_a_gpu_that_is_shared_weights_are_sent_by_gloo() -> None:
         ),
     ],
 )
-def test_a_way_that_cannot_work_is_named_with_the_mend(change: dict[str, Any], expected: str) -> None:
+def test_a_way_that_cannot_work_is_named_with_the_fix(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         parse_config(GOOD | change)
 

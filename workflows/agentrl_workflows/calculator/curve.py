@@ -1,6 +1,6 @@
 """The learning curve of a demo run as a picture.
 
-Invariant: the curve shows what metrics.jsonl holds, and the two evaluations; raw steps are drawn beside the smoothed line.
+Invariant: the picture shows metrics.jsonl and the two evaluations; raw steps are drawn beside the smoothed line.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from agentrl_workflows.calculator.results import Evaluations
 
 _WINDOW = 5
-"""Steps the bold line averages."""
+"""Steps that the bold line averages."""
 
 
 def draw_curve(run_dir: Path, *, before: Evaluations, after: Evaluations) -> Path | None:
-    """Write `curve.png` to the run directory and return its path; None, saying so, where matplotlib is not installed."""
+    """Write `curve.png` to the run directory and return its path; print a note and return None without matplotlib."""
     try:
         import matplotlib.figure as figure
     except ImportError:

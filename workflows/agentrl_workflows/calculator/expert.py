@@ -1,10 +1,10 @@
 """The scripted demonstrator of the warm start: it knows the tool and how to recover, but mostly guesses instead.
 
-Invariant: a demonstration is a conversation the environment of `agentrl_envs.calculator` really held, with the busy errors,
-wrong answers and recoveries that came up in it; demonstrations use training questions only.
+Invariant: a demonstration is a real conversation with the environment of `agentrl_envs.calculator`, including its busy
+errors, wrong answers and recoveries. Demonstrations use training questions only.
 
-The demonstrator's most likely first action is wrong. What a student learns by imitation is therefore a policy that, taken at
-its most likely word, never calls the tool; only the reward tells it to.
+The demonstrator's most likely first action is wrong. A student that imitates it and samples
+greedily therefore never calls the tool; only the reward teaches it to.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write_demonstrations(
 
 
 class _Attempt:
-    """What the demonstrator does between the question (or `Wrong, try again.`) and its next answer."""
+    """The demonstrator's calls between the question (or `Wrong, try again.`) and its next answer."""
 
     def __init__(self, steps: Sequence[SolutionStep]) -> None:
         self._steps = steps
@@ -109,7 +109,7 @@ class _Attempt:
         return call
 
     def read(self, text: str) -> None:
-        """Take note of the calculator's reply."""
+        """Record the calculator's reply."""
         if text not in (BUSY, BAD_CALL):
             self._results.append(int(text))
 

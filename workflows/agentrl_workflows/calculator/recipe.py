@@ -1,6 +1,6 @@
-"""The numbers of the demo: how the demonstrator errs, how long the warm start and the reinforcement learning take.
+"""The numbers of the demo: the demonstrator's errors, and the amounts of warm start and reinforcement learning.
 
-Invariant: a recipe says how much is done, in steps and episodes; seconds follow from the machine.
+Invariant: a recipe counts steps and episodes, never seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Demonstrator:
     p_misread: float = 0.03
     """It guesses although it has the result."""
     p_busy: float = 0.5
-    """The calculator is busy; more often than in training, so that recoveries are well learnt."""
+    """The calculator is busy; more often than in training, so that the student learns to recover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

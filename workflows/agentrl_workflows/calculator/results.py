@@ -1,7 +1,7 @@
 """The numbers a demo run ends with: the table on the terminal and the fields of summary.json.
 
-Invariant: every figure is computed from recorded episodes or the run report; none is rounded in the file. Success rates are
-over the episodes that did not fail, and null where all did; how many failed is beside them.
+Invariant: every figure is computed from recorded episodes or the run report, and is unrounded in the file. Success rates are
+over the episodes that did not fail, and null if all failed; the number of failed episodes is beside them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Evaluations:
 
 
 def success_split(episodes: Sequence[Trajectory]) -> tuple[float | None, float | None]:
-    """Return the success rates of episodes without and with a busy error, failed ones aside; None where there were none."""
+    """Return the success rates of episodes without and with a busy error, excluding failures, or None."""
     done = [episode for episode in episodes if episode.failure is None]
     busy = [is_success(episode) for episode in done if episode.metrics.get("busy", 0) > 0]
     calm = [is_success(episode) for episode in done if not episode.metrics.get("busy", 0) > 0]
@@ -51,7 +51,7 @@ def success_split(episodes: Sequence[Trajectory]) -> tuple[float | None, float |
 
 
 def summary_fields(before: Evaluations, after: Evaluations, report: RunReport) -> dict[str, Any]:
-    """Return what summary.json holds about a demo run, times aside."""
+    """Return the fields of summary.json, without the times."""
     return {
         "sampled_before": before.sampled.success_rate,
         "sampled_after": after.sampled.success_rate,
@@ -87,7 +87,7 @@ def summary_fields(before: Evaluations, after: Evaluations, report: RunReport) -
 def print_table(
     console: Console, before: Evaluations, after: Evaluations, report: RunReport, summary: Mapping[str, Any]
 ) -> None:
-    """Print held-out success before and after, by busy error and by turn limit, and what the run cost."""
+    """Print held-out success before and after, by busy error and by turn limit, and the run's totals."""
     count = len(after.sampled.episodes)
     table = Table(title=f"success on {count} held-out tasks", title_justify="left")
     table.add_column("")
@@ -126,5 +126,5 @@ def _share_true(values: Sequence[bool]) -> float | None:
 
 
 def rate_text(value: float | None) -> str:
-    """Return a rate for people; `-` where there is none."""
+    """Return a rate as text; `-` where there is none."""
     return "-" if value is None else f"{value:.3f}"

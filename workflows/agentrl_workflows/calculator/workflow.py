@@ -1,4 +1,4 @@
-"""The agent of the demo: it works out an expression with a calculator that does one operation per call, and may be busy."""
+"""The demo's agent: it evaluates an expression with a calculator that does one operation per call and may be busy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from agentrl_envs.calculator import CalculatorEpisode
 
 
 class Calculator(RolloutWorkflow):
-    """Call the tool until the model answers; a wrong answer may be mended once, for 0.7 instead of 1.0.
+    """Calls the tool until the model answers; one wrong answer may be corrected, for 0.7 instead of 1.0.
 
     Records `correct`, `busy` (1 if a call met a busy error) and `retried` (1 if a wrong answer was given).
     """
 
     max_turns: int = 6
-    """Model calls of one episode; without a right answer by then it pays 0."""
+    """Model calls of one episode; without a right answer by then the reward is 0."""
     p_busy: float = 0.15
     """Chance that a call of the calculator fails."""
     retry: bool = True
@@ -25,7 +25,7 @@ class Calculator(RolloutWorkflow):
     async def run(self, task: Task, client: Client) -> float:
         """Return 1.0, 0.7 or 0.0.
 
-        Cancellation: nothing is left behind.
+        Cancellation: leaves nothing behind.
         """
         episode = CalculatorEpisode(task, p_busy=self.p_busy, retry=self.retry)
         messages: list[MessageLike] = [{"role": "user", "content": task["question"]}]

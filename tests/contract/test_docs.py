@@ -82,3 +82,14 @@ def test_the_readme_s_dry_run_prints_the_plan() -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert "decoupled PPO" in result.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`((?:agentrl|docs|tests|benchmarks|examples)/[\w./-]+?)/?`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_each_journey_to_read_has_at_most_eleven_files() -> None:
+    journeys = (ROOT / "docs" / "concepts.md").read_text().partition("## Where to read")[2].split("\n**")[1:]
+    assert [len(re.findall(r"^\d+\. `", journey, re.M)) for journey in journeys] == [11, 11, 11]

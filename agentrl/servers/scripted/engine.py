@@ -1,6 +1,6 @@
-"""A script behind the HTTP server: the engine that `agentrl.servers.http.app` serves when no model is wanted.
+"""The scripted engine, which `agentrl.servers.http.app` can serve instead of a model.
 
-Invariant: it and the `ScriptedServer` it is made from are one server: the same calls, versions, faults and records.
+Invariant: the engine and its `ScriptedServer` are one server: they share calls, versions, faults and records.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class ScriptedEngine:
         max_context_tokens: int = 1 << 20,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        """Begin with nothing to answer.
+        """Start with no requests.
 
         Args:
-            server: the script; its `player` is shared.
-            model_path: reported until the first weight update.
+            server: the script; the engine shares its `player`.
+            model_path: the path reported until the first weight update.
             max_context_tokens: longest prompt plus output.
-            decode: turns ids into text for replies, that of the server by default; without either they have none.
+            decode: turns ids into the text of replies; the server's by default. Without either, the text is empty.
         """
         self._server, self._player = server, server.player
         self._model_path = model_path
@@ -59,11 +59,11 @@ class ScriptedEngine:
         self._checksums: Mapping[str, str] = {}
         self._waiting: dict[str, Playback] = {}
         self.groups = ScriptedGroups(self)
-        """Pretends to take weights from process groups."""
+        """Records weight updates from process groups; no tensors are sent."""
 
     @property
     def info(self) -> EngineInfo:
-        """See `InferenceEngine.info`; version 0 is called "default", as SGLang does."""
+        """Return the settings; version 0 is named "default", as in SGLang."""
         version = self._player.version
         return EngineInfo(
             model_path=self._model_path,
@@ -77,30 +77,34 @@ class ScriptedEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """See `InferenceEngine.load`."""
+        """Return the number of replies in progress; during a pause they all count as waiting."""
         count = len(self._player.playing)
         return EngineLoad(num_running=0 if self._mode else count, num_waiting=count if self._mode else 0, paused=self._mode)
 
     async def run(self) -> None:
-        """See `InferenceEngine.run`."""
+        """Play replies until cancelled."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             await anyio.sleep_forever()
 
     def prepare(self, request: EngineRequest) -> Playback:
-        """Ask the script for the reply to a request that is to be submitted, or answered by other means."""
+        """Ask the script for the reply to a request; the caller then submits the request, or calls `withdraw`."""
         ids = np.array(request.input_ids, np.int32)
         playback = self._player.begin(request.rid, "", ids, request.sampling)
         self._waiting[request.rid] = playback
         return playback
 
     def withdraw(self, rid: str) -> None:
-        """Take note that a prepared request was answered, or not answered, by other means."""
+        """Record the end of a prepared request that was never submitted."""
         del self._waiting[rid]
         self._player.finish(rid)
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """See `InferenceEngine.submit`."""
+        """Play the reply to a request.
+
+        Raises:
+            RequestRejected: for an id in use, or before `run`.
+        """
         if self._tasks is None:
             raise RequestRejected("the scripted engine is not running yet", status=503)
         if not request.sampling.max_new_tokens:
@@ -113,7 +117,7 @@ class ScriptedEngine:
         self._tasks.start_soon(self._play, request, sink, playback)
 
     def abort(self, rid: str = "", *, abort_all: bool = False, exact: bool = False) -> int:
-        """See `InferenceEngine.abort`."""
+        """End replies with their tokens so far; return their number."""
         ended = 0
         for playing, playback in self._player.playing.items():
             if abort_all or (rid == playing if exact else rid and playing.startswith(rid)):
@@ -123,21 +127,21 @@ class ScriptedEngine:
         return ended
 
     async def pause(self, mode: EnginePauseMode) -> None:
-        """See `InferenceEngine.pause`."""
+        """Hold all replies; mode `abort` ends them."""
         if mode == "abort":
             self.abort(abort_all=True)
         self._mode = mode
         self._player.pause(retract=mode == "retract")
 
     async def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
+        """Continue all replies."""
         self._mode = None
         self._player.resume()
 
     async def update_weights(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
-        """See `InferenceEngine.update_weights`; digests of the safetensors files are read, the weights are not used."""
+        """Take over the version and the digests of the safetensors files; the weights themselves are not used."""
         if abort_all_requests:
             self.abort(abort_all=True)
         if flush_cache and self._mode == "in_place" and self._player.playing:
@@ -152,34 +156,34 @@ class ScriptedEngine:
         return ControlReply(success=True, message="scripted")
 
     async def settled(self) -> None:
-        """See `InferenceEngine.settled`: at once."""
+        """Return at once."""
         await anyio.lowlevel.checkpoint()
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
-        """See `InferenceEngine.set_weight_version`."""
+        """Change the version."""
         if abort_all_requests:
             self.abort(abort_all=True)
         self._player.version = int(weight_version)
 
     async def flush_cache(self, timeout_s: float) -> bool:
-        """See `InferenceEngine.flush_cache`; there is none, and nothing is waited for."""
+        """Return at once whether a server with a cache could flush it; a script has none."""
         return self._mode == "retract" or not self._player.playing
 
     def checksums(self) -> Mapping[str, str]:
-        """See `InferenceEngine.checksums`."""
+        """Return the digests of the last update, reversed with `Fault.WRONG_WEIGHTS`."""
         wrong = self._server.control_faults.get("checksums") is Fault.WRONG_WEIGHTS
         return {name: digest[::-1] if wrong else digest for name, digest in self._checksums.items()}
 
     def serve(self, checksums: Mapping[str, str], weight_version: str) -> None:
-        """Take over weights that did not come from files."""
+        """Take over the version and the digests of an update that did not come from files."""
         self._checksums, self._player.version = checksums, int(weight_version)
 
     def encode(self, text: str) -> list[int]:
-        """See `InferenceEngine.encode`."""
+        """Refuse: there is no tokenizer."""
         raise RequestRejected(f"the scripted engine has no tokenizer to encode {text[:20]!r} with", status=400)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """See `InferenceEngine.decode`."""
+        """Return the text of `ids`, or "" without a decoder."""
         return "" if self._decode is None else self._decode(ids)
 
     def _versions(self) -> list[tuple[str, int]]:
@@ -215,29 +219,29 @@ class ScriptedEngine:
 
 
 class ScriptedGroups:
-    """Implements `WeightGroups` by keeping account; nothing is sent or received."""
+    """Implements `WeightGroups` with records only; nothing is sent or received."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
-        """Begin in no group."""
+        """Start in no group."""
         self._engine = engine
         self._names: set[str] = set()
         self._taken: Bucket | None = None
 
     async def join(self, address: GroupAddress, rank: int) -> ControlReply:
-        """See `WeightGroups.join`."""
+        """Record the group."""
         self._names.add(address.name)
         return ControlReply(success=True, message="scripted")
 
     async def leave(self, name: str) -> ControlReply:
-        """See `WeightGroups.leave`."""
+        """Forget the group, or refuse if it is unknown."""
         known = name in self._names
         self._names.discard(name)
-        return ControlReply(success=known, message="scripted" if known else "there is no such group")
+        return ControlReply(success=known, message="scripted" if known else f"there is no group {name}")
 
     async def begin(self) -> ControlReply:
-        """See `WeightGroups.begin`."""
+        """Open a session, or refuse if one is open."""
         if self._taken is not None:
-            return ControlReply(success=False, message="a session is open already")
+            return ControlReply(success=False, message="a session is already open")
         self._taken = ()
         return ControlReply(success=True, message="scripted")
 
@@ -251,7 +255,7 @@ class ScriptedGroups:
         flush_cache: bool,
         abort_all_requests: bool,
     ) -> ControlReply:
-        """See `WeightGroups.receive`; without a session too, as SGLang did before 0.5.21."""
+        """Record the bucket, and take over the version if there is one."""
         if group not in self._names:
             return ControlReply(success=False, message=f"group {group} is not there")
         self._taken = (*(self._taken or ()), *bucket)
@@ -261,7 +265,7 @@ class ScriptedGroups:
         return ControlReply(success=True, message="scripted")
 
     async def end(self) -> ControlReply:
-        """See `WeightGroups.end`."""
+        """Close the session, or refuse if none is open."""
         known, self._taken = self._taken is not None, None
         return ControlReply(success=known, message="scripted" if known else "no session is open")
 
@@ -270,7 +274,7 @@ def digests(folder: str) -> list[tuple[str, str]]:
     """Return the name and `tensor_checksum` of each tensor in the safetensors files of a folder.
 
     Raises:
-        OSError, ValueError, msgspec.DecodeError: when one cannot be read.
+        OSError, ValueError, msgspec.DecodeError: if a file cannot be read.
     """
     found: list[tuple[str, str]] = []
     for file in sorted(Path(folder).glob("*.safetensors")):

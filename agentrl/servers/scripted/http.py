@@ -1,7 +1,7 @@
-"""A scripted server on a real socket: agentrl's own HTTP app in front of a script, and the faults only a socket can have.
+"""A scripted server on a real socket: agentrl's HTTP app in front of a script, with the faults that only a socket can have.
 
-Invariant: without faults the app alone answers. What a fault or an emulated older version changes is changed between the
-app and the socket, so the client under test meets the bytes it would meet in the field.
+Invariant: without faults the app alone answers. A fault takes effect between the app and the socket, so the client under
+test receives the bytes that a real server with that fault would send.
 
 Example:
     async with serve_scripted(ScriptedServer(script, vocab_size=300)) as http:
@@ -64,17 +64,16 @@ async def serve_scripted(
     """Serve a script on a free loopback port; needs the asyncio event loop.
 
     Args:
-        server: the script; faults of calls and of control calls apply.
-        api_key: demanded of clients.
-        sglang_version: pretend to be this version of SGLang: before 0.5.20 without version spans, before 0.5.21 under the
-            endpoint names of that time.
+        server: the script; its faults of model calls and of control calls apply.
+        api_key: clients must send it; None: no call needs a key.
+        sglang_version: report this version of SGLang and hide that the server is agentrl's own.
 
-    Cancellation: calls in flight are aborted and the port is closed.
+    Cancellation: calls in flight are aborted, and the port is closed.
     """
     engine = ScriptedEngine(server)
     http = ScriptedHTTP(url="")
     app = create_app(engine, api_key=api_key)
-    app.middlewares.append(_Front(server, engine, http, sglang_version).middleware)
+    app.middlewares.append(_FaultMiddleware(server, engine, http, sglang_version).middleware)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -87,13 +86,11 @@ async def serve_scripted(
             await runner.cleanup()
 
 
-class _Front:
-    """Stands between the app and the socket."""
+class _FaultMiddleware:
+    """The middleware that applies faults between the app and the socket."""
 
     def __init__(self, server: ScriptedServer, engine: ScriptedEngine, http: ScriptedHTTP, version: str | None) -> None:
         self._server, self._engine, self._http, self._version = server, engine, http, version
-        number = tuple(int(part) for part in version.split(".")[:3]) if version else (9,)
-        self._spans, self._get_names = number >= (0, 5, 20), number < (0, 5, 21)
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -104,8 +101,6 @@ class _Front:
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         body = await request.read()
         self._http.seen.append((request.path, body))
-        if self._get_names and request.path in ("/server_info", "/model_info", "/v1/loads"):
-            return web.json_response({"error": {"message": "not found"}}, status=404)
         if request.path == "/generate":
             sent = cast("dict[str, Any]", orjson.loads(body))
             if sent["sampling_params"]["max_new_tokens"]:
@@ -121,23 +116,23 @@ class _Front:
             params = msgspec.convert(sent["sampling_params"], Sampling)
             sampling = engine_sampling(params, room=self._engine.info.max_context_tokens)
         except (msgspec.ValidationError, RequestRejected):
-            return await handler(request)  # which says what is wrong
+            return await handler(request)  # the app answers with the error
         playback = self._engine.prepare(EngineRequest(rid=sent["rid"], input_ids=sent["input_ids"], sampling=sampling))
         fault = playback.reply.fault
-        if fault in (None, Fault.ABORT) and self._spans:
+        if fault in (None, Fault.ABORT):
             return await handler(request)
         try:
             if (failed := await self._fail(request, fault)) is not None:
                 return failed
             if fault is Fault.DIE and not sent.get("stream"):
-                return self._cut(request)
-            return await self._play_from_here(request, playback, stream=bool(sent.get("stream")))
+                return self._disconnect(request)
+            return await self._play_with_fault(request, playback, stream=bool(sent.get("stream")))
         finally:
             self._engine.withdraw(sent["rid"])
 
     async def _fail(self, request: web.Request, fault: Fault | None) -> web.StreamResponse | None:
         if fault is Fault.REFUSE:
-            return self._cut(request)
+            return self._disconnect(request)
         if fault is Fault.HANG:
             await anyio.sleep_forever()
         if fault is Fault.BAD_REQUEST:
@@ -148,8 +143,8 @@ class _Front:
             return web.Response(text="<html>Bad gateway</html>", content_type="text/html")
         return None
 
-    async def _play_from_here(self, request: web.Request, playback: Playback, *, stream: bool) -> web.StreamResponse:
-        """Answer in the app's place, with the fault in the reply or without what the emulated version lacks."""
+    async def _play_with_fault(self, request: web.Request, playback: Playback, *, stream: bool) -> web.StreamResponse:
+        """Answer in place of the app, with the fault in the reply."""
         fault = playback.reply.fault
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream" if stream else "application/json"})
         if stream:
@@ -159,11 +154,8 @@ class _Front:
                 event = {"output_ids": playback.ids, "meta_info": {"finish_reason": None}}
                 await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
                 if fault is Fault.DIE:
-                    return self._cut(request, response)
-        body = playback.body(request.path)
-        if not self._spans:
-            del body["meta_info"]["weight_versions"]
-        payload = orjson.dumps(body)
+                    return self._disconnect(request, response)
+        payload = orjson.dumps(playback.body(request.path))
         if fault in (Fault.RESET_MID_BODY, Fault.SLOW_DRIP):
             if not stream:
                 response.content_length = len(payload)
@@ -171,7 +163,7 @@ class _Front:
             await response.write(payload[: len(payload) // 2])
             if fault is Fault.SLOW_DRIP:
                 await anyio.sleep_forever()
-            return self._cut(request, response)
+            return self._disconnect(request, response)
         if not stream:
             return web.Response(body=payload, content_type="application/json")
         await response.write(b"data: " + payload + b"\n\ndata: [DONE]\n\n")
@@ -187,7 +179,7 @@ class _Front:
         return web.Response(body=orjson.dumps(info), content_type="application/json")
 
     @staticmethod
-    def _cut(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:
+    def _disconnect(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:
         if request.transport is not None:
             request.transport.abort()
         return response or web.Response(status=500)

@@ -1,7 +1,8 @@
-"""A server that answers from a script: for agentrl's tests and for those of your workflows. No model, no torch, no sockets.
+"""A server that answers from a script, for agentrl's tests and for tests of workflows. No model, no torch, no sockets.
 
-Invariant: it keeps every promise of `Backend` and `Inference` that a real server keeps, and breaks exactly those a
-`Fault` names; its replies pass through the same checks as those of a real server. Runs under asyncio and trio.
+Invariant: the server keeps every promise of `Backend` and `Inference` that a real server keeps, and a `Fault` breaks exactly
+the one it names. Its replies pass the same checks as those of a real server. A control call does its whole work or none of
+it, and with a fault it raises the error that a real server's would. Runs under asyncio and trio.
 
 Example:
     >>> import anyio
@@ -18,16 +19,12 @@ Example:
     >>> server.calls[0].turn, len(server.calls)
     (0, 1)
 
-A script is a function, so it can look at the call, and fail as it likes:
+A script is a function of the call:
 
     def script(call: ScriptedCall) -> ScriptedReply:
         if call.index == 0:
             return ScriptedReply(fault=Fault.REFUSE)
         return ScriptedReply(output="The answer is 4")
-
-The control calls of a scripted server: pause, load, verify, continue, and how each can be made to fail.
-
-Invariant: a control call does its whole work or none of it, and with a fault it raises what a real server's would.
 """
 
 from __future__ import annotations
@@ -66,248 +63,14 @@ ControlCall = Literal[
 ]
 
 
-class ScriptedControl:
-    """What a scripted server does besides answering model calls."""
-
-    def __init__(self, player: ScriptPlayer, *, url: str, timeout_s: float) -> None:
-        """Begin alive and not paused; see `ScriptedServer` for the arguments."""
-        self.player = player
-        self._url = url
-        self._timeout_s = timeout_s
-        self._dead: str | None = None
-        self._died = anyio.Event()
-        self._paused = False
-        self.max_context_tokens: int | None = None
-        """What it says of its context; scripts take any."""
-        self._tensor_checksums: Mapping[str, str] = {}
-        self.updates: list[Publication] = []
-        """Weights it was given from files, in order."""
-        self.groups = ScriptedReceiver(self)
-        """Its part in taking weights from a trainer's memory; nothing is really sent."""
-        self.control_faults: dict[ControlCall, Fault] = {}
-        """What the control calls do instead of their work; change it at any time."""
-        self.control_holds: dict[ControlCall, Hold] = {}
-        """Control calls that wait before their work, each until its hold is released."""
-
-    @property
-    def url(self) -> str:
-        """Its name in messages."""
-        return self._url
-
-    @property
-    def version(self) -> int:
-        """Of its weights."""
-        return self.player.version
-
-    @property
-    def policy_version(self) -> int:
-        """Of its weights."""
-        return self.player.version
-
-    @property
-    def paused(self) -> bool:
-        """Whether it is paused."""
-        return self._paused
-
-    @property
-    def checksum_kind(self) -> str:
-        """`agentrl`."""
-        return "agentrl"
-
-    def die(self, reason: str = "killed") -> None:
-        """End all calls with `ServerUnavailable`, and refuse new ones."""
-        self._dead = reason
-        self._died.set()
-        for playback in self.player.playing.values():
-            playback.abort("died")
-
-    def revive(self, version: int = 0) -> None:
-        """Answer again, as a new process would: not paused, with the weights it was first started with."""
-        self._dead, self._paused = None, False
-        self._died = anyio.Event()
-        self.player.version = version
-        self.player.resume()
-
-    async def update_weights(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
-        """Pause, take over the version, continue, and compare `scripted_logprobs` with the probe.
-
-        Raises:
-            WeightSyncError: a control fault says so, or the probe differs.
-
-        Cancellation: the server is continued.
-        """
-        began = anyio.current_time()
-        try:
-            await self.pause("retract")
-            num_bytes = await self._take(source)
-        finally:
-            self._continue()
-        pause_s = anyio.current_time() - began
-        difference = None
-        if probe is not None:
-            difference = float(np.abs(await self.score(probe.token_ids) - probe.logprobs).max())
-            if not difference <= probe.tolerance:
-                raise WeightSyncError(f"{self._url}: the probe differs by {difference:.2e} nats from the trainer's")
-        return UpdateReport(
-            version=self.version, pause_s=pause_s, updated=(self._url,), probe_difference=difference, num_bytes=num_bytes
-        )
-
-    async def connect(self) -> None:
-        """See `Server.connect`."""
-        await self.control("connect")
-
-    async def aclose(self) -> None:
-        """Do nothing: there is nothing to close."""
-
-    async def check(self) -> int:
-        """See `Server.check`."""
-        await self.control("check")
-        return self.version
-
-    async def pause(self, mode: Literal["retract", "in_place"]) -> None:
-        """See `Server.pause`."""
-        self._paused = True
-        await self.control("pause")
-        self.player.pause(retract=mode == "retract")
-
-    async def resume(self) -> None:
-        """See `Server.resume`."""
-        self._paused = False
-        await self.control("resume")
-        self._continue()
-
-    async def load_weights(self, publication: Publication) -> None:
-        """See `Server.load_weights`; the path is not read."""
-        await self.control("load_weights")
-        self.player.version = publication.version
-        self._tensor_checksums = publication.tensor_checksums
-        self.updates.append(publication)
-
-    async def checksums(self) -> Mapping[str, str]:
-        """Return those of the publication it was last given."""
-        wrong = await self.control("checksums") is Fault.WRONG_WEIGHTS
-        held = self._tensor_checksums
-        return {name: digest[::-1] for name, digest in held.items()} if wrong else held
-
-    async def score(self, token_ids: Int32Array) -> Float32Array:
-        """Return `scripted_logprobs` of its version."""
-        wrong = await self.control("score") is Fault.WRONG_WEIGHTS
-        return scripted_logprobs(token_ids, self.version) - np.float32(0.5 if wrong else 0.0)
-
-    async def _take(self, source: WeightSource) -> int | None:
-        if isinstance(source, Publication):
-            await self.load_weights(source)
-            return None
-        request = self.groups.request()
-        [address] = await source.channel.open([request], ())
-        await self.groups.join(address)
-        async with source.channel.sending(
-            source.version, [request.name], dtype=source.dtype, digests=True, again=False
-        ) as sending:
-            await sending.start([request.name])
-            await self.groups.receive(sending.manifest, request.name)
-            await sending.finish(())
-            return sending.manifest.num_bytes
-
-    def given(self, manifest: Manifest) -> None:
-        """Take note of weights that came from a trainer's memory."""
-        self.player.version = manifest.version
-        self._tensor_checksums = scripted_checksums(manifest.version, manifest.buckets)
-
-    def _continue(self) -> None:
-        self._paused = False
-        self.player.resume()
-
-    async def control(self, name: ControlCall) -> Fault | None:
-        """Do what the fault of a control call says; return the fault, if there is one that lets the call go on.
-
-        Raises:
-            ServerError, WeightSyncError: what the fault stands for.
-
-        Cancellation: nothing is left behind.
-        """
-        if (hold := self.control_holds.get(name)) is not None:
-            hold.reached.set()
-            with Deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
-                await hold.release.wait()
-        fault = self.control_faults.get(name)
-        if fault is Fault.HANG:
-            with Deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
-                await self._died.wait()
-        if self._dead is not None or fault in (Fault.REFUSE, Fault.DIE):
-            raise ServerUnavailable(f"{self._url}: refused {name}: {self._dead or fault}", url=self._url)
-        if fault is Fault.BAD_REQUEST and name in ("load_weights", "join_group", "receive_weights"):
-            raise WeightSyncError(f"{self._url}: did not {name}: {fault}")
-        if fault is Fault.BAD_REQUEST:
-            raise RequestRejected(f"{self._url}: HTTP 400 to {name}", status=400, url=self._url)
-        await anyio.lowlevel.checkpoint()
-        return fault
-
-    async def misbehave(self, fault: Fault | None) -> None:
-        """Do what a fault of a model call says, as far as it comes before the first token.
-
-        Raises:
-            ServerError: what the fault stands for; `ServerUnavailable` also when the server has died.
-
-        Cancellation: nothing is left behind.
-        """
-        await anyio.lowlevel.checkpoint()
-        if fault in (Fault.HANG, Fault.SLOW_DRIP):
-            with Deadline(self._timeout_s, lambda: f"{self._url}: a model call got no answer", self._url):
-                await self._died.wait()
-        if self._dead is not None or fault is Fault.REFUSE:
-            raise ServerUnavailable(f"{self._url}: refused: {self._dead or 'scripted'}", url=self._url)
-        if fault is Fault.BAD_REQUEST:
-            raise RequestRejected(f"{self._url}: HTTP 400, as scripted", status=400, url=self._url)
-        if fault is Fault.SERVER_ERROR:
-            raise ServerUnavailable(f"{self._url}: HTTP 500, as scripted", status=500, url=self._url)
-        if fault is Fault.NOT_JSON:
-            raise ReplyError(f"{self._url}: the reply is a web page, as scripted", url=self._url)
-
-
-class ScriptedReceiver:
-    """A `Receiver` that pretends."""
-
-    def __init__(self, server: ScriptedControl) -> None:
-        """Begin in no group."""
-        self._server = server
-        self.joined: list[GroupAddress] = []
-        """Groups it was told to join, in order."""
-        self.left: list[str] = []
-        """Groups it was told to leave, in order."""
-        self.received: list[Manifest] = []
-        """Weights it was given, in order."""
-
-    def request(self) -> GroupRequest:
-        """See `Receiver.request`."""
-        return GroupRequest(f"{self._server.url}/{len(self.joined)}", ranks=1, nccl=False, flat=True)
-
-    async def join(self, address: GroupAddress) -> None:
-        """See `Receiver.join`."""
-        await self._server.control("join_group")
-        self.joined.append(address)
-
-    async def leave(self, name: str) -> None:
-        """See `Receiver.leave`."""
-        self.left.append(name)
-
-    async def receive(self, manifest: Manifest, group: str) -> None:
-        """See `Receiver.receive`; refuses when `group` is not the one it joined last."""
-        await self._server.control("receive_weights")
-        if not self.joined or group != self.joined[-1].name:
-            raise WeightSyncError(f"{self._server.url}: is not in the group {group}")
-        self.received.append(manifest)
-        self._server.given(manifest)
-
-
 __all__ = ["Fault", "Hold", "Script", "ScriptedCall", "ScriptedReply", "ScriptedServer", "scripted_logprobs"]
 
 
-class ScriptedServer(ScriptedControl):
+class ScriptedServer:
     """Implements `Inference`, and the pool's `Server`, in process.
 
-    What happened is recorded: `calls`, `updates` and `aborted`. What is to fail: `ScriptedReply.fault` for a model call,
-    `control_faults` for a control call, `die` and `revive` for the whole server.
+    It records `calls`, `updates` and `aborted`. `ScriptedReply.fault` makes a model call fail, `control_faults` makes a
+    control call fail, and `die` and `revive` stop and restart the whole server.
     """
 
     def __init__(
@@ -322,22 +85,39 @@ class ScriptedServer(ScriptedControl):
         version: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
-        """Begin with no call answered.
+        """Start alive, not paused and with no call answered.
 
         Args:
             script: answers each call with a `ScriptedReply`, text or ids.
             vocab_size: ids sent and received are below it.
-            encode: turns the script's text into ids; needed only for text.
+            encode: turns the script's text into ids; needed only for scripts that answer with text.
             decode: turns ids into text, control tokens included; needed only to find stop strings in a script's ids.
-            eos_id: the model's end token: it ends a reply wherever it comes, and is appended to text.
-            url: its name in messages.
-            version: of the weights it starts with.
-            timeout_s: deadline of each model and control call, seconds; what `Fault.HANG` runs into.
+            eos_id: the model's end token: it ends a reply wherever it occurs, and is appended to text.
+            url: the server's name in messages.
+            version: policy version of the initial weights.
+            timeout_s: deadline of each model and control call, seconds; a call with `Fault.HANG` ends at it.
         """
-        player = ScriptPlayer(script, vocab_size=vocab_size, encode=encode, decode=decode, eos_id=eos_id, version=version)
-        super().__init__(player, url=url, timeout_s=timeout_s)
+        self.player = ScriptPlayer(
+            script, vocab_size=vocab_size, encode=encode, decode=decode, eos_id=eos_id, version=version
+        )
+        self._url = url
+        self._timeout_s = timeout_s
+        self._dead: str | None = None
+        self._died = anyio.Event()
+        self._paused = False
+        self.max_context_tokens: int | None = None
+        """The context limit that it reports; scripts accept any context."""
+        self._tensor_checksums: Mapping[str, str] = {}
         self.aborted: list[str] = []
-        """Request ids of calls that were cancelled."""
+        """Request ids of cancelled calls."""
+        self.updates: list[Publication] = []
+        """The weights received from files, in order."""
+        self.groups = ScriptedReceiver(self)
+        """The part that receives weights from a trainer's memory; no tensors are sent."""
+        self.control_faults: dict[ControlCall, Fault] = {}
+        """Faults of control calls; may be changed at any time."""
+        self.control_holds: dict[ControlCall, Hold] = {}
+        """Control calls that wait, before doing anything, until their hold is released."""
 
     @classmethod
     def from_texts(
@@ -346,7 +126,7 @@ class ScriptedServer(ScriptedControl):
         """Return a server that gives `texts[turn]` in each episode; a call beyond the last is rejected.
 
         Args:
-            encode: turns what the model would write, markup included, into ids.
+            encode: turns the model's text, markup included, into ids.
             texts: one for each turn.
             vocab_size: ids are below it.
             eos_id: ends each turn.
@@ -363,15 +143,15 @@ class ScriptedServer(ScriptedControl):
 
     @property
     def calls(self) -> Sequence[ScriptedCall]:
-        """All calls the script was asked, in order."""
+        """All calls that the script was asked to answer, in order."""
         return self.player.calls
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Return what the script answers; see `Backend.generate`.
+        """Return the script's answer, as `Backend.generate` does.
 
         Raises:
-            ServerError: what the script's fault stands for.
-            ConfigError: the script's reply cannot be played.
+            ServerError: the error that the script's fault stands for.
+            ConfigError: if the script's reply cannot be played.
 
         Cancellation: the request id is added to `aborted`.
         """
@@ -386,10 +166,10 @@ class ScriptedServer(ScriptedControl):
 
     @asynccontextmanager
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
-        """Yield what the script answers, one token at a time; see `Backend.stream`.
+        """Yield the script's answer, one token at a time, as `Backend.stream` does.
 
         Raises:
-            ServerError: as for `generate`.
+            ServerError: the error that the script's fault stands for.
 
         Cancellation: the request id is added to `aborted`, also when the block is left early.
         """
@@ -398,7 +178,7 @@ class ScriptedServer(ScriptedControl):
             yield chunks
 
     def release(self, episode_id: str) -> None:
-        """Do nothing: one server is every episode's home."""
+        """Do nothing: one server serves every episode."""
 
     async def _chunks(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
         assembly = Assembly(request, self.url)
@@ -432,3 +212,213 @@ class ScriptedServer(ScriptedControl):
             self.player.finish(rid)
         reply = parse_reply(orjson.dumps(playback.body(rid)), vocab_size=self.player.vocab_size, url=self.url)
         assembly.take(reply, caller_aborted=False, streamed=streamed)
+
+    @property
+    def url(self) -> str:
+        """The server's name in messages."""
+        return self._url
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights."""
+        return self.player.version
+
+    @property
+    def policy_version(self) -> int:
+        """Policy version of the weights."""
+        return self.player.version
+
+    @property
+    def paused(self) -> bool:
+        """Whether the server is paused."""
+        return self._paused
+
+    @property
+    def checksum_kind(self) -> str:
+        """`agentrl`."""
+        return "agentrl"
+
+    def die(self, reason: str = "killed") -> None:
+        """End all calls with `ServerUnavailable`, and refuse new ones."""
+        self._dead = reason
+        self._died.set()
+        for playback in self.player.playing.values():
+            playback.abort("died")
+
+    def revive(self, version: int = 0) -> None:
+        """Answer again, as a restarted process would: not paused, with the weights of `version`."""
+        self._dead, self._paused = None, False
+        self._died = anyio.Event()
+        self.player.version = version
+        self.player.resume()
+
+    async def update_weights(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
+        """Pause, take over the version, continue, and compare `scripted_logprobs` with the probe.
+
+        Raises:
+            WeightSyncError: if a control fault says so, or the probe differs.
+
+        Cancellation: the server continues.
+        """
+        began = anyio.current_time()
+        try:
+            await self.pause("retract")
+            num_bytes = await self._take(source)
+        finally:
+            self._continue()
+        pause_s = anyio.current_time() - began
+        difference = None
+        if probe is not None:
+            difference = float(np.abs(await self.score(probe.token_ids) - probe.logprobs).max())
+            if not difference <= probe.tolerance:
+                raise WeightSyncError(f"{self._url}: the probe differs by {difference:.2e} nats from the trainer's")
+        return UpdateReport(
+            version=self.version, pause_s=pause_s, updated=(self._url,), probe_difference=difference, num_bytes=num_bytes
+        )
+
+    async def connect(self) -> None:
+        """Do nothing unless a hold or a fault applies."""
+        await self.control("connect")
+
+    async def aclose(self) -> None:
+        """Do nothing: there is no connection to close."""
+
+    async def check(self) -> int:
+        """Return the policy version of the weights."""
+        await self.control("check")
+        return self.version
+
+    async def pause(self, mode: Literal["retract", "in_place"]) -> None:
+        """Hold all replies before their next token."""
+        self._paused = True
+        await self.control("pause")
+        self.player.pause(retract=mode == "retract")
+
+    async def resume(self) -> None:
+        """Continue all replies."""
+        self._paused = False
+        await self.control("resume")
+        self._continue()
+
+    async def load_weights(self, publication: Publication) -> None:
+        """Take over the version and the digests of a publication without reading its files."""
+        await self.control("load_weights")
+        self.player.version = publication.version
+        self._tensor_checksums = publication.tensor_checksums
+        self.updates.append(publication)
+
+    async def checksums(self) -> Mapping[str, str]:
+        """Return the digests of the last weight update, reversed with `Fault.WRONG_WEIGHTS`."""
+        wrong = await self.control("checksums") is Fault.WRONG_WEIGHTS
+        held = self._tensor_checksums
+        return {name: digest[::-1] for name, digest in held.items()} if wrong else held
+
+    async def score(self, token_ids: Int32Array) -> Float32Array:
+        """Return the `scripted_logprobs` of the current version, [L-1] float32, nats."""
+        wrong = await self.control("score") is Fault.WRONG_WEIGHTS
+        return scripted_logprobs(token_ids, self.version) - np.float32(0.5 if wrong else 0.0)
+
+    async def _take(self, source: WeightSource) -> int | None:
+        if isinstance(source, Publication):
+            await self.load_weights(source)
+            return None
+        request = self.groups.request()
+        [address] = await source.channel.open([request], ())
+        await self.groups.join(address)
+        async with source.channel.sending(
+            source.version, [request.name], dtype=source.dtype, digests=True, again=False
+        ) as sending:
+            await sending.start([request.name])
+            await self.groups.receive(sending.manifest, request.name)
+            await sending.finish(())
+            return sending.manifest.num_bytes
+
+    def accept_manifest(self, manifest: Manifest) -> None:
+        """Take over the version and the digests of weights from a trainer's memory."""
+        self.player.version = manifest.version
+        self._tensor_checksums = scripted_checksums(manifest.version, manifest.buckets)
+
+    def _continue(self) -> None:
+        self._paused = False
+        self.player.resume()
+
+    async def control(self, name: ControlCall) -> Fault | None:
+        """Apply the hold and the fault of a control call; return the fault if the call continues in spite of it.
+
+        Raises:
+            ServerError, WeightSyncError: the error that the fault stands for.
+
+        Cancellation: nothing is left behind.
+        """
+        if (hold := self.control_holds.get(name)) is not None:
+            hold.reached.set()
+            with Deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
+                await hold.release.wait()
+        fault = self.control_faults.get(name)
+        if fault is Fault.HANG:
+            with Deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
+                await self._died.wait()
+        if self._dead is not None or fault in (Fault.REFUSE, Fault.DIE):
+            raise ServerUnavailable(f"{self._url}: refused {name}: {self._dead or fault}", url=self._url)
+        if fault is Fault.BAD_REQUEST and name in ("load_weights", "join_group", "receive_weights"):
+            raise WeightSyncError(f"{self._url}: did not {name}: {fault}")
+        if fault is Fault.BAD_REQUEST:
+            raise RequestRejected(f"{self._url}: HTTP 400 to {name}", status=400, url=self._url)
+        await anyio.lowlevel.checkpoint()
+        return fault
+
+    async def misbehave(self, fault: Fault | None) -> None:
+        """Apply a fault of a model call that acts before the first token.
+
+        Raises:
+            ServerError: the error that the fault stands for; `ServerUnavailable` also if the server has died.
+
+        Cancellation: nothing is left behind.
+        """
+        await anyio.lowlevel.checkpoint()
+        if fault in (Fault.HANG, Fault.SLOW_DRIP):
+            with Deadline(self._timeout_s, lambda: f"{self._url}: a model call got no answer", self._url):
+                await self._died.wait()
+        if self._dead is not None or fault is Fault.REFUSE:
+            raise ServerUnavailable(f"{self._url}: refused: {self._dead or 'scripted'}", url=self._url)
+        if fault is Fault.BAD_REQUEST:
+            raise RequestRejected(f"{self._url}: HTTP 400, as scripted", status=400, url=self._url)
+        if fault is Fault.SERVER_ERROR:
+            raise ServerUnavailable(f"{self._url}: HTTP 500, as scripted", status=500, url=self._url)
+        if fault is Fault.NOT_JSON:
+            raise ReplyError(f"{self._url}: the reply is a web page, as scripted", url=self._url)
+
+
+class ScriptedReceiver:
+    """A `Receiver` that records calls and transfers nothing."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        """Start in no group."""
+        self._server = server
+        self.joined: list[GroupAddress] = []
+        """Groups joined, in order."""
+        self.left: list[str] = []
+        """Groups left, in order."""
+        self.received: list[Manifest] = []
+        """Manifests of the weights received, in order."""
+
+    def request(self) -> GroupRequest:
+        """Return a request for one rank in a new group."""
+        return GroupRequest(f"{self._server.url}/{len(self.joined)}", ranks=1, nccl=False, flat=True)
+
+    async def join(self, address: GroupAddress) -> None:
+        """Record the group."""
+        await self._server.control("join_group")
+        self.joined.append(address)
+
+    async def leave(self, name: str) -> None:
+        """Record that the group was left."""
+        self.left.append(name)
+
+    async def receive(self, manifest: Manifest, group: str) -> None:
+        """Take over the version and the digests; refuse if `group` is not the group joined last."""
+        await self._server.control("receive_weights")
+        if not self.joined or group != self.joined[-1].name:
+            raise WeightSyncError(f"{self._server.url}: is not in the group {group}")
+        self.received.append(manifest)
+        self._server.accept_manifest(manifest)

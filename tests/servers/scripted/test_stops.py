@@ -87,11 +87,10 @@ async def test_a_reply_ends_at_its_first_stop_and_keeps_what_completed_it(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("sglang_version", [None, "0.5.19"])
-async def test_over_http_a_reply_ends_where_it_ends_in_process(anyio_backend: str, sglang_version: str | None) -> None:
+async def test_over_http_a_reply_ends_where_it_ends_in_process(anyio_backend: str) -> None:
     scripted = ScriptedServer(lambda call: CASES[call.index // 2][0], vocab_size=VOCAB, encode=encode, eos_id=EOS)
     async with (
-        serve_scripted(scripted, sglang_version=sglang_version) as http,
+        serve_scripted(scripted) as http,
         SGLangServer(http.url, vocab_size=VOCAB) as server,
     ):
         for _, sampling, expected in CASES:

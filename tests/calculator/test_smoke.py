@@ -46,7 +46,7 @@ def test_the_demo_refuses_running_servers_and_a_missing_sglang_before_it_starts(
     for overrides, expected in (
         (("--inference.backend", "sglang"), "AGENTRL_SGLANG_PYTHON: /nowhere/python is not an executable"),
         (("--inference.urls", "http://127.0.0.1:1"), "inference.urls names running ones"),
-        (("--inference.urls", "http://127.0.0.1:1", *launched_only), "inference.urls: the demo evaluates and trains"),
+        (("--inference.urls", "http://127.0.0.1:1", *launched_only), "inference.urls: the demo starts its own servers"),
     ):
         with pytest.raises(ConfigError, match=expected):
             run_demo(SMOKE, seed=0, runs_dir=tmp_path, name="smoke", overrides=overrides)

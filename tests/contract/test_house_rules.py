@@ -21,7 +21,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 # fmt: off
 DEFINED_TWICE = frozenset({
-    "Context", "Probe", "_join", "_json", "_refuse_constant", "_split_reasoning",
+    "Context", "Probe", "_json", "_refuse_constant", "_split_reasoning",
 })
 # fmt: on
 """Names that are still defined in more than one module. The list only falls."""

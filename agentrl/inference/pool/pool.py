@@ -109,6 +109,8 @@ class ServerPool:
         """Yield the completion of a request as it is sampled; errors and cancellation are those of `Failover.stream`."""
         self.update_weights = self._updater.update
         """Change the weights of every server; errors and cancellation are those of `Updater.update`."""
+        self.release = self._members.release
+        """Forget which server an episode used; call it when the episode has ended."""
         self._stack = AsyncExitStack()
         self._context: int | None = None
         """Longest context, tokens, that every server granted when the pool was opened."""
@@ -158,10 +160,6 @@ class ServerPool:
         """Longest context plus output, tokens, that every server grants every call; None where no server reports a limit."""
         limits = [member.server.max_context_tokens for member in self._members.all]
         return min([limit for limit in limits if limit is not None], default=None)
-
-    def release(self, episode_id: str) -> None:
-        """Forget which server an episode used; call it when the episode has ended."""
-        self._members.release(episode_id)
 
     def report_kept(self, url: str, *, kept: bool = True) -> None:
         """Record whether the launcher of a server restarts its process when that ends."""

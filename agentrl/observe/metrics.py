@@ -9,7 +9,7 @@ event `step`, one for each training step:
 |---|---|
 | step | number of the step, from 1 |
 | policy_version | version the step trained, published weights are this plus 1 |
-| success_rate | share of the batch's episodes that succeeded; see `is_success` |
+| success_rate | share of the batch's episodes that succeeded, by `is_success` |
 | return_mean, return_std | undiscounted episode returns of the batch |
 | turns_mean, output_tokens_mean | per episode of the batch |
 | episodes, groups, zero_variance_groups | in the batch |
@@ -41,7 +41,7 @@ Causes of waste: `failed_episode` (attempts that failed in groups that were trai
 
 event `evaluation`: `step`, `episodes`, `failed` (of these), `failed_episodes.STOP_REASON`, `success_rate` (the share of
 the episodes that did not fail; no key where all did), `return_mean` and `return_std` (of the same), `turns_mean`,
-`output_tokens_mean`, `min_version` and `max_version` (of the sampled tokens: training goes on beside it), `greedy`,
+`output_tokens_mean`, `min_version` and `max_version` (of the sampled tokens: training continues meanwhile), `greedy`,
 `seconds`, `workflow.NAME`.
 event `evaluation_skipped`: `step`; one was running and one was waiting already.
 event `episode_failed`, for each failed attempt: `group` (null for an evaluation), `episode_id`, `task_id`, `stop_reason`,

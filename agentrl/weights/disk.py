@@ -46,7 +46,7 @@ class DirectoryManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     version: int
     """Policy version."""
     checksum: str
-    """Digest of the whole model; see `agentrl.weights.tensors.model_checksum`."""
+    """Digest of the whole model, by `agentrl.weights.tensors.model_checksum`."""
     tensor_checksums: dict[str, str]
     """Digest of each tensor, by HF parameter name."""
 

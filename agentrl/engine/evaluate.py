@@ -39,7 +39,7 @@ class EvalReport:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of the episodes that did not fail; by `is_success`; None where all did."""
+        """Share of the episodes with a result that succeeded, by `is_success`; None when every episode failed."""
         done = [is_success(episode) for episode in self.episodes if episode.failure is None]
         return sum(done) / len(done) if done else None
 

@@ -221,7 +221,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._ends = episode.renderer.eos_ids | set(call.sampling.stop_token_ids)
         self._ended = False
         self._text = episode.renderer.incremental_decoder()
-        thinking = prompt.placed.thinking_open
+        thinking = prompt.extension.thinking_open
         self._splitter = DeltaSplitter(tools=prompt.tools, stops=call.sampling.stop, thinking_open=thinking)
 
     async def __anext__(self) -> ChatCompletionChunk:
@@ -294,7 +294,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
                 self._ready.append(chunk(self._header, {name: text}))
 
     def _finish(self, generation: Generation) -> None:
-        episode, prompt, thinking = self._episode, self._prompt, self._prompt.placed.thinking_open
+        episode, prompt, thinking = self._episode, self._prompt, self._prompt.extension.thinking_open
         episode.check_not_aborted(self._request, generation)
         parsed = episode.renderer.parse(
             generation.output_ids, tools=prompt.tools, stopped_on=generation.matched_stop, thinking_open=thinking

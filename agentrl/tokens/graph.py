@@ -1,22 +1,14 @@
-"""The token graph of one episode: which turn a request extends, the ids it adds, and the turns recorded so far.
+"""The token graph of one episode: the turns recorded so far, and the prompt of each model call.
 
-Invariant: for every recorded turn, the context and output ids from the root to its own context are, joined, the ids that
-were sent for it (`Turn.prompt_digest` proves it); sampled ids are kept as they came.
+A request extends the deepest turn whose messages and output it begins with, compared by meaning, with the same tools. So
+parallel calls and retries become siblings, and other conversations become new roots. A request that repeats earlier model
+outputs in another form is a *fork* with a reason code: its history is rendered again, as context that is never trained.
 
-A request extends the deepest turn whose messages and output it begins with, compared by meaning, with the same tools.
-Parallel calls and retries thus become siblings, other conversations new roots. A request that takes up earlier model
-outputs in another form is a *fork*, with a reason code: its history is rendered again as context that is never trained.
+A prompt adds to its parent turn only what the request adds. Its context shares its pieces with the contexts before it, so a
+prompt that extends the last recorded turn costs what is new; any other prompt costs one pass over all its ids.
 
-Placing: from where a request meets the known conversations to its parent turn, its context ids and its fork reason.
-
-Invariant: what a request adds is rendered from its new messages where the template allows it; where it does not, or where a
-fork asks for it, from the whole conversation. Model outputs rendered again are context, never trained.
-
-Prompts: what one model call sends, built from what the turns above already hold.
-
-Invariant: a prompt's context holds the context and output ids from the root to the call's own context; `recorded` returns
-the digest of its JSON. Building costs what is new, the output before it, and a list of pieces; for a call that does not
-extend the last recorded turn, one pass over all its ids.
+Invariant: for each recorded turn, the context and output ids from the root to its own context are, joined, the ids that were
+sent for it; `Turn.prompt_digest` proves it. Sampled ids are kept as they were sampled.
 """
 
 from __future__ import annotations
@@ -27,17 +19,17 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from agentrl.errors import ReplyError, TokenError, WorkflowError
 from agentrl.inference.backend import INT32, Context, json_of
-from agentrl.tokens.history import Match, TurnIndex
+from agentrl.tokens.history import HistoryMatch, TurnIndex
 from agentrl.tokens.messages import role_of, tools_key
 from agentrl.tokens.renderer import Renderer
+from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import (
     EpisodeFailure,
     Float32Array,
@@ -51,248 +43,58 @@ from agentrl.types import (
 )
 from agentrl.validation import check_reward, check_spans, sound_logprobs
 
+__all__ = ["Prompt", "TokenGraph"]
 
-class Placed(msgspec.Struct, frozen=True):
-    """The ids a model call adds, with their place."""
+_THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """What a model call adds to the turn that it extends."""
 
     parent: int | None
-    """The turn it extends; None for a root."""
+    """The extended turn; None for a root."""
     ids: list[int]
-    """What it adds to its parent's."""
-    thinking_open: bool
+    """The context ids between the end of the parent and where the model writes."""
+    thinking_open: bool = False
     """Whether the context ends inside `<think>`."""
-    fork: ForkReason | None
+    fork: ForkReason | None = None
     """Why it is a fork; None if it is not."""
     kept_thinking: bool = False
-    """Whether the template would drop earlier reasoning that this context keeps (`history="keep"`)."""
+    """Whether the context keeps earlier reasoning that the template would drop (`history="keep"`)."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
     """What one model call sends, and where its turn will stand in the graph."""
 
-    placed: Placed
+    extension: Extension
     added: bytes
-    """The ids it adds to its parent's, int32."""
+    """The ids of the extension, int32."""
     context: Context
     """All ids."""
-    tools: bool
-    """Whether the request has tools, so that the output may hold tool calls."""
-    match: Match | None
-    """Where the request's messages met the known conversations; None for a call made of ids."""
+    match: HistoryMatch | None
+    """Where the request meets the recorded conversations; None for a call made of ids."""
     tools_key: bytes
 
-
-class PromptBuilder:
-    """Builds prompts over the turns of one episode; remembers the end of the last one, which most calls extend."""
-
-    def __init__(self, turns: Sequence[Turn], bound: int) -> None:
-        """Build over `turns`, which grows as turns are recorded and whose ids are below `bound`."""
-        self._turns = turns
-        self._bound = bound
-        self._turn: int | None = None
-        """The last recorded turn."""
-        self._ids: list[bytes] = []
-        """Ids from the root to its end, int32, in pieces; the last one is its output."""
-        self._size = 0
-        """How many there are."""
-        self._json: tuple[bytes, ...] = ()
-        """Those before its output, as in `Context`."""
-        self._digest = hashlib.blake2b(digest_size=16)
-        """Of that."""
-
-    def path_ids(self, turn: int | None) -> Int32Array:
-        """Return the ids from the root to the end of `turn`, [N] int32."""
-        return np.frombuffer(b"".join(self._path(turn)), np.int32)
-
-    def build(self, placed: Placed, *, tools: bool, match: Match | None, tools_key: bytes) -> Prompt:
-        """Return the prompt of a call that stands at `placed`."""
-        added = array("i", placed.ids).tobytes()
-        if placed.parent == self._turn:
-            ids, json, size = self._ids, self._json, self._size + len(placed.ids)
-            packed, fresh = (*ids, added), ids[-1] + added if ids else added
-        else:
-            fresh = b"".join([*self._path(placed.parent), added])
-            packed, json, size = (fresh,), (), len(fresh) // INT32.itemsize
-        written = json_of(fresh)
-        if written:
-            json = (*json, b"," + written if json else written)
-        return Prompt(placed, added, Context(packed, json, size, self._bound), tools, match, tools_key)
-
-    def recorded(self, turn: int, prompt: Prompt, output: bytes) -> bytes:
-        """Remember the end of a turn that is being recorded; return the digest of its context's JSON."""
-        parent, written = prompt.placed.parent, prompt.context.json
-        if self._turn == parent:  # and it was when the prompt was built, for turns come one after the other
-            ids, digest, new = self._ids, self._digest, written[len(self._json) :]
-        else:
-            ids, digest, new = self._path(parent), hashlib.blake2b(digest_size=16), written
-        digest.update(b"".join(new))
-        ids += (prompt.added, output)
-        self._turn, self._ids, self._json, self._digest = turn, ids, written, digest
-        self._size = prompt.context.size + len(output) // INT32.itemsize
-        return digest.digest()
-
-    def _path(self, turn: int | None) -> list[bytes]:
-        pieces: list[bytes] = []
-        while turn is not None:
-            record = self._turns[turn]
-            pieces += (record.output_ids.tobytes(), record.context_ids.tobytes())
-            turn = record.parent
-        return pieces[::-1]
-
-
-Tools = Sequence[Mapping[str, Any]] | None
-
-_THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
+    @property
+    def tools(self) -> bool:
+        """Whether the request has tools, so that the output may hold tool calls."""
+        return bool(self.tools_key)
 
 
 @dataclass(frozen=True, slots=True)
-class TurnTree:
-    """The recorded turns with what placing needs to know of each; the graph appends to all lists together."""
+class RecordedTurns:
+    """The recorded turns and what rendering needs to know about each; `TokenGraph` appends to all lists together."""
 
     turns: list[Turn]
     index: TurnIndex
-    tools: list[bytes]
-    """Key of the tools of the turn's request."""
-    lengths: list[int]
-    """Messages of the turn's conversation, its output included; 0 for a call made of ids."""
     last_ids: array[int]
-    """The last sampled id of the turn; -1 where it sampled none."""
-    thought: list[bool]
-    """Whether the ids up to the turn's end hold reasoning."""
-
-
-class Placer:
-    """Places the requests of one episode."""
-
-    def __init__(
-        self, renderer: Renderer, tree: TurnTree, prompts: PromptBuilder, *, history: Literal["keep", "as_template"]
-    ) -> None:
-        """Place over `tree`.
-
-        Args:
-            renderer: the model's renderer.
-            tree: the recorded turns; grows as turns are recorded.
-            prompts: knows the ids from the root to the end of a turn.
-            history: see `TokenGraph`.
-        """
-        self._renderer = renderer
-        self._tree = tree
-        self._history = history
-        self._prompts = prompts
-
-    def place(self, match: Match, messages: Sequence[Message], tools: Tools) -> Placed:
-        """Return the context of a request and the turn it follows.
-
-        Args:
-            match: where its messages meet the known conversations.
-            messages: its messages.
-            tools: its tools.
-
-        Raises:
-            TokenError: if the template refuses the messages.
-        """
-        fork: ForkReason | None = None
-        if match.length_any_tools > match.length:
-            fork = ForkReason.TOOLS_CHANGED
-        elif match.edited:
-            fork = ForkReason.HISTORY_EDITED
-        turn = match.turn
-        if turn is None:
-            return self._root(match, messages, tools, fork)
-        renderer, tree, new = self._renderer, self._tree, match.new
-        if new is None:
-            new = renderer.plain(messages[match.length :], self._reasoning(match, messages, start=match.length))
-        kept, last_id = tree.turns[turn].kept_thinking, tree.last_ids[turn]
-        if self._history == "keep" and not tree.thought[turn]:
-            filled = renderer.fill(new, bool(tools), last_output_id=last_id)
-            if filled is not None:
-                return Placed(turn, *filled, fork, kept)
-        shape = renderer.shape(new, bool(tools))
-        if not shape.complete:
-            return self._root(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)
-        if shape.rewrites and self._history == "as_template":
-            stripped = self._rewritten(match, turn, messages, tools)
-            if stripped is not None:
-                return self._as_template(match, turn, messages, tools, fork or stripped)
-        elif shape.rewrites_thinking:
-            kept = kept or tree.thought[turn]
-        history = [] if shape.local else renderer.plain(messages[: match.length], self._reasoning(match, messages))
-        context = renderer.extend(history, new, tools, last_output_id=last_id)
-        return Placed(turn, context.ids, context.thinking_open, fork, kept)
-
-    def _root(self, match: Match, messages: Sequence[Message], tools: Tools, fork: ForkReason | None) -> Placed:
-        plain = self._renderer.plain(messages, self._reasoning(match, messages))
-        context = self._renderer.start(plain, tools)
-        return Placed(None, context.ids, context.thinking_open, fork)
-
-    def _reasoning(self, match: Match, messages: Sequence[Message], start: int = 0) -> dict[int, str]:
-        """Return the recorded reasoning of model outputs among `messages[start:]`, by position from `start`."""
-        found: dict[int, str] = {}
-        if not any(self._tree.thought):
-            return found
-        for at in range(start, len(messages)):
-            turn = self._tree.index.output_turn(match.keys(), at) if role_of(messages[at]) == "assistant" else None
-            text = None if turn is None else self._tree.turns[turn].message.get("reasoning_content")
-            if text:
-                found[at - start] = text
-        if start >= match.length:
-            return found
-        for turn in self._ancestors(match.turn):
-            at = self._tree.lengths[turn] - 1 - start
-            text = self._tree.turns[turn].message.get("reasoning_content")
-            if at >= 0 and text:
-                found[at] = text
-            else:
-                found.pop(at, None)
-        return found
-
-    def _ancestors(self, turn: int | None) -> list[int]:
-        found: list[int] = []
-        while turn is not None:
-            found.append(turn)
-            turn = self._tree.turns[turn].parent
-        return found
-
-    def _rewritten(self, match: Match, turn: int, messages: Sequence[Message], tools: Tools) -> ForkReason | None:
-        """Return why the template no longer writes what `turn` and its context hold; None if it does."""
-        plain = self._renderer.plain(messages, self._reasoning(match, messages))
-        whole = self._renderer.render_text(plain, tools, generation_prompt=True)
-        length = self._tree.lengths[turn]
-        asked = self._renderer.render_text(plain[: length - 1], tools, generation_prompt=True)
-        answered = self._renderer.render_text(plain[:length], tools, generation_prompt=False)
-        held = self._renderer.decode(self._prompts.path_ids(turn), skip_special=False)
-        if (whole.startswith(asked) and whole.startswith(answered)) or whole.startswith(held):
-            return None
-        bare = _THINKING.sub("", whole)
-        if bare.startswith(_THINKING.sub("", asked)) and bare.startswith(_THINKING.sub("", answered)):
-            return ForkReason.THINKING_STRIPPED
-        return ForkReason.TEMPLATE_CHANGED
-
-    def _as_template(self, match: Match, turn: int, messages: Sequence[Message], tools: Tools, fork: ForkReason) -> Placed:
-        """Fork from the deepest ancestor whose text the template still writes."""
-        parent = self._tree.turns[turn].parent
-        while parent is not None and (
-            self._tree.lengths[parent] == 0 or self._rewritten(match, parent, messages, tools) is not None
-        ):
-            parent = self._tree.turns[parent].parent
-        if parent is None:
-            return self._root(match, messages, tools, fork)
-        length = self._tree.lengths[parent]
-        new = self._renderer.plain(messages[length:], self._reasoning(match, messages, start=length))
-        if not self._renderer.shape(new, bool(tools)).complete:
-            return self._root(match, messages, tools, fork)
-        history = self._renderer.plain(messages[:length], self._reasoning(match, messages))
-        context = self._renderer.extend(history, new, tools, last_output_id=self._tree.last_ids[parent])
-        return Placed(parent, context.ids, context.thinking_open, fork)
-
-
-__all__ = ["Prompt", "TokenGraph"]
-
-_FLOAT32, _UINT32 = np.dtype(np.float32), np.dtype(np.uint32)
+    """The last sampled id of the turn; -1 for a turn that sampled none."""
+    has_reasoning: list[bool]
+    """Whether the ids from the root to the turn's end hold reasoning."""
 
 
 class TokenGraph:
-    """Turns of one episode, as a tree; used by one task at a time, calls in flight may overlap.
+    """The turns of one episode, as a tree; used by one task at a time, although its calls in flight may overlap.
 
     Example:
         prompt = graph.prepare([{"role": "user", "content": "2 + 2 = ?"}])
@@ -311,19 +113,19 @@ class TokenGraph:
             episode_id: names the episode in messages.
             task_id: the task of the episode.
             history: what to do where the template rewrites earlier turns: keep the sampled ids as context (marked by
-                `Turn.kept_thinking`), or fork as the template says.
+                `Turn.kept_thinking`), or fork as the template demands.
         """
         self._renderer = renderer
         self._episode_id = episode_id
         self._task_id = task_id
-        self._tree = TurnTree([], TurnIndex(), [], [], array("i"), [])
-        self._turns = self._tree.turns
-        self._prompts = PromptBuilder(self._turns, renderer.vocab_size)
-        self._placer = Placer(renderer, self._tree, self._prompts, history=history)
+        self._turns: list[Turn] = []
+        self._recorded = RecordedTurns(self._turns, TurnIndex(self._turns), array("i"), [])
+        self._contexts = ContextBuilder(self._turns, renderer.vocab_size)
+        self._extensions = ExtensionRenderer(renderer, self._recorded, self._contexts, history=history)
         self._forks: Counter[ForkReason] = Counter()
 
     def __str__(self) -> str:
-        """Return where the next turn will stand, for messages about it."""
+        """Return where the next turn will stand, for error messages about it."""
         return f"episode {self._episode_id}, turn {len(self._turns)}"
 
     @property
@@ -336,7 +138,7 @@ class TokenGraph:
         """Recorded forks by reason."""
         return self._forks
 
-    def prepare(self, messages: Sequence[Message], tools: Tools = None) -> Prompt:
+    def prepare(self, messages: Sequence[Message], tools: ToolSchemas | None = None) -> Prompt:
         """Return the prompt of a request; nothing is recorded until `append`.
 
         Args:
@@ -351,9 +153,9 @@ class TokenGraph:
         if tools:
             self._renderer.check_tools()
         key = tools_key(tools)
-        match = self._tree.index.find(messages, key, self._turns, self._tree.tools)
-        placed = self._placer.place(match, messages, tools)
-        return self._prompts.build(placed, tools=bool(tools), match=match, tools_key=key)
+        match = self._recorded.index.find(messages, key)
+        extension = self._extensions.render(match, messages, tools)
+        return self._prompt(extension, match, key)
 
     def prepare_ids(self, context_ids: Sequence[int] | Int32Array, parent: int | None = None) -> Prompt:
         """Return the prompt of a token-level call: `context_ids` after the turn `parent`, exactly.
@@ -369,8 +171,7 @@ class TokenGraph:
             )
         if parent is not None and not 0 <= parent < len(self._turns):
             raise TokenError(f"episode {self._episode_id}: no turn {parent} to extend; there are {len(self._turns)}")
-        placed = Placed(parent, ids.tolist(), False, None)
-        return self._prompts.build(placed, tools=False, match=None, tools_key=b"")
+        return self._prompt(Extension(parent, ids.tolist()), None, b"")
 
     def append(
         self,
@@ -398,29 +199,37 @@ class TokenGraph:
             InvariantError: if the version spans are wrong (see `agentrl.validation.check_spans`).
             ReplyError: if log-probs are missing, not finite or above 0, or an id is outside the vocabulary.
         """
-        placed, parent = prompt.placed, prompt.placed.parent
-        ids, logprobs = np.asarray(output_ids, INT32), np.asarray(output_logprobs, _FLOAT32)
-        self._check(ids, logprobs)
+        extension, parent = prompt.extension, prompt.extension.parent
+        ids, logprobs = np.array(output_ids, np.int32), np.array(output_logprobs, np.float32)
+        self._check_output(ids, logprobs)
+        check_spans(spans, len(ids), None if parent is None else self._turns[parent], self)
         numbers: list[int] = ids.tolist()
-        check_spans(spans, len(numbers), None if parent is None else self._turns[parent], self)
         parsed = self._renderer.parse(
-            numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=placed.thinking_open, salt=self
+            numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=extension.thinking_open, salt=self
         )
         output = ids.tobytes()
         turn = Turn(
             context_ids=np.frombuffer(prompt.added, INT32),
             output_ids=np.frombuffer(output, INT32),
-            output_logprobs=np.frombuffer(logprobs.tobytes(), _FLOAT32),
-            spans=spans if len(spans) != 1 else _one_span(spans[0].start, spans[0].end, spans[0].version),
+            output_logprobs=np.frombuffer(logprobs.tobytes(), np.float32),
+            spans=spans,
             stop_reason=stop_reason,
             parent=parent,
             message=parsed.to_message(),
             temperature=temperature,
-            fork=placed.fork,
-            kept_thinking=placed.kept_thinking,
-            prompt_digest=self._prompts.recorded(len(self._turns), prompt, output),
+            fork=extension.fork,
+            kept_thinking=extension.kept_thinking,
+            prompt_digest=self._contexts.record(len(self._turns), prompt, output),
         )
-        return self._add(turn, prompt, numbers, thought=parsed.reasoning is not None)
+        recorded = self._recorded
+        recorded.turns.append(turn)
+        recorded.index.add(prompt.match, prompt.tools_key, turn.message)
+        recorded.last_ids.append(numbers[-1] if numbers else -1)
+        earlier = parent is not None and recorded.has_reasoning[parent]
+        recorded.has_reasoning.append(earlier or parsed.reasoning is not None)
+        if extension.fork is not None:
+            self._forks[extension.fork] += 1
+        return len(self._turns) - 1
 
     def set_reward(self, turn: int, value: float) -> None:
         """Set the reward of a turn, replacing an earlier one.
@@ -453,30 +262,198 @@ class TokenGraph:
             metrics=metrics or {},
         )
 
-    def _check(self, output_ids: Int32Array, logprobs: Float32Array) -> None:
+    def _prompt(self, extension: Extension, match: HistoryMatch | None, key: bytes) -> Prompt:
+        added = array("i", extension.ids).tobytes()
+        return Prompt(extension, added, self._contexts.build(extension.parent, added), match, key)
+
+    def _check_output(self, output_ids: Int32Array, logprobs: Float32Array) -> None:
         if len(logprobs) != len(output_ids):
             raise ReplyError(f"{self}: the server returned {len(output_ids)} ids but {len(logprobs)} log-probs")
-        unsigned = output_ids.view(_UINT32)  # a negative one is a huge one
-        if len(unsigned) and unsigned.item(unsigned.argmax()) >= self._renderer.vocab_size:
+        if not len(output_ids):
+            return
+        if not 0 <= int(output_ids.min()) <= int(output_ids.max()) < self._renderer.vocab_size:
             raise ReplyError(f"{self}: the server returned an id outside the vocabulary of {self._renderer.vocab_size}")
-        if len(unsigned) and not sound_logprobs(logprobs):
+        if not sound_logprobs(logprobs):
             head = logprobs.tolist()[:8]
             raise ReplyError(f"{self}: the server returned log-probs that are not finite, or above 0: {head}...")
 
-    def _add(self, turn: Turn, prompt: Prompt, output: list[int], *, thought: bool) -> int:
-        tree, match, fork, parent = self._tree, prompt.match, prompt.placed.fork, prompt.placed.parent
-        tree.index.add(match, 0 if parent is None else tree.lengths[parent], turn.message, parent)
-        tree.turns.append(turn)
-        tree.tools.append(prompt.tools_key)
-        tree.lengths.append(0 if match is None else match.size + 1)
-        tree.last_ids.append(output[-1] if output else -1)
-        tree.thought.append(thought or (parent is not None and tree.thought[parent]))
-        if fork is not None:
-            self._forks[fork] += 1
-        return len(tree.turns) - 1
+
+class ExtensionRenderer:
+    """Renders what the requests of one episode add.
+
+    It renders the new messages, or the whole conversation where the template or a fork requires it. Model outputs that are
+    rendered again are context, which is never trained.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        recorded: RecordedTurns,
+        contexts: ContextBuilder,
+        *,
+        history: Literal["keep", "as_template"],
+    ) -> None:
+        """Render requests over `recorded`, which grows; the other arguments are those of `TokenGraph`."""
+        self._renderer = renderer
+        self._recorded = recorded
+        self._contexts = contexts
+        self._history = history
+
+    def render(self, match: HistoryMatch, messages: Sequence[Message], tools: ToolSchemas | None) -> Extension:
+        """Return what a request adds to the turn it extends.
+
+        Args:
+            match: where its messages meet the recorded conversations.
+            messages: its messages.
+            tools: its tools.
+
+        Raises:
+            TokenError: if the template refuses the messages.
+        """
+        fork: ForkReason | None = None
+        if match.length_any_tools > match.length:
+            fork = ForkReason.TOOLS_CHANGED
+        elif match.edited:
+            fork = ForkReason.HISTORY_EDITED
+        turn, renderer, recorded = match.turn, self._renderer, self._recorded
+        if turn is None:
+            return self._start(match, messages, tools, fork)
+        new = renderer.plain(messages[match.length :], self._reasoning(match, messages, start=match.length))
+        traits = renderer.traits(new, bool(tools))
+        if not traits.complete:
+            return self._start(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)
+        kept = recorded.turns[turn].kept_thinking
+        if traits.rewrites and self._history == "as_template":
+            change = self._rewritten(match, turn, messages, tools)
+            if change is not None:
+                return self._fork_as_template(match, turn, messages, tools, fork or change)
+        elif traits.rewrites_thinking:
+            kept = kept or recorded.has_reasoning[turn]
+        history = [] if traits.local else renderer.plain(messages[: match.length], self._reasoning(match, messages))
+        tokens = renderer.extend(history, new, tools, last_output_id=recorded.last_ids[turn])
+        return Extension(turn, tokens.ids, tokens.thinking_open, fork, kept)
+
+    def _start(
+        self, match: HistoryMatch, messages: Sequence[Message], tools: ToolSchemas | None, fork: ForkReason | None
+    ) -> Extension:
+        tokens = self._renderer.start(self._renderer.plain(messages, self._reasoning(match, messages)), tools)
+        return Extension(None, tokens.ids, tokens.thinking_open, fork)
+
+    def _reasoning(self, match: HistoryMatch, messages: Sequence[Message], start: int = 0) -> dict[int, str]:
+        """Return the recorded reasoning of the model outputs among `messages[start:]`, by position from `start`."""
+        found: dict[int, str] = {}
+        recorded = self._recorded
+        if not any(recorded.has_reasoning):
+            return found
+        for at in range(start, len(messages)):
+            if role_of(messages[at]) == "assistant":
+                turn = recorded.index.turn_of_output(messages[at])
+                text = None if turn is None else recorded.turns[turn].message.get("reasoning_content")
+                if text:
+                    found[at - start] = text
+        if start >= match.length:
+            return found
+        turn = match.turn
+        while turn is not None:  # the outputs of the extended turns are known for certain
+            at = recorded.index.lengths[turn] - 1 - start
+            text = recorded.turns[turn].message.get("reasoning_content")
+            if at >= 0 and text:
+                found[at] = text
+            else:
+                found.pop(at, None)
+            turn = recorded.turns[turn].parent
+        return found
+
+    def _rewritten(
+        self, match: HistoryMatch, turn: int, messages: Sequence[Message], tools: ToolSchemas | None
+    ) -> ForkReason | None:
+        """Return why the template no longer writes the ids up to the end of `turn`; None if it does."""
+        renderer = self._renderer
+        plain = renderer.plain(messages, self._reasoning(match, messages))
+        whole = renderer.render_text(plain, tools, generation_prompt=True)
+        length = self._recorded.index.lengths[turn]
+        asked = renderer.render_text(plain[: length - 1], tools, generation_prompt=True)
+        answered = renderer.render_text(plain[:length], tools, generation_prompt=False)
+        recorded = renderer.decode(self._contexts.path_ids(turn), skip_special=False)
+        if (whole.startswith(asked) and whole.startswith(answered)) or whole.startswith(recorded):
+            return None
+        bare = _THINKING.sub("", whole)
+        if bare.startswith(_THINKING.sub("", asked)) and bare.startswith(_THINKING.sub("", answered)):
+            return ForkReason.THINKING_STRIPPED
+        return ForkReason.TEMPLATE_CHANGED
+
+    def _fork_as_template(
+        self, match: HistoryMatch, turn: int, messages: Sequence[Message], tools: ToolSchemas | None, fork: ForkReason
+    ) -> Extension:
+        """Fork from the deepest ancestor whose text the template still writes."""
+        recorded, renderer = self._recorded, self._renderer
+        parent = recorded.turns[turn].parent
+        while parent is not None and (
+            recorded.index.lengths[parent] == 0 or self._rewritten(match, parent, messages, tools) is not None
+        ):
+            parent = recorded.turns[parent].parent
+        if parent is None:
+            return self._start(match, messages, tools, fork)
+        length = recorded.index.lengths[parent]
+        new = renderer.plain(messages[length:], self._reasoning(match, messages, start=length))
+        if not renderer.traits(new, bool(tools)).complete:
+            return self._start(match, messages, tools, fork)
+        history = renderer.plain(messages[:length], self._reasoning(match, messages))
+        tokens = renderer.extend(history, new, tools, last_output_id=recorded.last_ids[parent])
+        return Extension(parent, tokens.ids, tokens.thinking_open, fork)
 
 
-@lru_cache(maxsize=1024)
-def _one_span(start: int, end: int, version: int) -> tuple[VersionSpan, ...]:
-    """Return one object for equal spans: most turns were sampled by one version, and have one of few lengths."""
-    return (VersionSpan(start=start, end=end, version=version),)
+class ContextBuilder:
+    """Builds contexts over the turns of one episode; remembers the end of the last turn, which most calls extend."""
+
+    def __init__(self, turns: Sequence[Turn], bound: int) -> None:
+        """Build over `turns`, which grows as turns are recorded and whose ids are below `bound`."""
+        self._turns = turns
+        self._bound = bound
+        self._last: int | None = None
+        """The last recorded turn."""
+        self._pieces: list[bytes] = []
+        """The ids from the root to its end, int32; the last piece is its output."""
+        self._size = 0
+        """Number of these ids."""
+        self._json: tuple[bytes, ...] = ()
+        """The JSON of the ids before its output, in pieces as in `Context`."""
+        self._digest = hashlib.blake2b(digest_size=16)
+        """The digest of that JSON."""
+
+    def path_ids(self, turn: int | None) -> Int32Array:
+        """Return the ids from the root to the end of `turn`, [N] int32."""
+        return np.frombuffer(b"".join(self._path(turn)), np.int32)
+
+    def build(self, parent: int | None, added: bytes) -> Context:
+        """Return the context of a call that adds the int32 ids `added` to the end of `parent`."""
+        if parent == self._last:
+            pieces, json = (*self._pieces, added), self._json
+            size, fresh = self._size + len(added) // INT32.itemsize, b"".join([*self._pieces[-1:], added])
+        else:
+            fresh = b"".join([*self._path(parent), added])
+            pieces, json, size = (fresh,), (), len(fresh) // INT32.itemsize
+        written = json_of(fresh)
+        if written:
+            json = (*json, b"," + written if json else written)
+        return Context(pieces, json, size, self._bound)
+
+    def record(self, turn: int, prompt: Prompt, output: bytes) -> bytes:
+        """Remember the end of `turn`, which is recorded now; return the digest of its context's JSON."""
+        parent, json = prompt.extension.parent, prompt.context.json
+        if parent == self._last:  # also when the prompt was built, because a parent precedes its children
+            pieces, digest, new = self._pieces, self._digest, json[len(self._json) :]
+        else:
+            pieces, digest, new = self._path(parent), hashlib.blake2b(digest_size=16), json
+        digest.update(b"".join(new))
+        self._last, self._pieces, self._json, self._digest = turn, [*pieces, prompt.added, output], json, digest
+        self._size = prompt.context.size + len(output) // INT32.itemsize
+        return digest.digest()
+
+    def _path(self, turn: int | None) -> list[bytes]:
+        pieces: list[bytes] = []
+        while turn is not None:
+            record = self._turns[turn]
+            pieces += (record.output_ids.tobytes(), record.context_ids.tobytes())
+            turn = record.parent
+        return pieces[::-1]

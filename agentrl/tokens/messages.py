@@ -1,9 +1,10 @@
-"""Messages: what they mean (for comparing) and how a template sees them (plain JSON).
+"""Messages: what they mean (for comparison) and how a template sees them (plain JSON).
 
-Invariant: two messages with the same `Read.key` mean the same thing to a model. Not part of the meaning: key order, `None`
-and unknown fields, ids of tool calls, how tool arguments are spelled as JSON, white space around assistant text, `developer`
-for `system`, and reasoning (which clients drop; `Read.reasoning` keeps it for a second look). Text of a class of its own (a
-member of `class Move(str, Enum)`) means its characters, whatever its `__str__` says: `str.__str__` returns those.
+Invariant: two messages with the same `MessageKey.digest` mean the same thing to a model. The meaning leaves out the order of
+keys, `None` and unknown fields, ids of tool calls, the JSON spelling of tool arguments, white space around assistant text,
+the difference between `developer` and `system`, and reasoning. Clients drop reasoning, so `MessageKey.reasoning` keeps it
+for a separate comparison. Text of a subclass of `str` (a member of `class Move(str, Enum)`) means its characters, which
+`str.__str__` returns; its own `__str__` may return something else.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel
 
 from agentrl.errors import TokenError
-from agentrl.tokens.template.environment import PlainMessage
+from agentrl.tokens.template.rendering import PlainMessage, Roles, ToolSchemas
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles a message may have. Templates build control tokens out of the role, so it is not free text."""
 
-KEY_BYTES = 16
+DIGEST_BYTES = 16
 
 _INLINE_THINKING = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 
 
-def reader(source: object) -> Callable[[str], Any]:
-    """Return `get(name)` for a message, or a part of one, be it a mapping or an object such as openai's."""
+def field_getter(source: object) -> Callable[[str], Any]:
+    """Return `get(name)` for a message or a part of one; both may be mappings or objects such as those of openai."""
     if type(source) is dict:
         return cast("dict[str, Any]", source).get
     if isinstance(source, BaseModel):
-        # a plain getattr of a field that a model lacks costs a microsecond
+        # getattr of a field that a model lacks takes a microsecond
         fields, extra = source.__dict__, source.__pydantic_extra__
         return fields.get if not extra else lambda name: fields[name] if name in fields else extra.get(name)
     if isinstance(source, Mapping):
@@ -40,8 +41,8 @@ def reader(source: object) -> Callable[[str], Any]:
     return lambda name: getattr(source, name, None)
 
 
-class Call(NamedTuple):
-    """One tool call as a message carries it."""
+class ToolCallFields(NamedTuple):
+    """The fields of one tool call in a message."""
 
     id: str | None
     name: str
@@ -62,14 +63,19 @@ def role_of(message: object) -> str:
     Raises:
         TokenError: if it has none, or one outside `ROLES`.
     """
-    role = reader(message)("role")
+    role = field_getter(message)("role")
     if not isinstance(role, str) or role not in ROLES:
         raise TokenError(f"message role: expected one of {sorted(ROLES)}, got {role!r}")
     return str.__str__(role)
 
 
+def roles_of(messages: Sequence[PlainMessage]) -> Roles:
+    """Return the roles of messages."""
+    return tuple(["call" if message.get("tool_calls") else str(message["role"]) for message in messages])
+
+
 def text_of(content: object, where: str) -> str:
-    """Return message content as text: None is empty, text parts are joined.
+    """Return message content as text: None as empty text, text parts joined.
 
     Raises:
         TokenError: for anything but text.
@@ -86,7 +92,7 @@ def text_of(content: object, where: str) -> str:
 def _part_text(part: object, where: str) -> str:
     if isinstance(part, str):
         return part
-    get = reader(part)
+    get = field_getter(part)
     kind = get("type")
     text = get("refusal") if kind == "refusal" else get("text")
     if kind in ("text", "refusal", "input_text", "output_text", None) and isinstance(text, str):
@@ -94,29 +100,29 @@ def _part_text(part: object, where: str) -> str:
     raise TokenError(f"{where}: only text parts can be rendered into tokens, got a part of type {kind!r}")
 
 
-def calls_of(message: object) -> list[Call]:
+def calls_of(message: object) -> list[ToolCallFields]:
     """Return the tool calls of a message, in order; none is an empty list.
 
     Raises:
         TokenError: if one has no function name, or the message uses the older `function_call` field.
     """
-    get = reader(message)
+    get = field_getter(message)
     if get("function_call") is not None:
         raise TokenError("message field function_call is not supported; use tool_calls")
-    calls: list[Call] = []
+    calls: list[ToolCallFields] = []
     given: object = get("tool_calls") or ()
     if not isinstance(given, Sequence):
         raise TokenError(f"message field tool_calls: expected a list of calls, got {type(given).__name__} {given!r:.80}")
     for raw in cast("Sequence[object]", given):
-        call = reader(raw)
+        call = field_getter(raw)
         function = call("function")
-        inner = reader(raw if function is None else function)
+        inner = field_getter(raw if function is None else function)
         name, call_id = inner("name"), call("id")
         if not isinstance(name, str):
             raise TokenError(f"tool call: expected a function with a name, got {raw!r}")
         arguments = inner("arguments")
         call_id = str.__str__(call_id) if isinstance(call_id, str) else None
-        calls.append(Call(call_id, str.__str__(name), {} if arguments is None else arguments))
+        calls.append(ToolCallFields(call_id, str.__str__(name), {} if arguments is None else arguments))
     return calls
 
 
@@ -129,8 +135,8 @@ def split_thinking(text: str) -> Thinking:
 
 
 def reasoning_of(message: object) -> str | None:
-    """Return the reasoning a message carries (own field, or inline in assistant text); None if it carries none."""
-    get = reader(message)
+    """Return the reasoning of a message, from a field of its own or from its text; None if it has none."""
+    get = field_getter(message)
     content = get("content")
     return _split_reasoning(get, content if isinstance(content, str) else "")[0]
 
@@ -144,22 +150,22 @@ def _split_reasoning(get: Callable[[str], Any], text: str) -> tuple[str | None, 
     return inline, text
 
 
-class Read(NamedTuple):
-    """A message as it is compared with others."""
+class MessageKey(NamedTuple):
+    """What a message is compared by."""
 
-    key: bytes
-    """`KEY_BYTES` that are equal for messages of equal meaning."""
+    digest: bytes
+    """`DIGEST_BYTES` bytes, equal for messages of equal meaning."""
     reasoning: str | None
-    """What an assistant message carries."""
+    """The reasoning of an assistant message; None if it has none."""
 
 
-def read_message(message: object) -> Read:
-    """Return the key of a message, and its reasoning.
+def message_key(message: object) -> MessageKey:
+    """Return the key of a message.
 
     Raises:
         TokenError: for a message that cannot be rendered (role, parts that are not text, calls without a name).
     """
-    get = reader(message)
+    get = field_getter(message)
     role, content = get("role"), get("content")
     if type(role) is not str or role not in ROLES:
         role = role_of(message)
@@ -168,30 +174,30 @@ def read_message(message: object) -> Read:
     if role != "assistant":
         name = str.__str__(name) if isinstance(name := get("name"), str) else ""
         role = "system" if role == "developer" else role
-        return Read(_digest(f"{len(role)},{len(content)},{len(name)};{role}{content}{name}"), None)
+        return MessageKey(_digest(f"{len(role)},{len(content)},{len(name)};{role}{content}{name}"), None)
     reasoning, content = _split_reasoning(get, content)
     content = content.strip()
     if get("tool_calls") is None and get("function_call") is None:
-        return Read(_digest(f"9,{len(content)},0;assistant{content}"), reasoning)
+        return MessageKey(_digest(f"9,{len(content)},0;assistant{content}"), reasoning)
     fields = [role, content, ""]
     for call in calls_of(message):
         fields += (call.name, canonical_arguments(call.arguments))
-    return Read(_digest(f"{','.join([str(len(field)) for field in fields])};{''.join(fields)}"), reasoning)
+    return MessageKey(_digest(f"{','.join([str(len(field)) for field in fields])};{''.join(fields)}"), reasoning)
 
 
 def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def canonical_arguments(arguments: object) -> str:
-    """Return one spelling for all spellings of the same JSON value: sorted keys, no spaces, 1.0 as 1."""
+    """Return the same text for all spellings of a JSON value: sorted keys, no spaces, 1.0 as 1."""
     value = parse_arguments(arguments)
     if value is None:
         return "!" + str(arguments)
     try:
         return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(arguments, str):  # nothing a model writes may raise
+        if isinstance(arguments, str):  # whatever a model writes must not raise
             return "!" + arguments
         raise TokenError(f"tool call: expected JSON arguments, got {value!r:.80}: {error}") from error
 
@@ -220,7 +226,7 @@ def _canonical(value: object) -> object:
     return value
 
 
-def tools_key(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
+def tools_key(tools: ToolSchemas | None) -> bytes:
     """Return 16 bytes that are equal for equal tool lists (key order apart); empty for no tools.
 
     Raises:
@@ -232,25 +238,25 @@ def tools_key(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
         text = json.dumps(tools, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise TokenError(f"tools: expected JSON schemas, got something else: {error}") from error
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def plain_message(
     message: object, *, split_inline_thinking: bool, text_arguments: bool, reasoning: str | None = None
 ) -> PlainMessage:
-    """Return a message as chat templates expect it: plain JSON, tool arguments parsed, no `None` but empty content.
+    """Return a message as chat templates expect it: plain JSON, tool arguments parsed, no `None` except as empty content.
 
     Args:
         message: a mapping or an openai message object.
         split_inline_thinking: move a leading `<think>` block of assistant text into `reasoning_content`.
         text_arguments: give the template tool arguments as JSON text instead of a value.
-        reasoning: used for an assistant message that carries none itself.
+        reasoning: used for an assistant message that has none itself.
 
     Raises:
         TokenError: for a message that cannot be rendered.
     """
     role = role_of(message)
-    get = reader(message)
+    get = field_getter(message)
     content = text_of(get("content"), f"{role} message")
     plain: PlainMessage = {"role": role, "content": content}
     if role == "assistant":
@@ -273,7 +279,7 @@ def plain_message(
     return plain
 
 
-def _plain_call(call: Call, text_arguments: bool) -> dict[str, object]:
+def _plain_call(call: ToolCallFields, text_arguments: bool) -> dict[str, object]:
     arguments = call.arguments
     if text_arguments:
         arguments = str.__str__(arguments) if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

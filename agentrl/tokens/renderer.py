@@ -1,8 +1,11 @@
 """The renderer: messages to token ids and back, for one model directory, without transformers.
 
-Invariant: for text without control-token markup, the ids are those of `apply_chat_template` of transformers; with it,
-they are the ids the template would get if that markup were ordinary words. Text is encoded once, when it is new; sampled
-ids are never decoded and encoded again.
+A call that extends a turn renders only its new messages: the template runs on a made-up question and answer followed by
+them, and the text after the answer counts. Where the template looks at the earlier conversation (`TemplateTraits.local`
+is False), it runs on the whole conversation.
+
+Invariant: for text without control-token markup, the ids are those of `apply_chat_template` of transformers. Markup in
+content is encoded as if it were ordinary words. Sampled ids are never decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -11,21 +14,27 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from agentrl.errors import ConfigError, TokenError
-from agentrl.tokens.messages import plain_message
+from agentrl.tokens.messages import plain_message, roles_of
 from agentrl.tokens.parse import THINK_CLOSE, ParsedMessage, choose_parser, parse_text
 from agentrl.tokens.supervised import EncodedConversation, assistant_ids, encode_conversation
-from agentrl.tokens.template.environment import ChatTemplate, PlainMessage
-from agentrl.tokens.template.guard import GuardedTemplate
-from agentrl.tokens.template.incremental import DeltaRenderer, Probe, Shape, roles_of, wants_text_arguments
-from agentrl.tokens.template.scaffold import Context, Scaffolds
+from agentrl.tokens.template.probing import QUESTION, TemplateProber, TemplateTraits, wants_text_arguments
+from agentrl.tokens.template.rendering import ChatTemplate, GuardedTemplate, PlainMessage, Rendered, ToolSchemas
 from agentrl.tokens.tokenizer.codec import IncrementalDecoder, TokenCodec
 from agentrl.tokens.tokenizer.files import ModelFiles, read_model_files
 from agentrl.types import Int32Array, Message
+
+
+class RenderedTokens(NamedTuple):
+    """Ids that a request adds, up to the point where the model writes."""
+
+    ids: list[int]
+    thinking_open: bool
+    """The prompt ends inside `<think>`, so the output begins with reasoning."""
 
 
 class Renderer:
@@ -45,20 +54,20 @@ class Renderer:
         self._text_arguments = wants_text_arguments(self._template)
         self._knows_developer = "developer" in source
         self._split_thinking = "reasoning_content" in source or THINK_CLOSE in source
-        eos = {*files.eos_ids, *_known(codec, tokens.get("eos_token"))}
+        eos = {*files.eos_ids, *_token_ids(codec, tokens.get("eos_token"))}
         ends = [text for number in eos if (text := codec.token_text(number)) is not None]
         try:
-            probe = Probe(text_arguments=self._text_arguments)
-            self._delta = DeltaRenderer(self._template, probe, ends=ends, controls=tuple(codec.control))
+            self._prober = TemplateProber(
+                self._template, text_arguments=self._text_arguments, ends=ends, controls=tuple(codec.control)
+            )
         except TokenError as error:
             raise ConfigError(f"{where}: the chat template cannot render a question and an answer: {error}") from error
-        self._scaffolds = Scaffolds(self._delta.trace, codec)
-        self.end_of_turn_id: int | None = next(iter(_known(codec, self._delta.end_of_turn)), None)
+        self.end_of_turn_id: int | None = next(iter(_token_ids(codec, self._prober.end_of_turn)), None)
         """The token the template ends an assistant message with; None if it ends them with text."""
-        self.eos_ids: frozenset[int] = frozenset(eos | set(_known(codec, self._delta.end_of_turn)))
+        self.eos_ids: frozenset[int] = frozenset(eos | set(_token_ids(codec, self._prober.end_of_turn)))
         """Ids that end an output: the model's own and the template's end-of-turn token."""
         written = {number for number in self.eos_ids if (codec.token_text(number) or "\0") in source}
-        self._closers = frozenset({*written, *_known(codec, self._delta.end_of_turn)})
+        self._closers = frozenset({*written, *_token_ids(codec, self._prober.end_of_turn)})
         self.vocab_size: int = files.vocab_size or codec.size
         """Rows of the model's vocabulary; ids are below it."""
         if codec.size > self.vocab_size:
@@ -71,11 +80,11 @@ class Renderer:
         """Longest context in tokens; None if unknown."""
         self.control_ids: frozenset[int] = codec.control_ids
         """Ids that text of a conversation never yields."""
-        self.call_parser = choose_parser(source) if self._delta.renders_tools else None
+        self.call_parser = choose_parser(source) if self._prober.renders_tools else None
         """The parser of tool calls; None if the template shows no tools or no known format."""
-        self.local: bool = self._delta.local()
+        self.local: bool = self._prober.local()
         """Whether a turn costs only its new messages (else: one rendering of the conversation), for usual messages."""
-        self.text_prefix_preserving: bool = self._delta.text_prefix_preserving()
+        self.text_prefix_preserving: bool = self._prober.text_prefix_preserving()
         """Whether the template never changes what it wrote for earlier messages, for usual messages."""
         self.thinking_open: bool = self.start([{"role": "user", "content": "q"}], None).thinking_open
         """Whether the generation prompt itself opens `<think>`."""
@@ -144,33 +153,41 @@ class Renderer:
         return plain
 
     def render_text(
-        self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, Any]] | None = None, *, generation_prompt: bool
+        self, messages: Sequence[PlainMessage], tools: ToolSchemas | None = None, *, generation_prompt: bool
     ) -> str:
         """Return the template's text for a whole conversation, content as it is; for display and comparison."""
         rendered = self._template.render(messages, tools or None, generation_prompt=generation_prompt)
         return rendered.text.replace(rendered.nonce, "") if rendered.nonce else rendered.text
 
-    def start(self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, Any]] | None) -> Context:
+    def start(self, messages: Sequence[PlainMessage], tools: ToolSchemas | None) -> RenderedTokens:
         """Return the ids of a whole conversation up to where the model writes.
 
         Raises:
             TokenError: if the template refuses the messages, or would leave some of them out.
         """
         for role in sorted(set(roles_of(messages))):
-            if not self._delta.shows(role):
+            if not self._prober.shows(role):
                 what = "tool calls" if role == "call" else f"{role} messages"
                 raise TokenError(f"the chat template leaves out {what}; the model would not see them")
         rendered = self._template.render(messages, tools or None, generation_prompt=True)
-        return Context(self._codec.encode_rendered(rendered.text, nonce=rendered.nonce), rendered.opens_thinking)
+        return RenderedTokens(self._codec.encode_rendered(rendered.text, nonce=rendered.nonce), rendered.opens_thinking)
+
+    def traits(self, new: Sequence[PlainMessage], tools: bool) -> TemplateTraits:
+        """Return what the template does with new messages of these roles.
+
+        Raises:
+            TokenError: if the template refuses such messages.
+        """
+        return self._prober.traits(roles_of(new), tools)
 
     def extend(
         self,
         history: Sequence[PlainMessage],
         new: Sequence[PlainMessage],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: ToolSchemas | None,
         *,
         last_output_id: int | None,
-    ) -> Context:
+    ) -> RenderedTokens:
         """Return the ids between the end of a model output and where the model writes next.
 
         Args:
@@ -180,33 +197,32 @@ class Renderer:
             last_output_id: last sampled id; an end-of-turn token among the sampled ids is not repeated.
 
         Raises:
-            TokenError: if the template refuses the messages.
+            TokenError: if the template refuses the messages, or leaves out one of them here.
         """
-        filled = self._scaffolds.fill(new, bool(tools))
-        if filled is None:
-            rendered = self._delta.render(history, new, tools or None)
-            ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
-            filled = Context(ids, rendered.opens_thinking)
-            self._scaffolds.learn(new, bool(tools), filled)
-        return Context(*self._joined(filled, last_output_id))
+        rendered = self._render_after_output(history, new, tools or None)
+        ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
+        if last_output_id in self._closers and ids and ids[0] in self._closers:
+            del ids[0]
+        return RenderedTokens(ids, rendered.opens_thinking)
 
-    def fill(self, new: Sequence[PlainMessage], tools: bool, *, last_output_id: int | None) -> tuple[list[int], bool] | None:
-        """Return what `extend` does, where earlier calls have shown how; None elsewhere, and where a shape is not local."""
-        filled = self._scaffolds.fill(new, tools)
-        return None if filled is None else self._joined(filled, last_output_id)
-
-    def _joined(self, filled: tuple[list[int], bool], last_output_id: int | None) -> tuple[list[int], bool]:
-        if last_output_id in self._closers and filled[0] and filled[0][0] in self._closers:
-            del filled[0][0]
-        return filled
-
-    def shape(self, new: Sequence[PlainMessage], tools: bool) -> Shape:
-        """Return what the template does with new messages of these roles.
-
-        Raises:
-            TokenError: if the template refuses such messages.
-        """
-        return self._delta.shape(roles_of(new), tools)
+    def _render_after_output(
+        self, history: Sequence[PlainMessage], new: Sequence[PlainMessage], tools: ToolSchemas | None
+    ) -> Rendered:
+        """Return what the template writes after the last message of `history`, whose end is part of it."""
+        traits = self.traits(new, bool(tools))
+        if not traits.complete:
+            raise TokenError(f"the chat template does not write new messages {roles_of(new)} after the earlier ones")
+        answer = _with_call_names(traits.answer, new) if traits.num_calls else traits.answer
+        before = [QUESTION, answer] if traits.local else [*history[:-1], answer]
+        shown = tools if traits.uses_tools or not traits.local else None
+        text, nonce = self._template.render([*before, *new], shown, generation_prompt=True)
+        _, found, tail = text.partition(self._prober.mark)
+        ends = [at for end in self._prober.ends if (at := tail.find(end)) >= 0]
+        if ends:
+            return Rendered(tail[min(ends) :], nonce)
+        if not found or not tail.startswith(traits.closing):
+            raise TokenError(f"the chat template mixes new messages {roles_of(new)} with the earlier ones")
+        return Rendered(tail[len(traits.closing) :], nonce)
 
     def decode(self, ids: Sequence[int] | Int32Array, *, skip_special: bool) -> str:
         """Return the text of ids; invalid UTF-8 becomes U+FFFD.
@@ -227,7 +243,7 @@ class Renderer:
         Raises:
             TokenError: if the template does not show tools to the model, or no parser for its format is known.
         """
-        if not self._delta.renders_tools:
+        if not self._prober.renders_tools:
             raise TokenError("the request has tools, but this model's chat template does not show tools to the model")
         if self.call_parser is None:
             raise TokenError(
@@ -271,9 +287,7 @@ class Renderer:
             salt=_as_list(ids) if salt is None else salt,
         )
 
-    def encode_conversation(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> EncodedConversation:
+    def encode_conversation(self, messages: Sequence[Message], tools: ToolSchemas | None = None) -> EncodedConversation:
         """Return a conversation as ids with a mask over what the model would sample; cut where rollouts cut.
 
         Earlier reasoning is kept, as rollouts with `history: keep` keep it. Messages after the last assistant message
@@ -287,7 +301,20 @@ class Renderer:
         return encode_conversation(self, write, messages, tools)
 
 
-def _known(codec: TokenCodec, text: str | None) -> list[int]:
+def _with_call_names(answer: PlainMessage, results: Sequence[PlainMessage]) -> PlainMessage:
+    """Return an assistant message with its calls named as the tool results after it name them."""
+    calls: list[PlainMessage] = []
+    for call, result in zip(cast("list[PlainMessage]", answer["tool_calls"]), results, strict=False):
+        function = cast("PlainMessage", call["function"])
+        calls.append({
+            **call,
+            "id": result.get("tool_call_id", call["id"]),
+            "function": {**function, "name": result.get("name", function["name"])},
+        })  # fmt: skip
+    return {**answer, "tool_calls": calls}
+
+
+def _token_ids(codec: TokenCodec, text: str | None) -> list[int]:
     number = codec.token_id(text) if text is not None else None
     return [] if number is None else [number]
 

@@ -5,17 +5,16 @@ Invariant: the ids are those a rollout with `history: keep` would have, if the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agentrl.errors import TokenError
 from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN
-from agentrl.tokens.template.environment import PlainMessage
-from agentrl.tokens.template.guard import GuardedTemplate, Tools
-from agentrl.tokens.template.incremental import question
+from agentrl.tokens.template.probing import QUESTION
+from agentrl.tokens.template.rendering import GuardedTemplate, PlainMessage, ToolSchemas
 from agentrl.tokens.tokenizer.codec import TokenCodec
 from agentrl.types import BoolArray, Int32Array, Message
 
@@ -34,7 +33,7 @@ class EncodedConversation:
 
 
 def assistant_ids(
-    template: GuardedTemplate, codec: TokenCodec, end: str | None, message: PlainMessage, tools: Tools
+    template: GuardedTemplate, codec: TokenCodec, end: str | None, message: PlainMessage, tools: ToolSchemas | None
 ) -> list[int]:
     """Return the ids of an assistant message as a model would sample it.
 
@@ -48,9 +47,8 @@ def assistant_ids(
     Raises:
         TokenError: if the template refuses the message, or does not write it after its own generation prompt.
     """
-    asked = question()
-    prompt = template.render([asked], tools or None, generation_prompt=True).text
-    whole, nonce = template.render([asked, message], tools or None, generation_prompt=False)
+    prompt = template.render([QUESTION], tools or None, generation_prompt=True).text
+    whole, nonce = template.render([QUESTION, message], tools or None, generation_prompt=False)
     opened, _, _ = prompt.rpartition(THINK_OPEN)
     if whole.startswith(prompt):
         text = whole[len(prompt) :]
@@ -67,9 +65,9 @@ def assistant_ids(
 
 def encode_conversation(
     renderer: Renderer,
-    write: Callable[[PlainMessage, Tools], list[int]],
+    write: Callable[[PlainMessage, ToolSchemas | None], list[int]],
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: ToolSchemas | None,
 ) -> EncodedConversation:
     """Return a conversation as ids with a mask; see `Renderer.encode_conversation`.
 

@@ -11,14 +11,14 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.tokens.renderer import Renderer
-from agentrl.tokens.template.environment import ChatTemplate
+from agentrl.tokens.template.rendering import ChatTemplate
 from tests.rollout.harness import make_renderer
 
 BOUNDED = r"""
 import re, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, 4_000_000_000))
 from agentrl.errors import TokenError
-from agentrl.tokens.template.environment import ChatTemplate
+from agentrl.tokens.template.rendering import ChatTemplate
 try:
     template = ChatTemplate({"default": sys.argv[1]}, special_tokens={}, options={})
     template.render([{"role": "user", "content": "a"}], None, generation_prompt=True)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from agentrl.tokens.tokenizer import bytelevel
-from agentrl.tokens.tokenizer.bytelevel import CHARACTERS, ByteDecoder
+from agentrl.tokens.tokenizer import codec
+from agentrl.tokens.tokenizer.codec import CHARACTERS, ByteDecoder
 
 LETTERS = [chr(CHARACTERS.get(byte, byte)) for byte in range(256)]
 WORDS = ("Ġthe", "ĠĊ", "é", "â", "日本", "€", "a b", "<|x|>", "")
@@ -35,6 +35,6 @@ def test_ids_decode_as_tokenizers_decodes_them(tokenizer: Tokenizer, data: st.Da
 
 def test_the_memory_of_tokens_is_bounded():
     decoder = ByteDecoder("{:x}".format)
-    for number in range(bytelevel._MAX_TOKENS + 5):  # pyright: ignore[reportPrivateUsage]
+    for number in range(codec._MAX_TOKENS + 5):  # pyright: ignore[reportPrivateUsage]
         assert decoder.decode([number]) == f"{number:x}"
     assert len(decoder) == 5

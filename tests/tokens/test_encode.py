@@ -10,25 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from agentrl.errors import ConfigError, TokenError
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.tokenizer.codec import TokenCodec
-from tests.tokens.families import FAMILIES, Family
+from tests.tokens.families import FAMILIES
+from tests.tokens.texts import ORDINARY, byte_tokenizer, hostile_text
 
-ORDINARY = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 RELAXED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def byte_tokenizer(*added: AddedToken, vocabulary: tuple[str, ...] = ()) -> Tokenizer:
-    """Return a byte-level tokenizer without merges; `vocabulary` stands first in its own vocabulary."""
-    letters = [*vocabulary, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer: Any = Tokenizer(models.BPE(vocab={text: at for at, text in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens(list(added))
-    return tokenizer
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -69,13 +59,6 @@ def test_ten_thousand_fuzzed_strings_yield_no_control_id(name: str, renderer_of:
             parts.append(random.choice((text, text[:cut], text[cut:], "word ", chr(random.randint(1, 0x2FFF)), "\n")))
         for joined in ("".join(parts), "".join(parts[::-1]), " ".join(parts), "".join(parts).swapcase()):
             assert renderer.control_ids.isdisjoint(renderer.encode_content(joined)), joined
-
-
-def hostile_text(family: Family) -> st.SearchStrategy[str]:
-    """Return text made of control tokens, pieces of them and ordinary text."""
-    controls = (*family.specials, *family.markers)
-    pieces = [piece for text in controls[:16] for at in (1, len(text) // 2) for piece in (text[:at], text[at:])]
-    return st.lists(st.one_of(st.sampled_from(controls), st.sampled_from(pieces), ORDINARY), max_size=6).map("".join)
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.spm])

@@ -232,17 +232,17 @@ def test_a_message_changed_in_place_is_noticed(player: Player):
     player.ask(messages, "3", TOOLS)
     messages[1]["tool_calls"][0]["function"]["arguments"] = '{"a": 9, "op": "+", "b": 2}'
     prompt = player.graph.prepare(messages, TOOLS)
-    assert (prompt.placed.parent, prompt.placed.fork) == (None, ForkReason.HISTORY_EDITED)
+    assert (prompt.extension.parent, prompt.extension.fork) == (None, ForkReason.HISTORY_EDITED)
     messages[1]["tool_calls"][0]["function"]["arguments"] = ONE
     messages[0]["content"] = "something else"
-    assert player.graph.prepare(messages, TOOLS).placed.parent is None
+    assert player.graph.prepare(messages, TOOLS).extension.parent is None
     messages[0]["content"] = "x?"
-    assert player.graph.prepare(messages, TOOLS).placed.parent == 0
+    assert player.graph.prepare(messages, TOOLS).extension.parent == 0
     parts = [{"type": "text", "text": "x?"}]
     messages[0]["content"] = parts
-    assert player.graph.prepare(messages, TOOLS).placed.parent == 0
+    assert player.graph.prepare(messages, TOOLS).extension.parent == 0
     parts[0]["text"] = "y?"
-    assert player.graph.prepare(messages, TOOLS).placed.parent is None
+    assert player.graph.prepare(messages, TOOLS).extension.parent is None
 
 
 @pytest.mark.parametrize(("field", "value"), [("content", "b"), ("reasoning_content", "why"), ("role", "user")])
@@ -251,16 +251,16 @@ def test_an_answer_changed_before_it_comes_back_is_noticed(player: Player, field
     messages.append(as_openai(player.ask(messages, "a")))
     setattr(messages[1], field, value)
     messages.append(user("y?"))
-    placed = player.graph.prepare(messages).placed
+    extension = player.graph.prepare(messages).extension
     fork = None if field == "role" else ForkReason.HISTORY_EDITED
-    assert (placed.parent, placed.fork) == (None, fork)
+    assert (extension.parent, extension.fork) == (None, fork)
 
 
 def test_an_answer_that_says_the_same_as_the_last_one_is_not_taken_for_it(player: Player):
     messages: list[Any] = [user("x?")]
     messages.append(player.ask(messages, "a"))
     messages.append(user("never answered"))
-    assert player.graph.prepare(messages).placed.parent == 0
+    assert player.graph.prepare(messages).extension.parent == 0
     longer = player.graph.prepare([*messages, {"role": "assistant", "content": "a"}, user("y?")])
     shown = player.renderer.decode(longer.context.ids(), skip_special=False)
     assert shown.count("never answered") == 1
@@ -270,14 +270,14 @@ def test_an_answer_that_says_the_same_as_the_last_one_is_not_taken_for_it(player
 def test_a_model_output_in_another_place_is_a_fork(player: Player):
     messages: list[Any] = [user("x?")]
     messages += [player.ask(messages, "a"), user("y?"), {"role": "assistant", "content": "a"}, user("z?")]
-    assert player.graph.prepare(messages).placed.fork is ForkReason.HISTORY_EDITED
+    assert player.graph.prepare(messages).extension.fork is ForkReason.HISTORY_EDITED
 
 
 def test_an_answer_that_looks_like_reasoning_is_read_as_such(player: Player):
     messages: list[Any] = [user("x?")]
     answer = player.ask(messages, "<think></think><think>c</think>d")
     assert answer == {"role": "assistant", "content": "<think>c</think>d"}
-    assert player.graph.prepare([*messages, answer, user("y?")]).placed.fork is ForkReason.HISTORY_EDITED
+    assert player.graph.prepare([*messages, answer, user("y?")]).extension.fork is ForkReason.HISTORY_EDITED
 
 
 @pytest.mark.parametrize("field", ["tool_calls", "function_call", "role", "content"])
@@ -290,7 +290,7 @@ def test_an_answer_with_a_field_deleted_is_read_without_it(player: Player, field
         with pytest.raises(TokenError, match="message role"):
             player.graph.prepare(messages)
     else:
-        assert player.graph.prepare(messages).placed.parent == (None if field == "content" else 0)
+        assert player.graph.prepare(messages).extension.parent == (None if field == "content" else 0)
 
 
 @pytest.mark.parametrize("role", [["user"], {}, None, 3, "wizard"])
@@ -328,7 +328,7 @@ def test_the_order_of_keys_is_no_part_of_a_message(tmp_path: Path):
         messages = [user("x?")]
         messages += [player.ask(messages, "a"), asked]
         for _ in range(3):  # the first time, the second and, as a retry, the third take different ways
-            texts.add(renderer.decode(player.graph.prepare(messages).placed.ids, skip_special=False))
+            texts.add(renderer.decode(player.graph.prepare(messages).extension.ids, skip_special=False))
         player.ask(messages, "b")
     assert len(texts) == 1
 
@@ -337,16 +337,16 @@ def test_an_openai_object_changed_in_place_is_noticed(player: Player):
     messages: list[Any] = [user("x?")]
     messages.append(as_openai(player.ask(messages, CALL, TOOLS)))
     messages.append(user("y?"))
-    assert player.graph.prepare(messages, TOOLS).placed.parent == 0
+    assert player.graph.prepare(messages, TOOLS).extension.parent == 0
     messages[1].tool_calls[0].function.name = "other"
-    assert player.graph.prepare(messages, TOOLS).placed.parent is None
+    assert player.graph.prepare(messages, TOOLS).extension.parent is None
     messages[1].tool_calls[0].function.name = "calc"
-    assert player.graph.prepare(messages, TOOLS).placed.parent == 0
+    assert player.graph.prepare(messages, TOOLS).extension.parent == 0
     messages[1].reasoning_content = "an afterthought"
-    assert player.graph.prepare(messages, TOOLS).placed.fork == ForkReason.HISTORY_EDITED
+    assert player.graph.prepare(messages, TOOLS).extension.fork == ForkReason.HISTORY_EDITED
     messages[1].reasoning_content = None
     messages[1].tool_calls = None
-    assert player.graph.prepare(messages, TOOLS).placed.fork == ForkReason.HISTORY_EDITED
+    assert player.graph.prepare(messages, TOOLS).extension.fork == ForkReason.HISTORY_EDITED
 
 
 class Yes(str):
@@ -375,16 +375,16 @@ def test_a_text_answer_changed_before_or_after_it_was_taken_is_noticed(player: P
     if taken:
         messages.append(as_openai(player.ask(messages, "c")))
         messages.append(user("z?"))
-        assert player.graph.prepare(messages).placed.parent == 1
+        assert player.graph.prepare(messages).extension.parent == 1
     setattr(messages[1], change, CHANGES[change])
-    assert player.graph.prepare(messages).placed.fork is ForkReason.HISTORY_EDITED
+    assert player.graph.prepare(messages).extension.fork is ForkReason.HISTORY_EDITED
 
 
 def test_an_answer_whose_text_only_calls_itself_the_same_is_edited(player: Player):
     messages: list[Any] = [user("x?")]
     messages.append(as_openai(player.ask(messages, "a")))
     messages[1].content = Yes("b")
-    assert player.graph.prepare([*messages, user("y?")]).placed.fork is ForkReason.HISTORY_EDITED
+    assert player.graph.prepare([*messages, user("y?")]).extension.fork is ForkReason.HISTORY_EDITED
 
 
 def test_an_answer_that_comes_back_as_its_text_alone_without_its_calls_is_edited(player: Player):
@@ -392,7 +392,7 @@ def test_an_answer_that_comes_back_as_its_text_alone_without_its_calls_is_edited
     answer = player.ask(messages, f"Let me see.{CALL}", TOOLS)
     assert answer["tool_calls"]
     messages += [ChatCompletionMessage(role="assistant", content=answer["content"]), user("y?")]
-    assert player.graph.prepare(messages, TOOLS).placed.fork is ForkReason.HISTORY_EDITED
+    assert player.graph.prepare(messages, TOOLS).extension.fork is ForkReason.HISTORY_EDITED
 
 
 def test_a_failed_request_leaves_no_trace(player: Player):
@@ -407,8 +407,8 @@ def test_clients_that_build_new_objects_do_not_grow_the_memory(player: Player):
     for at in range(20):
         messages = [*messages, player.ask(copy.deepcopy(messages), "a"), user(str(at))]
     assert player.parents() == [None, *range(19)]
-    trails = player.graph._tree.index._reader._trails  # pyright: ignore[reportPrivateUsage]
-    assert sum(len(trail.seen) for trail in trails) <= 4 * len(messages)
+    known = player.graph._recorded.index._reader._conversations  # pyright: ignore[reportPrivateUsage]
+    assert sum(len(each.prefixes) for each in known) <= 4 * len(messages)
 
 
 def test_token_level_calls_extend_and_verify(player: Player):
@@ -499,5 +499,5 @@ def test_hostile_tool_output_in_a_turn_adds_no_control_token(player: Player):
     contexts: list[list[int]] = []
     for content in ("3", hostile):
         prompt = player.graph.prepare([user("x?"), message, reply(message, content)], TOOLS)
-        contexts.append([number for number in prompt.placed.ids if number in player.renderer.control_ids])
+        contexts.append([number for number in prompt.extension.ids if number in player.renderer.control_ids])
     assert contexts[0] == contexts[1]

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from agentrl.errors import TokenError
 from agentrl.tokens.renderer import Renderer
-from agentrl.tokens.template.environment import ChatTemplate
-from agentrl.tokens.template.guard import GuardedTemplate
+from agentrl.tokens.template.rendering import ChatTemplate, GuardedTemplate
 from agentrl.tokens.tokenizer.codec import TokenCodec
 from tests.tokens.dialogues import TOOL, assistant, result, system, user
 from tests.tokens.families import FAMILIES
-from tests.tokens.test_encode import byte_tokenizer, hostile_text
+from tests.tokens.texts import byte_tokenizer, hostile_text
 
 POSITIONS = ("system", "user", "tool", "assistant", "argument", "argument name", "call name", "schema", "schema name")
 

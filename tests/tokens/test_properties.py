@@ -202,7 +202,7 @@ def test_a_request_stands_where_the_same_request_read_anew_stands(renderer_of: C
                 tools = episode.tools if data.draw(st.integers(0, 9)) else None
                 text = episode.draw(OUTPUTS)
                 prompts = [player.graph.prepare(messages, tools), other.graph.prepare([*map(respelled, messages)], tools)]
-                assert prompts[0].placed == prompts[1].placed
+                assert prompts[0].extension == prompts[1].extension
                 answer = player.answer(prompts[0], text)
                 assert other.answer(prompts[1], text) == answer
                 as_object = data.draw(st.booleans())

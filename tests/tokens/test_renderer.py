@@ -160,14 +160,14 @@ def test_probing_finds_the_nature_of_each_template(name: str, renderer_of: Calla
 
 def test_qwen3_strips_thinking_at_the_next_question_only(renderer_of: Callable[..., Renderer]):
     renderer = renderer_of("qwen3")
-    assert renderer.shape(renderer.plain([user("x")]), True).rewrites_thinking
-    assert not renderer.shape(renderer.plain([result(0, "x")]), True).rewrites_thinking
+    assert renderer.traits(renderer.plain([user("x")]), True).rewrites_thinking
+    assert not renderer.traits(renderer.plain([result(0, "x")]), True).rewrites_thinking
 
 
 def test_deepseek_r1_would_hide_a_late_system_message(renderer_of: Callable[..., Renderer]):
     renderer = renderer_of("deepseek_r1")
-    shape = renderer.shape(renderer.plain([system("x"), user("y")]), False)
-    assert not shape.complete
+    traits = renderer.traits(renderer.plain([system("x"), user("y")]), False)
+    assert not traits.complete
     with pytest.raises(TokenError, match="does not write new messages"):
         renderer.extend([], renderer.plain([system("x"), user("y")]), None, last_output_id=None)
 

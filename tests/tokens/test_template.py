@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.errors import ConfigError, TokenError
 from agentrl.tokens.renderer import Renderer
-from agentrl.tokens.template.environment import ChatTemplate
+from agentrl.tokens.template.rendering import ChatTemplate
 from tests.tokens.dialogues import SHAPES, TOOL, user
 from tests.tokens.families import FAMILIES
 

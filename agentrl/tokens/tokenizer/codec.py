@@ -1,40 +1,31 @@
-"""Encoding: control tokens come from the template only; text of the conversation never yields one.
+"""Text to token ids and back: control tokens come from the template only, never from the text of a conversation.
 
-The vocabulary is split in two. *Control tokens* are the added tokens that steer a model: everything registered as special,
-and everything that is, or contains, a marker such as `<tool_call>`, `<|im_end|>` or `[INST]`. Other added tokens (numbers,
-runs of spaces, frequent phrases) are ordinary vocabulary that text may use.
+Rendered text is cut at the control tokens that the template wrote, and the twin of the tokenizer
+(`agentrl.tokens.tokenizer.twin`) encodes what stands between them. Where cutting would change ids (a tokenizer that marks
+the start of a text, or strips spaces around tokens), the twin encodes the whole text, with secret names in place of the
+control tokens. So ordinary text gets exactly the ids of the plain tokenizer, and content gets no control id.
 
-A *twin* of the tokenizer knows control tokens not at all, or only under secret names. Rendered text is cut at the control
-tokens the template wrote, and what stands between them is encoded by the twin. Where cutting would change ids (a tokenizer
-that marks the start of a text, or strips spaces around tokens), the twin encodes the whole, with secret names in the places
-of the control tokens. So honest text gets exactly the ids of the plain tokenizer, and content gets no control id.
+Text for a byte-level BPE is encoded piece by piece. A BPE encodes each piece (about a word) separately. For ASCII text, the
+cuts of the usual model families are regular expressions that need no Unicode tables, and normalization changes nothing. So
+`WordEncoder` cuts such text itself, asks the BPE for each new piece and remembers the ids.
 
-Invariant: `encode_content` never returns an id of `control_ids`; `encode_rendered` returns as many as there are control
-tokens outside of content (see `agentrl.tokens.template.guard`).
-
-Decoding a streamed output piece by piece.
-
-Invariant: what `push` and `flush` return, joined, is the decoded text of all ids pushed, and no piece ends inside a
-character, nor where a later id may still change it.
+Invariant: `TokenCodec.encode_content` never returns an id of `control_ids`; `TokenCodec.encode_rendered` returns as many of
+them as there are control tokens outside of content (see `agentrl.tokens.template.rendering`).
 """
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from itertools import chain, groupby
 
 from tokenizers import Tokenizer
+from tokenizers.models import Model
 
-from agentrl.errors import ConfigError, TokenError
-from agentrl.tokens.tokenizer.bytelevel import ByteDecoder, word_encoder
+from agentrl.errors import TokenError
+from agentrl.tokens.tokenizer.twin import make_twin
 from agentrl.types import Int32Array
-
-_MARKER = re.compile(r"<[^<>\s][^<>\n]*>|\[/?[A-Z_][A-Z_0-9 ]+\]|<\||\|>|<｜|｜>")
-_MARK_OPEN, _MARK_CLOSE = "\ufdd0", "\ufdd1"
 
 
 class TokenCodec:
@@ -51,52 +42,26 @@ class TokenCodec:
         Raises:
             ConfigError: if it is not a tokenizer, or a twin with the same ids cannot be made.
         """
-        data = _load(tokenizer_json, where)
-        self._full = _tokenizer(tokenizer_json, where)
-        self.control = _control_tokens(data, frozenset(eos_ids), self._full)
+        made = make_twin(tokenizer_json, frozenset(eos_ids), where)
+        self._full, self._twin = made.full, made.twin
+        self._marks, self._mark_prefix = made.marks, made.mark_prefix
+        self.control: Mapping[str, int] = made.control
         """Control token texts and their ids."""
-        self._mark_prefix = _MARK_OPEN + _private(str(10**15 + secrets.randbelow(9 * 10**15)))
-        self._marks = {text: f"{self._mark_prefix}{_private(str(at))}{_MARK_CLOSE}" for at, text in enumerate(self.control)}
-        twin = _renamed(data, self._marks)
-        self.separable: bool = _separable(data)
+        self.separable: bool = made.separable
         """Whether text between control tokens gets the same ids alone as within the whole."""
-        self._bare = self.separable and len(self.control) == len(cast("list[object]", twin["added_tokens"]))
-        """Whether the twin has no added tokens: all of them are control tokens, which it does not meet. It is the faster."""
-        twin = {**twin, "added_tokens": []} if self._bare else twin
-        self._twin = _tokenizer(json.dumps(twin, ensure_ascii=False), where)
-        self._check_twin(where)
-        self._words = word_encoder(twin, self._twin) if self._bare else None
-        self.cuts_lines: bool = self._words is not None
-        """Whether text that begins with a visible ASCII character has the same ids after a line's end as alone."""
+        self._words = word_encoder(made.twin_data, self._twin) if made.bare else None
         self.control_pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))) or "(?!)")
         """Matches any control token text, the longest first."""
         self._splitter = re.compile(f"({self.control_pattern.pattern})")
-        unknown = _unknown_token(data)
-        unknown_id = self._full.token_to_id(unknown) if unknown is not None else None
-        self.control_ids = frozenset(self.control.values()) - ({unknown_id} - frozenset(eos_ids))
+        self.control_ids = frozenset(self.control.values()) - ({made.unknown_id} - frozenset(eos_ids))
         """Ids no text can yield. The model's own stand-in for unknown characters, if it has one, is not among them."""
         self.size: int = max(self._full.get_vocab().values(), default=-1) + 1
         """One more than the largest id."""
         self._anchor = "" if self.separable else self._find_anchor()
-        level = isinstance(decoder := data.get("decoder"), dict) and decoder.get("type") == "ByteLevel"
+        level = isinstance(decoder := made.data.get("decoder"), dict) and decoder.get("type") == "ByteLevel"
         whole: Callable[[Sequence[int]], str] = partial(self._full.decode, skip_special_tokens=False)
         self.text_of = ByteDecoder(self._full.id_to_token).decode if level else whole
         """Returns the text of ids, special tokens included; invalid UTF-8 becomes U+FFFD."""
-
-    def _check_twin(self, where: str) -> None:
-        vocabulary, twin = self._full.get_vocab(), self._twin.get_vocab()
-        expected = {self._marks.get(text, text): number for text, number in vocabulary.items()}
-        if self._bare:
-            expected = {text: number for text, number in expected.items() if text in twin or not text.startswith(_MARK_OPEN)}
-        if twin != expected:
-            wrong = sorted(text for text in expected.keys() | twin.keys() if expected.get(text) != twin.get(text))
-            raise ConfigError(
-                f"{where}: cannot separate control tokens from text: {len(wrong)} ids change, such as {wrong[:3]}; "
-                "added tokens must be listed in order of id"
-            )
-        for text, mark in self._marks.items() if not self.separable else ():
-            if self._twin.encode(mark, add_special_tokens=False).ids != [self.control[text]]:
-                raise ConfigError(f"{where}: control token {text!r} is not matched as a whole; its flags are not supported")
 
     def _find_anchor(self) -> str:
         """Return a token to encode before text that follows other text, for tokenizers that mark the start of a text."""
@@ -115,7 +80,7 @@ class TokenCodec:
         return self._full.id_to_token(number)
 
     def encode_content(self, text: str) -> list[int]:
-        """Return the ids of text as content: no control token, whatever it says.
+        """Return the ids of text as content: never a control token.
 
         Raises:
             TokenError: if it is not valid Unicode text.
@@ -129,9 +94,8 @@ class TokenCodec:
 
         Args:
             text: the rendered text.
-            nonce: removed from the text after control tokens have been recognised; `ContentGuard` breaks the control
-                tokens in content with it.
-            inside: the text follows other text, as opposed to standing at the start of a prompt.
+            nonce: the digits with which `GuardedTemplate` has broken the control tokens in content; removed here.
+            inside: whether the text follows other text, so that it does not start the prompt.
 
         Raises:
             TokenError: if it is not valid Unicode text.
@@ -139,16 +103,12 @@ class TokenCodec:
         if not self.separable:
             return self._encode_whole(text, nonce=nonce, inside=inside)
         ids: list[int] = []
-        for at, piece in enumerate(self.split(text)):
-            if at & 1:
+        for at, piece in enumerate(self._splitter.split(text)):
+            if at & 1:  # a control token
                 ids.append(self.control[piece])
             elif piece:
                 ids += self._encode(piece.replace(nonce, "") if nonce else piece)
         return ids
-
-    def split(self, text: str) -> list[str]:
-        """Return text cut at control tokens: what stands between them and, at odd places, the tokens."""
-        return self._splitter.split(text)
 
     def _encode_whole(self, text: str, *, nonce: str, inside: bool) -> list[int]:
         marks = self._marks
@@ -175,117 +135,14 @@ class TokenCodec:
         return self._full.decode(ids, skip_special_tokens=True) if skip_special else self.text_of(ids)
 
 
-def _load(tokenizer_json: str, where: str) -> dict[str, object]:
-    try:
-        data: object = json.loads(tokenizer_json)
-    except ValueError as error:
-        raise ConfigError(f"{where}: expected JSON: {error}") from error
-    if not isinstance(data, dict) or "model" not in data:
-        raise ConfigError(f"{where}: expected the JSON of a fast tokenizer with a 'model'")
-    return cast("dict[str, object]", data)
-
-
-def _tokenizer(text: str, where: str) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:
-        raise ConfigError(f"{where}: not a tokenizer this version of `tokenizers` can read: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _control_tokens(data: Mapping[str, object], eos_ids: frozenset[int], tokenizer: Tokenizer) -> dict[str, int]:
-    added = [cast("dict[str, object]", token) for token in cast("list[object]", data.get("added_tokens") or [])]
-    control: dict[str, int] = {}
-    for token in added:
-        text = str(token["content"])
-        number = tokenizer.token_to_id(text)
-        if number is not None and text and (token.get("special") or number in eos_ids or _MARKER.search(text)):
-            control[text] = number
-    while True:
-        more = {
-            text: number
-            for token in added
-            if (text := str(token["content"])) not in control
-            and (number := tokenizer.token_to_id(text)) is not None
-            and any(part in text for part in control)
-        }
-        if not more:
-            return control
-        control |= more
-
-
-def _private(digits: str) -> str:
-    """Return digits as private-use characters, which no ordinary added token holds."""
-    return "".join([chr(0xE000 + int(digit)) for digit in digits])
-
-
-def _separable(data: Mapping[str, object]) -> bool:
-    """Return whether no step of the tokenizer looks over a control token; False if in doubt."""
-    added = [cast("dict[str, object]", token) for token in cast("list[object]", data.get("added_tokens") or [])]
-    if any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word")):
-        return False
-    steps = [*_steps(data.get("normalizer"), "normalizers"), *_steps(data.get("pre_tokenizer"), "pretokenizers")]
-    return all(
-        step.get("type") in ("NFC", "NFD", "NFKC", "NFKD", "Split", "Digits")
-        or (step.get("type") == "ByteLevel" and not step.get("add_prefix_space"))
-        for step in steps
-    )
-
-
-def _steps(step: object, parts: str) -> list[dict[str, object]]:
-    if not isinstance(step, dict):
-        return []
-    fields = cast("dict[str, object]", step)
-    if fields.get("type") != "Sequence":
-        return [fields]
-    return [inner for part in cast("list[object]", fields.get(parts) or []) for inner in _steps(part, parts)]
-
-
-def _unknown_token(data: Mapping[str, object]) -> str | None:
-    model = cast("dict[str, object]", data["model"])
-    unknown = model.get("unk_token")
-    if isinstance(unknown, str):
-        return unknown
-    number = model.get("unk_id")
-    if isinstance(number, int) and isinstance(model.get("vocab"), list):
-        return str(cast("list[list[object]]", model["vocab"])[number][0])
-    return None
-
-
-def _renamed(data: Mapping[str, object], marks: Mapping[str, str]) -> dict[str, object]:
-    """Return the tokenizer with every control token known by its secret name only, ids unchanged.
-
-    Ids of added tokens follow from their order and from the model's vocabulary, so tokens are renamed in place, not removed.
-    """
-    added = [cast("dict[str, object]", token) for token in cast("list[object]", data.get("added_tokens") or [])]
-    renamed = [{**token, "content": marks.get(str(token["content"]), token["content"])} for token in added]
-    model = dict(cast("dict[str, object]", data["model"]))
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, dict):
-        names = cast("dict[str, int]", vocabulary)
-        model["vocab"] = {marks.get(text, text): number for text, number in names.items()}
-    elif isinstance(vocabulary, list):
-        entries = cast("list[list[object]]", vocabulary)
-        model["vocab"] = [[marks.get(str(entry[0]), entry[0]), *entry[1:]] for entry in entries]
-    if isinstance(model.get("unk_token"), str):
-        model["unk_token"] = marks.get(str(model["unk_token"]), model["unk_token"])
-    if isinstance(model.get("merges"), list):
-        model["merges"] = [merge for merge in cast("list[object]", model["merges"]) if not _makes_control(merge, marks)]
-    return {**data, "added_tokens": renamed, "model": model, "post_processor": None, "truncation": None, "padding": None}
-
-
-def _makes_control(merge: object, marks: Mapping[str, str]) -> bool:
-    left, right = merge.split(" ", 1) if isinstance(merge, str) else cast("list[str]", merge)
-    return left in marks or right in marks or left + right in marks
-
-
 class IncrementalDecoder:
-    """Turns a stream of ids into text, holding back bytes that are not yet a whole character.
+    """Turns a stream of ids into text and holds back bytes that are not yet a whole character.
 
-    Tokenizers with byte fallback decode a run of byte tokens (`<0xE2>`) as a whole: one wrong byte makes each byte of the
-    run a U+FFFD. Their bytes are held back until the run is over.
+    Tokenizers with byte fallback decode a run of byte tokens (`<0xE2>`) as a whole: one wrong byte turns each byte of the
+    run into U+FFFD. The decoder holds back such bytes until the run is over.
+
+    Invariant: what `push` and `flush` return, joined, is the decoded text of all pushed ids. No returned piece ends inside
+    a character, or where a later id can still change it.
 
     Example: three `push` calls with the three bytes of "€" return "", "" and "€".
     """
@@ -300,13 +157,13 @@ class IncrementalDecoder:
 
     def push(self, ids: Sequence[int] | Int32Array) -> str:
         """Return the text that `ids` complete; it may be empty."""
-        # Ids without a token are no part of the text, so a run goes on across them.
+        # Ids without a token have no text, so they do not end a run.
         self._ids += [number for number in map(int, ids) if self._codec.token_text(number) is not None]
         in_run = self._ids and str(self._codec.token_text(self._ids[-1])).startswith("<0x")
         return "" if in_run else self._advance(final=False)
 
     def flush(self) -> str:
-        """Return what was held back; an unfinished character becomes U+FFFD."""
+        """Return the held-back text; an unfinished character becomes U+FFFD."""
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:
@@ -316,3 +173,124 @@ class IncrementalDecoder:
             return ""
         self._start, self._shown = self._shown, len(self._ids)
         return text[len(known) :]
+
+
+CHARACTERS = {byte: 256 + at for at, byte in enumerate([*range(33), *range(127, 161), 173])}
+"""The characters that byte-level vocabularies write for the bytes they do not write as themselves."""
+_BYTE_OF = {chr(CHARACTERS.get(byte, byte)): byte for byte in range(256)}
+_MAX_TOKENS = 16_384
+"""Number of remembered tokens (2 MB), after which the memory is cleared."""
+
+
+class ByteDecoder(dict[int, bytes]):
+    """The bytes of byte-level tokens, looked up on demand; safe to share between threads.
+
+    Invariant: `decode` returns what `tokenizers` returns for a tokenizer whose decoder is `ByteLevel`.
+    """
+
+    def __init__(self, text_of: Callable[[int], str | None]) -> None:
+        """Decode with `text_of`, which returns the text of a token, or None for no token."""
+        super().__init__()
+        self._text_of = text_of
+        self._known: Callable[[int], bytes] = self.__getitem__
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; invalid UTF-8 becomes U+FFFD."""
+        return b"".join(map(self._known, ids)).decode("utf-8", "replace")
+
+    def __missing__(self, number: int) -> bytes:
+        text = self._text_of(number) or ""
+        if len(self) >= _MAX_TOKENS:
+            self.clear()
+        found = self[number] = bytes(map(_BYTE_OF.__getitem__, text)) if _BYTE_OF.keys() >= set(text) else text.encode()
+        return found
+
+
+_MAX_PIECES = 16_384
+"""Number of remembered pieces (4 to 6 MB of words, at most 10 MB), after which the memory is cleared."""
+_MAX_LENGTH = 32
+"""Longest remembered piece in characters; longer pieces rarely repeat."""
+
+_LINE = re.compile(r"(?<=\n)(?=[ \t]*[!-~])")
+"""Matches where each known pre-tokenizer cuts, so that no text before a match depends on text after it."""
+_SPACE, _OTHER = r"[\t-\r ]", r"[^\t-\r A-Za-z0-9]"
+
+
+def _piece_pattern(digits: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|{digits}| ?{_OTHER}+[\r\n]*"
+        rf"|{_SPACE}*[\r\n]+|{_SPACE}+(?!{_OTHER}|[A-Za-z0-9])|{_SPACE}+"
+    )
+
+
+_SUFFIXES, _ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?", r"+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PIECES = {
+    _SUFFIXES + r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]" + _ENDS: _piece_pattern("[0-9]"),  # Qwen2 to Qwen3
+    _SUFFIXES + r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]" + _ENDS: _piece_pattern("[0-9]"),  # Qwen3.5
+    _SUFFIXES + r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]" + _ENDS: _piece_pattern("[0-9]{1,3}"),  # Llama 3
+}
+"""Patterns that match the pieces of ASCII text, by the regular expression in `tokenizer.json`."""
+
+
+class WordEncoder:
+    """Encodes text as a byte-level BPE without added tokens does; its memory is bounded and safe to share between threads.
+
+    Invariant: `encode` returns the ids of the whole tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, pieces: re.Pattern[str]) -> None:
+        """Encode as `tokenizer` does, which cuts ASCII text into what `pieces` matches."""
+        self._tokenizer = tokenizer
+        self._pieces: Callable[[str], list[str]] = pieces.findall
+        self._ids_of = _PieceIds(tokenizer.model).__getitem__
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of text; a lone surrogate raises what it raises in the tokenizer."""
+        if text.isascii():
+            return list(chain.from_iterable(map(self._ids_of, self._pieces(text))))
+        ids: list[int] = []
+        for plain, lines in groupby(_LINE.split(text), str.isascii):
+            part = "".join(lines)
+            ids += self.encode(part) if plain else self._tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
+        return ids
+
+
+def word_encoder(data: Mapping[str, object], tokenizer: Tokenizer) -> WordEncoder | None:
+    """Return an encoder for a tokenizer; None for a tokenizer whose cuts are not known.
+
+    Args:
+        data: its `tokenizer.json`.
+        tokenizer: the tokenizer, which neither truncates nor pads.
+    """
+    match data:
+        case {
+            "normalizer": None | {"type": "NFC" | "NFD" | "NFKC" | "NFKD"},  # they leave ASCII as it is
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": str(cut)}, "behavior": "Isolated", "invert": False},
+                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+                ],
+            },
+            "model": {"type": "BPE", "dropout": None},
+            "added_tokens": [],
+        } if cut in _PIECES:
+            return WordEncoder(tokenizer, _PIECES[cut])
+        case _:
+            return None
+
+
+class _PieceIds(dict[str, tuple[int, ...]]):
+    """The ids of pieces, looked up on demand."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._model = model
+
+    def __missing__(self, piece: str) -> tuple[int, ...]:
+        ids = tuple([token.id for token in self._model.tokenize(piece.translate(CHARACTERS))])
+        if len(piece) <= _MAX_LENGTH:
+            if len(self) >= _MAX_PIECES:
+                self.clear()
+            self[piece] = ids
+        return ids

@@ -1,19 +1,30 @@
-"""Chat templates: the model's own Jinja source, run in a sandbox that behaves like the one of transformers.
+"""Chat templates: the model's own Jinja source, run in a sandbox, with a guard against control tokens in content.
 
-Invariant: `ChatTemplate.render` returns the text that transformers' `apply_chat_template(tokenize=False)` returns for the
-same messages, or raises `TokenError`; it never returns more than `max_chars` characters, and a template that loops or calls
-for longer than `max_seconds`, or repeats a text into more than any rendering holds, is stopped.
+`ChatTemplate` returns what `apply_chat_template(tokenize=False)` of transformers returns for the same messages. It stops a
+template that writes, loops or calls beyond its limits.
+
+`GuardedTemplate` keeps the text of a conversation from posing as a control token. Before the template runs, the guard
+breaks each control token text inside content (user text, tool output, names, arguments, schemas) with a *nonce*: random
+digits that no template touches. After the run, a whole control token text is one that the template wrote. The nonce
+disappears when the text is encoded, so the content keeps its words.
+
+A template that cuts and joins strings could rebuild a broken token. For such a template, the guard renders once more with
+plain digits in place of all suspicious content. Both renderings must have the same control tokens in the same order;
+otherwise the guard refuses the conversation.
+
+Invariant: in the text that `GuardedTemplate.render` returns, a control token text stands only where the template put one.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
+import re
+import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import jinja2
 import jinja2.ext
@@ -24,9 +35,17 @@ import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError, TokenError
+from agentrl.tokens.parse import THINK_OPEN
+from agentrl.tokens.template.analysis import cuts_and_joins, literals_of
 
 PlainMessage = dict[str, object]
 """A message of plain JSON values only, as `agentrl.tokens.messages.plain_message` makes it."""
+
+Roles = tuple[str, ...]
+"""The roles of messages; an assistant message with tool calls is `call`."""
+
+ToolSchemas = Sequence[Mapping[str, Any]]
+"""The tools of a request, as the OpenAI wire writes them."""
 
 MAX_SOURCE_CHARS = 1_000_000
 MAX_RENDERED_CHARS = 64_000_000
@@ -136,7 +155,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         size = len(many) if isinstance(many, Sized) else 0
         if operator == "**" and isinstance(left, int):
             size = left.bit_length()
-        if operator != "%" and isinstance(times, int) and size * times > MAX_RENDERED_CHARS:
+        if isinstance(times, int) and size * times > MAX_RENDERED_CHARS:
             raise jinja2.TemplateRuntimeError(f"{operator} {times} makes more than {MAX_RENDERED_CHARS} characters")
         return super().call_binop(context, operator, left, right)
 
@@ -187,31 +206,19 @@ class ChatTemplate:
         self._max_chars = max_chars
         self._max_seconds = max_seconds
         self._variables: dict[str, object] = {**special_tokens, **options}
-        self._sources = dict(sources)
         self.source = "\n".join(sources[name] for name in sorted(sources))
         for name, source in sources.items():
             if len(source) > MAX_SOURCE_CHARS:
                 raise ConfigError(f"chat template {name!r}: {len(source)} characters, at most {MAX_SOURCE_CHARS} allowed")
-        self._templates = self._compiled(TemplateEnvironment())
-
-    def within(self, environment: TemplateEnvironment) -> ChatTemplate:
-        """Return the same template, compiled in another environment."""
-        other = copy.copy(self)
-        other._templates = self._compiled(environment)
-        return other
-
-    def _compiled(self, environment: TemplateEnvironment) -> dict[str, jinja2.Template]:
-        templates: dict[str, jinja2.Template] = {}
-        for name, source in self._sources.items():
+        environment = TemplateEnvironment()
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
             try:
-                templates[name] = environment.from_string(source)
+                self._templates[name] = environment.from_string(source)
             except (jinja2.TemplateError, SyntaxError, RecursionError) as error:  # the last two for blocks deep in blocks
                 raise ConfigError(f"chat template {name!r} is not valid Jinja: {error}") from error
-        return templates
 
-    def render(
-        self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, object]] | None, *, generation_prompt: bool
-    ) -> str:
+    def render(self, messages: Sequence[PlainMessage], tools: ToolSchemas | None, *, generation_prompt: bool) -> str:
         """Return the text of a conversation.
 
         Args:
@@ -248,10 +255,158 @@ class ChatTemplate:
         length = 0
         for piece in pieces:
             parts.append(piece)
-            length += str.__len__(piece)  # see agentrl.tokens.template.trace
+            length += len(piece)
             if length > self._max_chars:
                 raise TokenError(f"the chat template wrote more than {self._max_chars} characters; it was stopped")
         return "".join(parts)
+
+
+_Change = Callable[[str, bool], str]
+"""Takes a text and whether it is a word of the message format itself."""
+
+_TRUSTED_KEYS = frozenset({"role", "type"})
+"""Templates compare the values of these keys with words of their own."""
+_STRUCTURE = frozenset((
+    "role", "content", "name", "type", "function", "tool_calls", "tool_call_id", "id", "arguments", "reasoning_content",
+    "thinking", "description", "parameters", "properties", "required", "enum", "items", "default", "title", "anyOf", "oneOf",
+    "allOf", "additionalProperties", "return", "strict", "format",
+))  # fmt: skip
+"""Keys of messages and schemas that templates look up by name."""
+
+
+class Rendered(NamedTuple):
+    """Text a template wrote, in which control tokens inside content are broken by `nonce`."""
+
+    text: str
+    nonce: str
+    """Empty if nothing had to be broken."""
+
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether the text ends inside `<think>`."""
+        return self.text.rstrip().endswith(THINK_OPEN)
+
+
+class GuardedTemplate:
+    """A chat template whose output tells the template's control tokens from text that looks like them."""
+
+    def __init__(self, template: ChatTemplate, control: Sequence[str]) -> None:
+        """Guard `template` against the control token texts `control`."""
+        self.template = template
+        self._begins = frozenset(text[:at] for text in control for at in range(1, len(text)))
+        self._ends = frozenset(text[at:] for text in control for at in range(1, len(text)))
+        self._pattern = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)")
+        self._first = re.compile("|".join(sorted({re.escape(text[0]) for text in control})) or "(?!)")
+        self._longest = max(map(len, control), default=0)
+        self._joined = "\0".join(control)
+        self._nonce = str(10**27 + secrets.randbelow(9 * 10**27))
+        self._sentinel = str(10**27 + secrets.randbelow(9 * 10**27))
+        self._rewrites = cuts_and_joins(template.source)
+        self._composes = self._writes_parts(template.source)
+
+    def render(self, messages: Sequence[PlainMessage], tools: ToolSchemas | None, *, generation_prompt: bool) -> Rendered:
+        """Return the text of a conversation with control tokens inside content broken.
+
+        Raises:
+            TokenError: the template refused the conversation, or lets content change the control tokens it writes.
+        """
+        render = self.template.render
+        if not self._suspicious(messages) and not (tools and self._suspicious(tools)):
+            return Rendered(render(messages, tools, generation_prompt=generation_prompt), "")
+        text = render(*_changed(messages, tools, self._break), generation_prompt=generation_prompt)
+        if self._rewrites:
+            reference = render(*_changed(messages, tools, self._inert()), generation_prompt=generation_prompt)
+            found, expected = self._pattern.findall(text), self._pattern.findall(reference)
+            if found != expected:
+                raise TokenError(
+                    f"the chat template writes {len(found)} control tokens for these messages but {len(expected)} if their "
+                    "text is replaced by plain words: it rewrites text that looks like markup; remove it from the messages"
+                )
+        return Rendered(text, self._nonce)
+
+    def _suspicious(self, value: object) -> bool:
+        if isinstance(value, str):
+            return self._may_pose(value)
+        if isinstance(value, dict):
+            for key, item in cast("dict[str, object]", value).items():
+                if self._may_pose(key, key in _STRUCTURE):
+                    return True
+                if self._may_pose(item, key in _TRUSTED_KEYS) if isinstance(item, str) else self._suspicious(item):
+                    return True
+            return False
+        if isinstance(value, (list, tuple)):
+            return any(map(self._suspicious, cast("Sequence[object]", value)))
+        return False
+
+    def _may_pose(self, text: str, structure: bool = False) -> bool:
+        """Return whether a control token could begin in `text`, or end in it after a part the template writes."""
+        return self._first.search(text) is not None or (self._composes and not structure and self._may_continue(text))
+
+    def _may_continue(self, text: str) -> bool:
+        bare = text.strip()
+        if not bare:
+            return False
+        if len(bare) < self._longest and bare in self._joined:
+            return True
+        return any(bare[:size] in self._ends for size in range(1, min(self._longest, len(bare)) + 1))
+
+    def _break(self, text: str, structure: bool) -> str:
+        """Return `text` with no control token in it, whole or begun at its end or continued at its start."""
+        if self._composes and not structure and self._may_continue(text):
+            text = self._nonce + text
+        if self._first.search(text) is None:
+            return text
+        while True:
+            broken = self._pattern.sub(lambda match: match.group()[0] + self._nonce + match.group()[1:], text)
+            if broken == text:
+                break
+            text = broken
+        bare = text.rstrip()
+        for at in range(max(0, len(bare) - self._longest), len(bare)):
+            if bare[at:] in self._begins:
+                return bare + self._nonce + text[len(bare) :]
+        return text
+
+    def _inert(self) -> _Change:
+        """Return a change that replaces every text that could pose by digits, all different."""
+        count = 0
+
+        def change(text: str, structure: bool) -> str:
+            nonlocal count
+            if not text.strip() or not self._may_pose(text, structure):
+                return text
+            count += 1
+            return f"{self._sentinel}{count}"
+
+        return change
+
+    def _writes_parts(self, source: str) -> bool:
+        """Return whether the template writes parts of control tokens, which content beside them could complete."""
+        for literal in literals_of(source):
+            sizes = range(1, min(self._longest, len(literal)) + 1)
+            if any(literal[-size:] in self._begins or literal[:size] in self._ends for size in sizes):
+                return True
+        return False
+
+
+def _changed(
+    messages: Sequence[PlainMessage], tools: ToolSchemas | None, change: _Change
+) -> tuple[list[PlainMessage], ToolSchemas | None]:
+    return cast("list[PlainMessage]", _walk(messages, change)), cast("ToolSchemas | None", _walk(tools, change))
+
+
+def _walk(value: object, change: _Change) -> object:
+    if isinstance(value, str):
+        return change(value, False)
+    if isinstance(value, dict):
+        changed: dict[str, object] = {}
+        for key, item in cast("dict[str, object]", value).items():
+            trusted = key in _TRUSTED_KEYS
+            changed[change(key, key in _STRUCTURE)] = change(item, trusted) if isinstance(item, str) else _walk(item, change)
+        return changed
+    if isinstance(value, (list, tuple)):
+        return [_walk(item, change) for item in cast("Sequence[object]", value)]
+    return value
 
 
 def _roles(messages: Sequence[PlainMessage]) -> str:

@@ -1,4 +1,4 @@
-"""What is remembered of messages is what reading them anew would give, whatever is changed in place between requests."""
+"""Reading remembered messages gives what reading them for the first time gives, even if messages change in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel, ConfigDict
 
 from agentrl.errors import TokenError
-from agentrl.tokens.history import MessageReader
+from agentrl.tokens.history import MessageReader, ReadRequest
 from tests.tokens.dialogues import assistant, calls, result, user
 
 WORDS = st.sampled_from(("a", "b", " a ", "", "<think>\nx\n</think>\n\na", "é"))
@@ -128,12 +128,11 @@ def change(message: Any, data: st.DataObject) -> None:  # noqa: ANN401
                 fields["reasoning_content"] = word
 
 
-def read(reader: MessageReader, messages: list[Any]) -> tuple[bytes, dict[int, str]] | str:
+def read(reader: MessageReader, messages: list[Any]) -> ReadRequest | str:
     try:
-        keys, reasoning, _ = reader.read(messages)
+        return reader.read(messages)
     except TokenError as error:
         return str(error)
-    return keys, dict(reasoning)
 
 
 @settings(max_examples=300, deadline=None)
@@ -174,8 +173,8 @@ def test_values_that_move_to_another_message_are_noticed():
     second.clear()
     second.update(moved)
     after = reader.read([first, second])
-    assert after.keys != before.keys
-    assert after.keys == MessageReader().read([first, second]).keys
+    assert after.prefixes != before.prefixes
+    assert after.prefixes == MessageReader().read([first, second]).prefixes
 
 
 @pytest.mark.parametrize("kind", [Loose, Alike])
@@ -184,7 +183,7 @@ def test_another_object_of_a_class_of_ones_own_is_another_message(kind: type[Bas
     first: Any = [kind.model_validate(user("a"))]
     reader.read(first)
     edited: Any = [kind.model_validate(user("b"))]
-    assert reader.read(edited).keys == MessageReader().read(edited).keys
+    assert reader.read(edited).prefixes == MessageReader().read(edited).prefixes
 
 
 def test_what_calls_everything_its_equal_passes_for_no_message():
@@ -200,7 +199,7 @@ def test_what_calls_everything_its_equal_passes_for_no_message():
     for at in range(2):
         edited: Any = [user("a"), assistant("b")]
         edited[at] = Anything(role="user", content="c")
-        assert reader.read(edited).keys == MessageReader().read(edited).keys
+        assert reader.read(edited).prefixes == MessageReader().read(edited).prefixes
 
 
 def test_what_an_object_is_given_later_beside_its_fields_is_noticed():
@@ -214,9 +213,9 @@ def test_what_an_object_is_given_later_beside_its_fields_is_noticed():
 def test_an_object_whose_fields_are_replaced_as_a_whole_is_noticed():
     message: Any = ChatCompletionMessage.model_validate(assistant("a"))
     reader = MessageReader()
-    before = reader.read([message]).keys
+    before = reader.read([message]).prefixes
     message.__dict__ = {**message.__dict__, "content": "b"}
-    assert reader.read([message]).keys == MessageReader().read([message]).keys != before
+    assert reader.read([message]).prefixes == MessageReader().read([message]).prefixes != before
 
 
 def test_tool_calls_that_a_class_of_ones_own_keeps_beside_its_fields_are_watched():
@@ -225,8 +224,8 @@ def test_tool_calls_that_a_class_of_ones_own_keeps_beside_its_fields_are_watched
     before = reader.read([message])
     message.tool_calls[0]["function"]["arguments"] = '{"a": 2}'
     after = reader.read([message])
-    assert after.keys != before.keys
-    assert after.keys == MessageReader().read([message]).keys
+    assert after.prefixes != before.prefixes
+    assert after.prefixes == MessageReader().read([message]).prefixes
 
 
 def test_a_conversation_of_new_objects_is_known_too():
@@ -234,16 +233,16 @@ def test_a_conversation_of_new_objects_is_known_too():
     messages: list[Any] = [user("x?"), calls('{"a": 1}'), result(0, "3"), parts]
     reader = MessageReader()
     reader.read(messages)
-    [trail] = reader._trails  # pyright: ignore[reportPrivateUsage]
-    assert trail.covers(json.loads(json.dumps(messages)))
-    assert trail.covers(copy.deepcopy(messages))
+    [known] = reader._conversations  # pyright: ignore[reportPrivateUsage]
+    assert known.begins(json.loads(json.dumps(messages)))
+    assert known.begins(copy.deepcopy(messages))
 
 
 def test_unmatched_history_does_not_grow_the_memory():
     reader = MessageReader()
     for at in range(50):
         reader.read([user(str(at)), user("x")])
-    assert len(reader._trails) <= 4  # pyright: ignore[reportPrivateUsage]
+    assert len(reader._conversations) <= 4  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(
@@ -263,4 +262,4 @@ def test_tool_calls_that_are_none_are_refused_by_name(given: object, says: str):
 
 def test_developer_and_system_mean_the_same():
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
-    assert MessageReader().read([developer]).keys == MessageReader().read([system]).keys
+    assert MessageReader().read([developer]).prefixes == MessageReader().read([system]).prefixes

@@ -1,17 +1,9 @@
-"""Turning rows and chunks into the tensors of one forward, with numpy on whole arrays.
+"""The batch of one step: the per-row table of running sequences, the choice of prefill and decode work, and its tensors.
 
-Invariant: flat tokens are the decoding rows in ascending order, then each chunk's tokens in order; all index tensors of the
-`StepBatch` follow from that one order.
-
-What one step computes: how much prefill, and which rows decode.
-
-Invariant: a step never takes more prefill than fits the time HTTP may wait for the event loop, as measured on this machine,
-and decoding rows lie close enough together that at most a quarter of their span is idle.
-
-Running sequences and their per-row numbers, kept as arrays so that a step handles all rows at once.
-
-Invariant: `table.owners[r]` is the sequence whose `row` is `r`, and every array of the table at `r` describes it; a swap of
-two cache rows swaps both.
+Invariant: `table.owners[r]` is the sequence whose `row` is `r`, and every array of the table describes it at `r`; a swap of
+two cache rows swaps both. A step takes no more prefill than this machine computes while HTTP may wait for the event loop,
+and at most a quarter of the span of the decoding rows is idle. The flat tokens of a batch are the decoding rows in ascending
+order, then the tokens of each chunk in order; all index tensors of the `StepBatch` follow that order.
 """
 
 from __future__ import annotations
@@ -32,12 +24,12 @@ from agentrl.servers.embedded.sequences import EngineSequence
 from agentrl.types import BoolArray
 
 _BLOCK: Final = 64
-"""Uniform numbers drawn at once for a row: cheaper than drawing one per step."""
+"""Uniform numbers drawn at once for a row, because drawing one per step costs more."""
 
 
 @dataclass(slots=True)
 class RowTable:
-    """Numbers of the running sequences by cache row."""
+    """The sampling state of the running sequences, by cache row."""
 
     num_rows: int
     owners: list[EngineSequence | None] = field(init=False)
@@ -58,9 +50,9 @@ class RowTable:
     """[rows, _BLOCK]: uniform numbers of the block of output positions that `count` is in."""
     ignore_eos: BoolArray = field(init=False)
     watched: BoolArray = field(init=False)
-    """[rows]: has stop strings or stop tokens of its own."""
+    """[rows]: the request has stop strings or stop tokens of its own."""
     shaped: BoolArray = field(init=False)
-    """[rows]: has penalties or a minimum length, which change logits."""
+    """[rows]: the request has penalties or a minimum length, which change logits."""
 
     def __post_init__(self) -> None:
         count = self.num_rows
@@ -100,7 +92,7 @@ class RowTable:
         self.shaped[row] = sequence.penalized or sampling.min_new_tokens > 0
 
     def advance(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Book one more output token of each row."""
+        """Record one more output token of each row."""
         self.last_token[rows] = tokens
         counts = self.count[rows] + 1
         self.count[rows] = counts
@@ -139,13 +131,13 @@ _CHUNK: Final = 512
 """Longest prefill chunk of one sequence, tokens: bounds the attention mask."""
 _MIN_BUDGET: Final = 64
 _MAX_BUDGET: Final = 2048
-"""Prefill tokens of one step, whatever the machine's speed."""
+"""Most prefill tokens of one step, on any machine."""
 _STEP_SECONDS: Final = 0.05
-"""Prefill work aimed at per step: how long HTTP may wait for the event loop."""
+"""Target for the prefill time of a step, in which HTTP waits for the event loop."""
 
 
 class Piece(NamedTuple):
-    """Tokens `start` to `end` of a sequence, to be prefilled in this step."""
+    """Tokens `start` to `end` of a sequence that this step prefills."""
 
     sequence: EngineSequence
     start: int
@@ -153,7 +145,7 @@ class Piece(NamedTuple):
 
 
 class Pace:
-    """How many tokens of prefill this machine does in a step's time."""
+    """Measures the prefill speed of this machine and sets the budget of a step."""
 
     def __init__(self) -> None:
         self._seconds_per_token = _STEP_SECONDS / 512
@@ -164,13 +156,13 @@ class Pace:
         return int(min(max(_STEP_SECONDS / self._seconds_per_token, _MIN_BUDGET), _MAX_BUDGET))
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """Take note of a step's time; small steps say little and are left out."""
+        """Record the time of a step; small steps are ignored, because their overhead dominates."""
         if tokens >= _MIN_BUDGET:
             self._seconds_per_token += 0.2 * (seconds / tokens - self._seconds_per_token)
 
 
 def plan_pieces(prefilling: Iterable[EngineSequence], cache: KVCache, budget: int) -> list[Piece]:
-    """Return the prefill work of a step: as many tokens as the budget has, oldest sequence first."""
+    """Return the prefill work of a step: at most `budget` tokens, oldest sequence first."""
     pieces: list[Piece] = []
     for sequence in prefilling:
         if budget <= 0:
@@ -183,7 +175,7 @@ def plan_pieces(prefilling: Iterable[EngineSequence], cache: KVCache, budget: in
 
 
 def decoding_rows(table: RowTable, cache: KVCache) -> NDArray[np.int64]:
-    """Return the decoding rows, ascending, moved together first where over a quarter of their span is idle."""
+    """Return the decoding rows, ascending, after moving them together if over a quarter of their span is idle."""
     rows = np.flatnonzero(table.decoding)
     count = len(rows)
     if count and 3 * (rows[-1] - rows[0] + 1) > 4 * count:
@@ -198,7 +190,7 @@ def decoding_rows(table: RowTable, cache: KVCache) -> NDArray[np.int64]:
 
 
 class Chunk(NamedTuple):
-    """Tokens `start` to `end` of a cache row, to be computed in this step."""
+    """Tokens `start` to `end` of a cache row that this step computes."""
 
     row: int
     start: int
@@ -216,9 +208,9 @@ def build_batch(
     """Return the batch that decodes one token of each of `rows` (ascending) and computes `chunks`.
 
     Args:
-        cache: its `lengths` and `tokens` say where each row stands.
+        cache: its `lengths` and `tokens` give the state of each row.
         rows: [B] decoding rows.
-        last_tokens: [B] their last sampled tokens, whose keys and values are not in the cache yet.
+        last_tokens: [B] last sampled tokens of those rows, whose keys and values are not in the cache yet.
         chunks: prefill work.
         num_kv_heads: K.
     """
@@ -263,7 +255,7 @@ def _decode_rows(cache: KVCache, rows: NDArray[np.int64], num_kv_heads: int) -> 
 
 
 def _groups(cache: KVCache, chunks: Sequence[Chunk], first_token: int) -> list[PrefillGroup]:
-    """Group chunks so that none is padded to more than about twice its own length."""
+    """Group chunks so that padding at most about doubles the length of each."""
     starts = first_token + np.cumsum([0, *(c.end - c.start for c in chunks)])
     order = sorted(range(len(chunks)), key=lambda i: chunks[i].end - chunks[i].start)
     groups: list[PrefillGroup] = []

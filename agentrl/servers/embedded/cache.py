@@ -1,9 +1,9 @@
-"""The KV cache: one row per sequence, kept after the sequence has finished, found again by its tokens.
+"""The KV cache: one row per sequence, kept after the sequence finishes and found again by its tokens.
 
 Invariant: the first `lengths[r]` positions of row `r` hold the keys and values of `tokens[r, :lengths[r]]`, all computed by
 the weights of the row's epoch, and only rows of the current epoch and the request's cache key are ever matched. The one
-exception is a row that an `in_place` weight update left running: it goes on with mixed keys, keeps its former epoch, and so
-is never shared.
+exception is a row that keeps running through an `in_place` weight update: it mixes keys of both weights, keeps its former
+epoch, and so is never shared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class PrefixMatch:
 
     row: int
     length: int
-    """Tokens shared whose keys and values are there."""
+    """Shared tokens whose keys and values are computed."""
     coming: int
-    """Tokens shared that the row's own prefill will have computed when it is done."""
+    """Shared tokens whose keys and values are computed once the row's own prefill ends."""
 
 
 class KVCache:
@@ -60,7 +60,7 @@ class KVCache:
         self.lengths: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         """[rows]: positions computed."""
         self.known: NDArray[np.int64] = np.zeros(num_rows, np.int64)
-        """[rows]: tokens known; beyond `lengths` their keys are still to be computed."""
+        """[rows]: tokens known; keys beyond `lengths` are not computed yet."""
         self.owned: BoolArray = np.zeros(num_rows, np.bool_)
         """[rows]: whether a running sequence has the row."""
         self.head_offsets = self._head_offsets()
@@ -88,7 +88,7 @@ class KVCache:
             top = int(shared.argmax())
             if shared[top] == 0:
                 break
-            # Among equals prefer what is computed already, then a row nobody owns.
+            # Among equals prefer the longest computed prefix, then a row without an owner.
             ties = candidates[shared == shared[top]]
             order = np.lexsort((self.owned[ties], -np.minimum(self.lengths[ties], limit)))
             best, best_length = int(ties[order[0]]), start + int(shared[top])
@@ -99,10 +99,10 @@ class KVCache:
         return PrefixMatch(row=best, length=min(best_length, int(self.lengths[best])), coming=best_length)
 
     def claim(self, ids: Int32Array, match: PrefixMatch | None, key: tuple[str, str] = ("", "")) -> tuple[int, int]:
-        """Give a free row to a sequence that will hold `ids`; its cached prefix is kept, moved or copied.
+        """Give a free row to a sequence that will hold `ids`, and keep or copy its cached prefix there.
 
         Returns:
-            The row, and how many of `ids` need no computing.
+            The row, and the number of leading `ids` whose keys and values it already holds.
         """
         reused = match.length if match is not None else 0
         if match is not None and not self.owned[match.row] and 2 * reused >= self.lengths[match.row]:
@@ -118,7 +118,7 @@ class KVCache:
         return row, reused
 
     def release(self, row: int) -> None:
-        """Take the row from its sequence; what has been computed stays to be matched."""
+        """Take the row from its sequence; its computed prefix can still be matched."""
         self.owned[row] = False
         self.known[row] = self.lengths[row]
         self._clock += 1
@@ -138,7 +138,7 @@ class KVCache:
         self.epoch += 1
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange two rows and everything known about them."""
+        """Exchange two rows and their state."""
         length = int(max(self.lengths[a], self.lengths[b]))
         held = self.data[:, :, a, :, :length].clone()
         self.data[:, :, a, :, :length] = self.data[:, :, b, :, :length]
@@ -162,7 +162,7 @@ class KVCache:
         self.head_offsets = self._head_offsets()
 
     def _key_id(self, key: tuple[str, str]) -> int:
-        """Return the number that stands for a cache key; those no row has any more are forgotten."""
+        """Return the number of a cache key; forget the keys that no row has."""
         number = self._key_ids.get(key)
         if number is None:
             held = set(self._keys.tolist())
@@ -191,7 +191,7 @@ def plan_rows(
     """Return how many rows fit in `memory_fraction` of the device's memory: at most two for each running sequence.
 
     Raises:
-        ConfigError: when not even one row of `max_context` tokens fits.
+        ConfigError: if not even one row of `max_context` tokens fits.
     """
     row_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_context * dtype.itemsize
     if device.type == "cuda":

@@ -1,8 +1,8 @@
 """Continuous batching: admission, chunked prefill, decode, finish. Synchronous; one call of `step` is one forward.
 
-Invariant: an unfinished sequence is either waiting (no row, at its place in the queue) or running (one row); each sampled
-token is appended once, with the log-prob and the name of the weights that made its logits; a sequence leaves through
-`_finish` only, and only once.
+Invariant: an unfinished sequence either waits (no row, at its place in the queue) or runs (one row). Each sampled token is
+appended once, with the log-prob and the version of the weights that computed its logits. A sequence ends exactly once, in
+`_finish`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl.servers.embedded.text import TextCodec
 from agentrl.servers.engine import EngineRequest, Finish, Sink
 
 _WORTH_WAITING: Final = 32
-"""Tokens of a shared prompt that another sequence is computing now, for which a request is held back a step."""
+"""A request waits a step if another sequence is computing at least this many tokens of their shared prefix."""
 
 
 class Core:
@@ -38,7 +38,7 @@ class Core:
         codec: text for stop strings.
         eos_ids: tokens that end any sequence.
         max_running: sequences that hold a row at once.
-        label: name of the weights.
+        label: version of the weights.
         random_seed: for requests without a seed.
     """
 
@@ -99,13 +99,13 @@ class Core:
         return sequence
 
     def abort(self, sequence: EngineSequence) -> None:
-        """Finish a sequence with what it has; one that waits is reported in SGLang's short form."""
+        """Finish a sequence with its partial output; a waiting one is reported in SGLang's short form."""
         waiting = sequence.row < 0
         message = "Abort in waiting queue" if waiting else "Aborted"
         self._finish(sequence, Finish(kind="abort", message=message, reduced=waiting))
 
     def retract(self) -> None:
-        """Put every running sequence back into the queue, before those that wait, in order of arrival."""
+        """Put every running sequence back into the queue, ahead of the waiting ones, in order of arrival."""
         running = [sequence for sequence in self.live.values() if sequence.row >= 0]
         for sequence in running:
             self._vacate(sequence)
@@ -114,13 +114,13 @@ class Core:
         self.waiting.extendleft(reversed(running))
 
     def relabel(self, label: str) -> None:
-        """Name the weights: tokens sampled from now on are marked with `label`."""
+        """Change the version of the weights: tokens sampled from now on carry `label`."""
         self.label = label
         self._labels += 1
 
     @torch.inference_mode()
     def step(self, *, admit: bool) -> bool:
-        """Run one forward and deliver its tokens; return False, doing nothing, when there is nothing to compute."""
+        """Run one forward and deliver its tokens, or do nothing and return False if there is no work."""
         if admit:
             self._admit()
         chunks = plan_pieces(self._prefilling, self.cache, self._pace.budget)
@@ -144,7 +144,7 @@ class Core:
         return True
 
     def _admit(self) -> None:
-        """Give rows to waiting sequences, first come first served, reusing what the cache holds of their tokens."""
+        """Give rows to waiting sequences in order of arrival, and reuse the cached prefix of each."""
         held: list[EngineSequence] = []
         while self.waiting and self._num_running < self._max_running:
             sequence = self.waiting.popleft()
@@ -167,7 +167,7 @@ class Core:
         self.waiting.extendleft(reversed(held))
 
     def _end_prefill(self, chunks: list[Piece], rows: NDArray[np.int64], hidden: Tensor) -> tuple[NDArray[np.int64], Tensor]:
-        """Book what was prefilled; return the rows to sample now and their hidden states."""
+        """Record the prefilled chunks; return the rows to sample now and their hidden states."""
         at = len(rows)
         picked, ready = list(range(at)), rows.tolist()
         for sequence, start, end in chunks:
@@ -257,7 +257,7 @@ class Core:
             if finish is not None:
                 self._finish(sequence, finish)
             return
-        # The number is unusable: drop the token, and the row's values with it.
+        # The log-prob is unusable: drop the token and the values of its row.
         sequence.drop_last()
         row = sequence.row
         self._finish(sequence, Finish(kind="abort", message="logits are not finite under these weights"))
@@ -269,7 +269,7 @@ class Core:
         return sequence
 
     def _vacate(self, sequence: EngineSequence) -> None:
-        """Take a running sequence's row; what was computed stays in the cache."""
+        """Take the row from a running sequence; its computed prefix stays in the cache."""
         row = sequence.row
         if not self.table.decoding[row]:
             self._prefilling.remove(sequence)

@@ -1,12 +1,8 @@
-"""The embedded engine: SGLang's control semantics around the synchronous core, on one event loop.
+"""The embedded engine: SGLang's control calls around the synchronous core, on one event loop.
 
 Invariant: weights, pause state and version label change only between two steps, because steps run inline on the event-loop
-thread and no method here awaits in the middle of a change. Who waits for whom: `run` waits for a request, a resume or an
-update; an update without a pause waits for running sequences to finish or for a pause; `flush_cache` waits for idleness.
-
-How to load and run a model in the embedded engine.
-
-Invariant: a device that `device_of` returns can hold tensors.
+thread and no method awaits in the middle of a change. Who waits for whom: `run` waits for a request, a resume or an update;
+an update without a pause waits until the running sequences finish or a pause begins; `flush_cache` waits until nothing runs.
 """
 
 from __future__ import annotations
@@ -37,29 +33,29 @@ from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EngineP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How to load and run a model."""
+    """The model and the limits of an embedded engine."""
 
     model_path: str
-    """Local HF directory: config.json and safetensors; tokenizer.json where text or stop strings are wanted."""
+    """Local HF directory with config.json and safetensors, and tokenizer.json if requests use text or stop strings."""
     weight_version: str = "0"
     max_running_requests: int = 64
     max_context_tokens: int = 4096
-    """SGLang's --context-length: prompts end `CONTEXT_RESERVE` + 1 tokens short of it, outputs 2; capped by the model's."""
+    """SGLang's --context-length, limited by the model's; prompts stay `CONTEXT_RESERVE` + 1 tokens below it, outputs 2."""
     device: str = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     memory_fraction: float = 0.25
     """Share of the device's memory that the KV cache may grow to."""
     random_seed: int = 0
-    """Seeds the requests that bring no seed."""
+    """Seed for requests that carry none."""
     faults: frozenset[SGLangFault] = frozenset()
-    """Hazards of SGLang's to copy, for tests of clients."""
+    """Faults of SGLang to reproduce, for tests of clients."""
 
 
 def device_of(name: str) -> torch.device:
-    """Return a usable torch device; `auto` is CUDA where there is one.
+    """Return a torch device that can hold tensors; `auto` is CUDA if there is one, else the CPU.
 
     Raises:
-        ConfigError: when it cannot be used.
+        ConfigError: if the device cannot be used.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,7 +80,7 @@ class EmbeddedEngine:
         options: what to load.
 
     Raises:
-        ConfigError: when the model cannot be read, computed or fitted into memory.
+        ConfigError: if the model cannot be read or computed, or does not fit into memory.
 
     Example:
         >>> engine = EmbeddedEngine(EngineOptions(model_path="model"))  # doctest: +SKIP
@@ -124,12 +120,12 @@ class EmbeddedEngine:
             core, self._gate, self._aborts, self._read, model_path=options.model_path, faults=faults
         )
         self.groups = GroupUpdates(self._updates, lambda: core.model.weights, self._fuse)
-        """Takes weights from the trainer's memory."""
+        """Receives weights from the trainer's memory."""
         self._rate_mark = (time.monotonic(), 0)
 
     @property
     def info(self) -> EngineInfo:
-        """Return the model, its limits, and the weights being served."""
+        """Return the model, its limits, and the version of the served weights."""
         spec, cache = self._spec, self._core.cache
         return EngineInfo(
             model_path=self._updates.model_path,
@@ -146,7 +142,7 @@ class EmbeddedEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """Return how busy the engine is; throughput counts from the previous call."""
+        """Return the current load; throughput counts from the previous call."""
         core, now = self._core, time.monotonic()
         since, tokens = self._rate_mark
         self._rate_mark = (now, core.output_tokens)
@@ -161,7 +157,7 @@ class EmbeddedEngine:
         )
 
     async def run(self) -> None:
-        """Step while there is work, letting the event loop turn about every millisecond; wait for work without limit.
+        """Step while there is work, and yield to the event loop about every millisecond; wait for work without limit.
 
         Cancellation: requests in flight are finished as aborted.
         """
@@ -191,7 +187,7 @@ class EmbeddedEngine:
         self._gate.notify()
 
     def abort(self, rid: str = "", *, abort_all: bool = False, exact: bool = False) -> int:
-        """End requests now, held and retracted ones too, with their partial output; return how many."""
+        """End requests now, waiting and retracted ones too, with their partial output; return their number."""
         count = self._aborts.abort(rid, abort_all=abort_all, exact=exact)
         if count:
             self._gate.notify()
@@ -200,10 +196,10 @@ class EmbeddedEngine:
     async def pause(self, mode: EnginePauseMode) -> None:
         """Stop before the next step.
 
-        `retract` after `in_place` retracts what runs; `abort` ends everything, whatever the pause before: unlike
-        SGLang, it cannot deadlock (but for `SGLangFault.ABORT_DEADLOCK`).
+        `retract` after `in_place` retracts the running requests. `abort` ends all requests, also during a pause; unlike
+        in SGLang it cannot deadlock, except with `SGLangFault.ABORT_DEADLOCK`.
 
-        Cancellation: nothing happens before the first await, and all of it after.
+        Cancellation: the engine is paused or not; only the first await can be cancelled.
         """
         await self._checkpoint()
         if mode == "abort":
@@ -221,9 +217,9 @@ class EmbeddedEngine:
         self._gate.notify()
 
     async def resume(self) -> None:
-        """Go on stepping.
+        """Continue stepping.
 
-        Cancellation: as for `pause`.
+        Cancellation: the engine is paused or not; only the first await can be cancelled.
         """
         await self._checkpoint()
         self._gate.paused = None
@@ -233,26 +229,26 @@ class EmbeddedEngine:
     async def update_weights(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
-        """Read new weights in a worker thread, wait for a moment at which they may be swapped, swap them.
+        """Read new weights in a worker thread, wait until a swap is allowed, and swap them in.
 
-        KV computed by the former weights is never matched again, flushed or not. Under an `in_place` pause with running
-        sequences `flush_cache` is refused before anything changes: their KV cannot be flushed.
+        KV of the former weights is never matched again, even without a flush. During an `in_place` pause with running
+        sequences, whose KV cannot be flushed, an update with `flush_cache` is refused before anything changes.
 
-        Cancellation: the weights are the former ones; reading goes on in its thread and is thrown away.
+        Cancellation: the weights are the former ones; the thread finishes reading and its result is dropped.
         """
         return await self._updates.from_disk(
             model_path, weight_version=weight_version, flush_cache=flush_cache, abort_all_requests=abort_all_requests
         )
 
     async def settled(self) -> None:
-        """See `InferenceEngine.settled`: returns at once, but for `SGLangFault.UPDATE_COLLISION`."""
+        """Return at once, except with `SGLangFault.UPDATE_COLLISION`: then wait for the update in progress."""
         await anyio.lowlevel.checkpoint()
         await self._updates.settled()
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
-        """Rename the weights.
+        """Change the version of the weights.
 
-        Cancellation: as for `pause`.
+        Cancellation: the version is changed or not; only the first await can be cancelled.
         """
         await anyio.lowlevel.checkpoint()
         if abort_all_requests:
@@ -296,7 +292,7 @@ class EmbeddedEngine:
         return self._core.num_running > 0 or (self._gate.paused is None and len(self._core.waiting) > 0)
 
     async def _checkpoint(self) -> None:
-        """Yield once; for ever where the engine is stuck, as two hazards say."""
+        """Yield once, or never return if a fault has left the engine stuck."""
         await anyio.lowlevel.checkpoint()
         if self._gate.stuck:
             await anyio.sleep_forever()

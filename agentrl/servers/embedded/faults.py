@@ -1,4 +1,4 @@
-"""Where SGLang 0.5.23 misleads, hangs or loses: what the embedded server does instead, and how to make it do the same.
+"""The faults of SGLang 0.5.23, the embedded server's correct behaviour, and switches that reproduce each fault.
 
 Invariant: without faults the embedded server loses no token, leaves no call without an answer, and never refuses a call
 that it carried out. `agentrl serve --fault NAME` switches one fault on, `--fault sglang` all of them, so that the guards of
@@ -7,37 +7,41 @@ client and does not mislead agentrl's.
 
 Off by default, switchable:
 
-- `abort-deadlock`: a pause of mode abort after one of mode in_place waits for ever, `/continue_generation` with it; only a
-  restart helps. Here it ends the requests. Guard: agentrl pauses by retract or in_place, and aborts nothing while paused.
-- `lost-aborts`: a request that came during a pause cannot be aborted: 200, and it runs to its end; later aborts by its id
-  are ignored too. Here it ends at once. Guard: nothing is sent while paused; calls wait at the client.
-- `late-aborts`: an abort under an in_place pause is delivered after continue. Here at once. Guard: aborts wait too.
-- `coarse-aborts`: an unstreamed request that is aborted after a retract loses up to 49 tokens. Here none. Guard: as before.
-- `applied-refusal`: an update with flush_cache under an in_place pause answers 400, but weights and spans are the new ones,
-  while `/model_info` keeps the former version. Here nothing changes. Guard: flush_cache goes with retract only, and the
-  version is read back.
-- `blocking-health`: `/health` takes a second, and while paused blocks for 20 s and answers 503. Here 200 at once. Guard:
-  `/model_info` is the sign of life.
-- `update-race`: an update sent before the pause waits, through the pause, for the running requests to end. Here it is
-  applied as soon as the pause holds. Guard: agentrl pauses first, and refuses to update otherwise.
-- `stale-prefix`: after an update without flush, prefixes computed by the former weights are used again. Here never. Guard:
-  in in_place mode the cache salt of each request carries the version and checksum of the weights.
-- `update-collision`: two updates from disk at once during a pause end SGLang's whole server, also where the client of the
-  first has given up, which ends no update. With the fault control calls are never answered again, and as at SGLang
-  `/server_info` answers after the update that is under way. Here the second waits for the first. Guard: after an update
-  that was given up, agentrl waits for two answers of `/server_info` before it asks for another.
+- `abort-deadlock`: a pause of mode abort after a pause of mode in_place never returns, nor does `/continue_generation`; only
+  a restart helps. The embedded server ends the requests. Guard: agentrl pauses with retract or in_place, and aborts nothing
+  while paused.
+- `lost-aborts`: an abort of a request that arrived during a pause answers 200, but the request runs to its end and ignores
+  later aborts by its id. The embedded server ends it at once. Guard: agentrl sends nothing while paused; calls wait in the
+  client.
+- `late-aborts`: an abort during an in_place pause takes effect after the continue. On the embedded server it takes effect at
+  once. Guard: agentrl sends aborts after the pause.
+- `coarse-aborts`: an unstreamed request that is aborted after a retract loses up to 49 tokens. The embedded server loses
+  none. Guard: agentrl sends aborts after the pause.
+- `applied-refusal`: an update with flush_cache during an in_place pause answers 400, but weights and spans are the new ones,
+  and `/model_info` reports the former version. The embedded server changes nothing. Guard: agentrl flushes the cache only
+  after a retract, and reads the version back.
+- `blocking-health`: `/health` takes a second; while paused it blocks for 20 s and answers 503. The embedded server answers
+  200 at once. Guard: agentrl calls `/model_info` to see whether a server lives.
+- `update-race`: an update sent before a pause waits, even during the pause, until the running requests end. The embedded
+  server applies it as soon as the pause holds. Guard: agentrl pauses first, and refuses to update a server that runs.
+- `stale-prefix`: after an update without a flush, SGLang reuses prefixes that the former weights computed. The embedded
+  server never does. Guard: in in_place mode the cache salt of each request holds the version and checksum of the weights.
+- `update-collision`: two concurrent updates from disk during a pause crash SGLang, even if the client of the first has
+  disconnected, because a disconnect does not cancel an update. With this fault the embedded server stops answering control
+  calls, and, as in SGLang, `/server_info` answers after the update in progress. Without it, the second update waits for the
+  first. Guard: after a cancelled update, agentrl waits for two answers of `/server_info` before it sends the next.
 
-Always, as SGLang: an abort ends every request whose id begins with the given one (guard: ids of one length; at SGLang a
-disconnect does so too, here it ends its own request only); a waiting or retracted request that is aborted gets a short
-`meta_info` (guard: nothing more of it is read); `/update_weight_version` aborts everything unless told not to (guard: never
-sent, the version travels in the update); `/ready` is 503 in a pause.
+Always as in SGLang: an abort ends every request whose id starts with the given id (guard: all ids have one length; in SGLang
+a disconnect does the same, here it ends only its own request). An aborted request that waits or was retracted gets a short
+`meta_info` (guard: agentrl reads nothing else from it). `/update_weight_version` aborts all requests by default (guard:
+agentrl never calls it; the version is part of the update). `/ready` answers 503 during a pause.
 
-Neither copied nor switchable. With overlap scheduling SGLang counts tokens for penalties one late, with the last of the
-prompt before the first sampled one, and forgets them and `min_new_tokens` when a request is retracted; seeds of requests
-are ignored without deterministic inference; a stop string sampled as more tokens than its own encoding has is not seen;
-`/v1/loads` stands still in a pause. Here penalties are exact, seeds repeat, stop strings are always seen, loads are live.
-An id outside the vocabulary, an empty text, a `logprob_start_len` below -1 or an unknown `load_format` ends SGLang's whole
-server; here each is a 400.
+Never as in SGLang: with overlap scheduling, SGLang counts tokens for penalties one step late, counts the last prompt token
+before the first sampled one, and forgets these counts and `min_new_tokens` when it retracts a request. It ignores the
+seeds of requests without deterministic inference, misses a stop string that is sampled as more tokens than its own
+encoding has, and freezes `/v1/loads` during a pause. The embedded server computes exact penalties, repeats seeds, finds
+every stop string and reports the current load. An id outside the vocabulary, an empty text, a `logprob_start_len` below -1
+or an unknown `load_format` crashes SGLang; the embedded server answers 400.
 """
 
 from __future__ import annotations
@@ -48,11 +52,11 @@ from enum import StrEnum
 from agentrl.errors import ConfigError
 
 ALL = "sglang"
-"""The name that stands for every hazard."""
+"""The name that stands for every fault."""
 
 
 class SGLangFault(StrEnum):
-    """A way of SGLang's to mislead a client; the module says of each what it does."""
+    """A fault of SGLang; the module's docstring describes each."""
 
     ABORT_DEADLOCK = "abort-deadlock"
     LOST_ABORTS = "lost-aborts"
@@ -66,10 +70,10 @@ class SGLangFault(StrEnum):
 
 
 def parse_faults(names: Iterable[str]) -> frozenset[SGLangFault]:
-    """Return the hazards to switch on.
+    """Return the faults to switch on.
 
     Raises:
-        ConfigError: for an unknown name; lists the known ones.
+        ConfigError: for an unknown name; the message lists the known ones.
 
     Example:
         >>> parse_faults(["update-race"])
@@ -78,7 +82,7 @@ def parse_faults(names: Iterable[str]) -> frozenset[SGLangFault]:
         True
     """
     chosen: set[SGLangFault] = set()
-    known = {hazard.value: hazard for hazard in SGLangFault}
+    known = {fault.value: fault for fault in SGLangFault}
     for name in names:
         if name == ALL:
             chosen.update(SGLangFault)

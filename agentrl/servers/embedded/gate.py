@@ -1,11 +1,7 @@
-"""The state that decides whether the engine may step: pauses, updates that wait, and the news of changes.
+"""The state that decides whether the engine may step, and aborts, with SGLang's faults of aborts if switched on.
 
-Invariant: it changes between two steps only, because steps run inline on the event-loop thread; whoever waits for a change
-is woken by every change, and looks again.
-
-Which requests an abort ends, and when; here are the hazards of SGLang's aborts, where they are switched on.
-
-Invariant: a client's disconnect (`exact`) always ends its own request and no other.
+Invariant: the state changes only between two steps, because steps run inline on the event-loop thread; every change wakes
+every waiting task, which then checks its condition again. A client's disconnect (`exact`) ends its own request and no other.
 """
 
 from __future__ import annotations
@@ -19,20 +15,20 @@ from agentrl.servers.engine import EnginePauseMode
 
 
 class Gate:
-    """Whether the engine runs, admits and is watched."""
+    """Whether the engine is paused and admits requests, and a signal for every change."""
 
     def __init__(self) -> None:
         self.paused: EnginePauseMode | None = None
         self.draining = False
-        """An update waits for running requests to end; no other one is admitted."""
+        """An update waits until the running requests end; no other request is admitted."""
         self.watched = 0
-        """Waits that want to hear of every step, not only of the last."""
+        """Number of tasks that need a notification after every step, not only when nothing runs."""
         self.stuck = False
         """No control call is answered again: `SGLangFault.ABORT_DEADLOCK` or `SGLangFault.UPDATE_COLLISION` happened."""
         self._changed = anyio.Event()
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake every task that waits for a change."""
         event, self._changed = self._changed, anyio.Event()
         event.set()
 
@@ -47,7 +43,7 @@ class Aborts:
     Args:
         core: holds them.
         gate: says whether the engine is paused.
-        faults: hazards switched on.
+        faults: faults of SGLang to reproduce.
     """
 
     def __init__(self, core: Core, gate: Gate, faults: frozenset[SGLangFault]) -> None:
@@ -55,7 +51,7 @@ class Aborts:
         self._late: list[EngineSequence] = []
 
     def abort(self, rid: str, *, abort_all: bool, exact: bool) -> int:
-        """End the named requests with what they have; return how many. See `InferenceEngine.abort`."""
+        """End the named requests with their partial output; return their number."""
         live = self._core.live
         if exact:
             chosen = [live[rid]] if rid in live else []
@@ -69,7 +65,7 @@ class Aborts:
         return len(chosen)
 
     def resumed(self) -> None:
-        """Deliver what a pause held back."""
+        """Carry out the aborts that the pause delayed."""
         late, self._late = self._late, []
         for one in late:
             if self._core.live.get(one.request.rid) is one:

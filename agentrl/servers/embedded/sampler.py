@@ -1,12 +1,9 @@
-"""Drawing tokens from logits, and the log-probs reported with them.
+"""Sampling: penalties and minimum lengths on the logits, the draw of a token, and its log-prob.
 
-Invariant: a token depends on its logits, its request's parameters, seed and position only: never on which other requests
-share the batch, nor on when it is computed. Log-probs are those of log_softmax(logits / temperature) before top-k, top-p and
-min-p cut it (greedy: at temperature 1); penalties change the logits first, as in SGLang.
-
-What changes logits before sampling: penalties on tokens sampled before, and minimum lengths.
-
-Invariant: a request's penalties count its output so far, whatever batch it was sampled in, however often it was retracted.
+Invariant: a token depends only on its logits and on its request's parameters, seed and position, not on the other requests
+of the batch or the time of the step. Log-probs are those of log_softmax(logits / temperature) before top-k, top-p and min-p
+truncate it (greedy: at temperature 1); penalties change the logits first, as in SGLang. The penalties of a request count its
+output so far, through retractions too.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from agentrl.types import BoolArray
 
 
 class Penalties:
-    """Counts of the tokens seen by the requests that asked for penalties.
+    """Token counts of the requests that have penalties.
 
     Args:
         vocab_size: V.
@@ -40,7 +37,7 @@ class Penalties:
         self._factors = torch.zeros(0, 3, device=device)
 
     def add(self, sequence: EngineSequence) -> None:
-        """Start counting for a sequence, with the output it has so far; one without penalties is left alone."""
+        """Start counting for a sequence, beginning with its output so far; ignore one without penalties."""
         if not sequence.penalized:
             return
         if not self._free:
@@ -63,7 +60,7 @@ class Penalties:
 
         Args:
             logits: [n, V].
-            sequences: (row of logits, its sequence) of those that have either.
+            sequences: (row of logits, its sequence) for each sequence with a penalty or a minimum length.
 
         Returns:
             (row of logits, rid) of the penalized ones, to `count` once a token is sampled.
@@ -89,7 +86,7 @@ class Penalties:
         logits[where] = torch.where(part > 0, part / scale, part * scale)
 
     def count(self, penalized: list[tuple[int, str]], ids: Tensor) -> None:
-        """Count the tokens just sampled, [n] int64, for what `shape` returned."""
+        """Count the sampled tokens `ids`, [n] int64, of the rows that `shape` returned."""
         index = self._indices([rid for _, rid in penalized])
         self._outputs[index, ids[[at for at, _ in penalized]]] += 1
 
@@ -100,9 +97,8 @@ class Penalties:
         size = len(self._outputs)
         added = max(4, size)
         self._free.extend(range(size + added - 1, size - 1, -1))
-        for name in ("_outputs", "_factors"):
-            table: Tensor = getattr(self, name)
-            setattr(self, name, torch.cat((table, table.new_zeros(added, table.shape[1]))))
+        self._outputs = torch.cat((self._outputs, self._outputs.new_zeros(added, self._vocab_size)))
+        self._factors = torch.cat((self._factors, self._factors.new_zeros(added, 3)))
 
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -161,7 +157,7 @@ def sample(logits: Tensor, batch: SampleBatch) -> Sampled:
 
 
 def _truncate(probabilities: Tensor, batch: SampleBatch, rows: NDArray[np.int64]) -> Tensor:
-    """Zero what top-k, top-p and min-p leave out; the most probable token always stays."""
+    """Zero the probabilities that top-k, top-p and min-p exclude; the most probable token always stays."""
 
     def column(values: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values[rows]).to(probabilities.device)[:, None]

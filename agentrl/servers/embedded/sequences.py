@@ -1,4 +1,4 @@
-"""One request inside the engine: what it was asked for, what it has produced, where it stands.
+"""One request inside the engine: its parameters, its output and its state.
 
 Invariant: an `EngineSequence` is made only of a request that can be served: its ids lie in the vocabulary, prompt and output
 fit the context, and its stop strings can be looked for.
@@ -17,7 +17,7 @@ from agentrl.servers.engine import EngineRequest, Finish, RequestProgress, Sink
 from agentrl.types import Int32Array
 
 COARSE_STEP: Final = 50
-"""Tokens in which SGLang hands on the output of an unstreamed request; see `hazards`."""
+"""SGLang's scheduler passes on the output of an unstreamed request in steps of this many tokens."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,14 +39,14 @@ class EngineSequence:
     row: int = -1
     """Cache row; -1 while waiting."""
     marked: int = -1
-    """The label (count of version names) its last version mark was made under."""
+    """Number of version changes when the last token was recorded; -1 before the first token."""
     scored: int = 0
-    """Prompt tokens whose log-prob has been reported, counted from the start of the prompt."""
+    """Position in the prompt up to which log-probs have been reported."""
     admitted: bool = False
     parked: bool = False
-    """It came during a pause that has not ended yet."""
+    """It arrived during the current pause."""
     deaf: bool = False
-    """Aborts by its id are ignored; see `SGLangFault.LOST_ABORTS`."""
+    """Aborts by its id are ignored, because of `SGLangFault.LOST_ABORTS`."""
 
     def all_ids(self) -> Int32Array:
         """Return prompt and output so far, [n] int32."""
@@ -55,20 +55,20 @@ class EngineSequence:
 
     @property
     def scoring_from(self) -> int:
-        """Return the first prompt position whose logits are wanted, or the prompt's length when none are."""
+        """Return the first prompt position whose log-prob is still to be reported, or the prompt's length if none is."""
         start = self.request.logprob_start_len
         if start < 0 or self.scored >= len(self.prompt):
             return len(self.prompt)
         return start
 
     def forget_scores(self) -> None:
-        """Score the prompt anew after a retraction that cut its scoring short."""
+        """Restart the scoring of the prompt if a retraction interrupted it."""
         if self.scored < len(self.prompt) and self.progress.input_logprobs is not None:
             self.progress.input_logprobs = [None]
             self.scored = self.request.logprob_start_len + 1
 
     def drop_last(self) -> None:
-        """Take back the token sampled last."""
+        """Remove the last sampled token."""
         progress = self.progress
         progress.output_ids.pop()
         progress.output_logprobs.pop()
@@ -76,7 +76,7 @@ class EngineSequence:
             progress.versions.pop()
 
     def round_down(self) -> None:
-        """Lose the output beyond the last whole step of `COARSE_STEP`, as SGLang does of unstreamed requests."""
+        """Drop the output after the last full `COARSE_STEP`, as SGLang does for unstreamed requests."""
         progress, end = self.progress, len(self.progress.output_ids) // COARSE_STEP * COARSE_STEP
         del progress.output_ids[end:], progress.output_logprobs[end:]
         progress.versions[:] = [mark for mark in progress.versions if mark[1] < end]
@@ -124,7 +124,7 @@ def make_sequence(
 
 
 def ending(sequence: EngineSequence, token: int, *, is_eos: bool, codec: TextCodec) -> Finish | None:
-    """Return why a sequence ends with the token sampled last, or None; a stop string comes before a stop token."""
+    """Return the reason if a sequence ends with its last token, else None; a stop string wins over a stop token."""
     output, sampling = sequence.progress.output_ids, sequence.request.sampling
     if sequence.window:
         tail = codec.decode(output[-sequence.window :], skip_special_tokens=False)

@@ -1,7 +1,7 @@
 """The shape of a model, read from a HF `config.json`.
 
-Invariant: a `ModelSpec` describes a model that `Transformer` computes exactly; whatever it could not compute (other
-architectures, rope variants, sliding windows, quantized weights) is refused here, before weights are read.
+Invariant: a `ModelSpec` describes a model that `Transformer` computes exactly; any other model (another architecture, rope
+variant, sliding windows, quantized weights) is refused before weights are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Ends(msgspec.Struct, kw_only=True):
-    """What is read of generation_config.json, and of config.json too."""
+    """The fields read from both generation_config.json and config.json."""
 
     eos_token_id: _TokenId | list[_TokenId] | None = None
 
@@ -36,7 +36,7 @@ class _Ends(msgspec.Struct, kw_only=True):
 
 
 class _Rope(msgspec.Struct, kw_only=True):
-    """`rope_parameters`; older files call it `rope_scaling`, and `rope_type` in it `type`."""
+    """`rope_parameters`; older files name it `rope_scaling`, and its `rope_type` `type`."""
 
     rope_theta: _PositiveFloat | None = None
     rope_type: str | None = None
@@ -48,7 +48,7 @@ class _Rope(msgspec.Struct, kw_only=True):
 
 
 class _Config(_Ends, kw_only=True):
-    """What is read of a config.json whose architecture this engine knows."""
+    """The fields read from config.json, for an architecture that this engine supports."""
 
     model_type: str | None = None
     vocab_size: _PositiveInt
@@ -125,7 +125,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     """Return the JSON object in `path`.
 
     Raises:
-        ConfigError: when it is missing, unreadable or not an object.
+        ConfigError: if the file is missing, unreadable or not an object.
     """
     try:
         value = orjson.loads(path.read_bytes())
@@ -139,10 +139,10 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def read_as(path: Path, kind: type[_Struct]) -> _Struct:
-    """Return the JSON object in `path` as a struct; fields it does not have are left out.
+    """Return the JSON object in `path` as a struct, which ignores unknown fields.
 
     Raises:
-        ConfigError: as `read_json`; or a field is missing or not what it should be, which is named.
+        ConfigError: if the file is missing, unreadable or not an object, or naming a field that is missing or wrong.
     """
     try:
         return msgspec.convert(read_json(path), kind)
@@ -154,7 +154,7 @@ def read_spec(path: str | Path) -> ModelSpec:
     """Return the spec of the HF model directory `path`.
 
     Raises:
-        ConfigError: naming the file and the field that is missing, wrong, or that this engine cannot compute.
+        ConfigError: naming the file and the field that is missing, wrong or not supported.
     """
     directory = Path(path)
     file = directory / "config.json"
@@ -208,7 +208,7 @@ def _build(config: _Config, architecture: str, eos_ids: frozenset[int], file: Pa
 
 
 def _refuse_unsupported(config: _Config, file: Path) -> None:
-    """Raise ConfigError for settings that change the computation in ways `Transformer` does not follow."""
+    """Raise ConfigError for settings that `Transformer` does not implement."""
     if config.hidden_act not in (None, "silu"):
         raise ConfigError(f"{file}: hidden_act {config.hidden_act!r} is not supported; expected 'silu'")
     if config.quantization_config:
@@ -220,7 +220,7 @@ def _refuse_unsupported(config: _Config, file: Path) -> None:
 
 
 def _rope(config: _Config, file: Path) -> tuple[float, RopeScaling]:
-    """Read rotary settings from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
+    """Return theta and scaling from `rope_parameters`, or from `rope_theta` and `rope_scaling` in older files."""
     settings = config.rope_parameters or config.rope_scaling or _Rope()
     kind = settings.rope_type or settings.type or "default"
     if kind not in ("default", "linear", "llama3"):

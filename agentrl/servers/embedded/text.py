@@ -1,6 +1,6 @@
 """Text of token ids, for stop strings and for the `text` field of replies.
 
-Invariant: ids are what counts; text is derived from them and never turned back into ids of a running request.
+Invariant: text is derived from ids; the text of a running request is never turned back into ids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TextCodec:
         path: HF model directory.
 
     Raises:
-        ConfigError: when `tokenizer.json` is there but cannot be read.
+        ConfigError: if `tokenizer.json` exists but cannot be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -46,10 +46,10 @@ class TextCodec:
         return self._tokenizer is not None
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without special tokens added.
+        """Return the ids of `text`, without adding special tokens.
 
         Raises:
-            RequestRejected: without a tokenizer.
+            RequestRejected: if there is no tokenizer.
         """
         if self._tokenizer is None:
             raise RequestRejected("this server has no tokenizer: send input_ids instead of text", status=400)

@@ -1,15 +1,13 @@
-"""Replacing the weights: reading them, waiting for a moment at which they may be swapped, swapping them.
+"""Weight updates from disk and from process groups: read or receive, wait until a swap is allowed, swap.
 
 Invariant: the weights of a step are all of one version; an update that is refused changes nothing (but for
 `SGLangFault.APPLIED_REFUSAL`), and one that is applied changes weights and label together. Who waits for whom: an update
-that finds the server running waits for the requests that run to end, or for a pause; an update waits for the one before
-(but for `SGLangFault.UPDATE_COLLISION`).
+without a pause waits until the running requests end or a pause begins, and for the update before it (except with
+`SGLangFault.UPDATE_COLLISION`).
 
-Weights from the trainer's memory, by gloo: groups, sessions, and the swap.
-
-Invariant: what a session has taken is served all at once, between two steps, when a bucket names the new version or the
-session ends; until then the former weights are. Whatever waits for rank 0 does so in a thread that does not keep the process
-from ending, and not longer than `TIMEOUT`.
+The weights of a session are served all at once, between two steps, when a bucket names the new version or the session ends;
+until then the former weights are served. A wait for rank 0 runs in a daemon thread, which does not keep the process alive,
+and ends after `TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ class WeightUpdates:
 
     Args:
         core: computes with them.
-        gate: says whether the engine is paused.
+        gate: knows whether the engine is paused.
         aborts: ends requests.
-        read: reads a checkpoint; called in a worker thread.
-        model_path: of the first weights.
-        faults: hazards switched on.
+        read: reads a checkpoint; runs in a worker thread.
+        model_path: path of the initial weights.
+        faults: faults of SGLang to reproduce.
     """
 
     def __init__(
@@ -65,19 +63,19 @@ class WeightUpdates:
         self._faults = faults
         self.model_path = model_path
         self.version = core.label
-        """As reported; what tokens are marked with is the core's label."""
+        """The reported version; tokens carry the core's label."""
         # Guards `draining` and the swap between concurrent updates.
         self._lock = anyio.Lock()
         self._reading = False
-        """Whether an update that can collide with another is under way, or two have collided."""
+        """An update that can collide with another is in progress, or two have collided."""
 
     async def from_disk(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
-        """See `InferenceEngine.update_weights`.
+        """Read the weights of `model_path` in a worker thread, wait until a swap is allowed, and swap them in.
 
-        Cancellation: the weights are the former ones; reading goes on in its thread and is thrown away. With
-        `SGLangFault.UPDATE_COLLISION` and a pause the update goes on.
+        Cancellation: the weights are the former ones; the thread finishes reading and its result is dropped. With
+        `SGLangFault.UPDATE_COLLISION` and a pause the update continues.
         """
         if SGLangFault.UPDATE_COLLISION in self._faults and self._gate.paused is not None:
             if abort_all_requests:
@@ -96,12 +94,12 @@ class WeightUpdates:
                 return self.swap(weights, model_path, weight_version, flush_cache=flush_cache)
 
     async def settled(self) -> None:
-        """Return once no update is under way that can collide with another; never return if two have collided."""
+        """Return once no update is in progress that can collide with another; never return if two have collided."""
         while self._reading:
             await self._gate.wait()
 
     async def _unguarded(self, model_path: str, weight_version: str | None, *, flush_cache: bool) -> ControlReply:
-        """Update whether another update is under way or not, and whether anybody waits for it or not."""
+        """Update even if another update is in progress, and even if the caller is cancelled."""
         gate = self._gate
         gate.stuck = gate.stuck or self._reading
         while gate.stuck:
@@ -134,9 +132,9 @@ class WeightUpdates:
 
     @asynccontextmanager
     async def quiet(self, *, abort_all_requests: bool) -> AsyncGenerator[None]:
-        """Enter the block once nothing runs or the engine is paused; no request is admitted until it is left.
+        """Enter the block once nothing runs or the engine is paused; admit no request until the block ends.
 
-        Cancellation: as if it had not been entered.
+        Cancellation: requests are admitted again.
         """
         gate, core = self._gate, self._core
         if abort_all_requests:
@@ -157,9 +155,9 @@ class WeightUpdates:
     def swap(
         self, weights: Weights, model_path: str | None, weight_version: str | None, *, flush_cache: bool
     ) -> ControlReply:
-        """Put new weights in place, between two steps.
+        """Replace the weights between two steps.
 
-        KV computed by the former weights is never matched again, flushed or not (but for `SGLangFault.STALE_PREFIX`).
+        KV of the former weights is never matched again, even without a flush (except with `SGLangFault.STALE_PREFIX`).
         """
         core = self._core
         core.model.weights = weights
@@ -178,12 +176,12 @@ class WeightUpdates:
         return ControlReply(success=True, message=_UPDATED)
 
     def rename(self, weight_version: str) -> None:
-        """Name the weights anew."""
+        """Change the version of the weights."""
         self._core.relabel(weight_version)
         self.version = weight_version
 
     def flush_refusal(self, flush_cache: bool) -> ControlReply | None:
-        """Return the answer to an update whose flush is impossible: requests paused in place keep their KV."""
+        """Return a refusal if requests paused in place, which keep their KV, make the flush impossible; else None."""
         if not (flush_cache and self._keeps_kv) or SGLangFault.APPLIED_REFUSAL in self._faults:
             return None
         return ControlReply(
@@ -198,7 +196,7 @@ class WeightUpdates:
 
 
 TIMEOUT: Final = timedelta(seconds=120)
-"""Of waiting for rank 0; SGLang waits half an hour."""
+"""Longest wait for rank 0; SGLang waits half an hour."""
 _ThreadResult = TypeVar("_ThreadResult")
 
 
@@ -207,8 +205,8 @@ class GroupUpdates:
 
     Args:
         updates: swaps the weights.
-        current: returns the weights being served.
-        build: makes weights of tensors by HF name.
+        current: returns the served weights.
+        build: makes weights from tensors by HF name.
     """
 
     def __init__(
@@ -224,9 +222,9 @@ class GroupUpdates:
         self._lock = anyio.Lock()
 
     async def join(self, address: GroupAddress, rank: int) -> ControlReply:
-        """See `WeightGroups.join`."""
+        """Join a group; refuse a name in use."""
         if address.name in self._groups:
-            return _refused(f"group {address.name} is there already; leave it first, or choose another name")
+            return _refused(f"group {address.name} already exists; leave it first, or choose another name")
         try:
             self._groups[address.name] = await _in_thread(lambda: join(address, rank, TIMEOUT))
         except RuntimeError as error:  # what torch raises
@@ -234,14 +232,14 @@ class GroupUpdates:
         return ControlReply(success=True, message="Succeeded to initialize custom process group.")
 
     async def leave(self, name: str) -> ControlReply:
-        """See `WeightGroups.leave`."""
+        """Leave a group; refuse an unknown name."""
         await anyio.lowlevel.checkpoint()
         if self._groups.pop(name, None) is None:
             return _refused("The group to be destroyed does not exist.")
         return ControlReply(success=True, message="Succeeded to destroy custom process group.")
 
     async def begin(self) -> ControlReply:
-        """See `WeightGroups.begin`."""
+        """Open a session; refuse if one is open."""
         async with self._lock:
             if self._taken is not None:
                 return _refused("a weight-update session is already open; call end_weight_update() first")
@@ -258,7 +256,10 @@ class GroupUpdates:
         flush_cache: bool,
         abort_all_requests: bool,
     ) -> ControlReply:
-        """See `WeightGroups.receive`."""
+        """Receive a bucket; with a version, serve everything received in this session.
+
+        Cancellation: the bucket is lost, and the session stays open.
+        """
         async with self._lock:
             if self._taken is None:
                 between = "between begin_weight_update() and end_weight_update()"
@@ -279,7 +280,7 @@ class GroupUpdates:
             return _RECEIVED if done.success else done
 
     async def end(self) -> ControlReply:
-        """See `WeightGroups.end`."""
+        """Close the session and serve what it received."""
         async with self._lock:
             if self._taken is None:
                 return _refused("no weight-update session is open; call begin_weight_update() first")
@@ -292,7 +293,7 @@ class GroupUpdates:
         return _SUCCESS
 
     async def _serve(self, weight_version: str | None, *, flush_cache: bool) -> ControlReply:
-        """Put what the session has taken in place of the tensors of the same names."""
+        """Replace the served tensors that the session has received; keep the others."""
         taken, served = self._taken or {}, self._current()
         others = {name: tensor.to(served.file_dtypes[name]) for name, tensor in served.named.items() if name not in taken}
         if served.head is served.embedding:
@@ -317,7 +318,7 @@ def _refused(message: str) -> ControlReply:
 
 
 def _receive(group: ProcessGroup, bucket: Bucket, *, flat: bool) -> dict[str, Tensor]:
-    """Return a bucket's tensors by name; `flat`: rank 0 sends them in one piece."""
+    """Return the tensors of a bucket by name; `flat`: rank 0 sends them as one tensor."""
     if not flat:
         apart = {spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in bucket}
         group.wait(group.broadcast(list(apart.values())))
@@ -332,9 +333,9 @@ def _receive(group: ProcessGroup, bucket: Bucket, *, flat: bool) -> dict[str, Te
 
 
 async def _in_thread(work: Callable[[], _ThreadResult]) -> _ThreadResult:
-    """Return what `work` returns; the loop's own threads would keep the process from ending while a broadcast hangs.
+    """Return the result of `work`, run in a daemon thread: anyio's threads would keep the process alive while it hangs.
 
-    Cancellation: the work goes on, and what it returns is thrown away.
+    Cancellation: the work continues, and its result is dropped.
     """
     token, done = anyio.lowlevel.current_token(), anyio.Event()
     results: list[_ThreadResult] = []

@@ -1,7 +1,7 @@
-"""Weights of one policy version: read from safetensors, fused for speed, still known by their HF names.
+"""The weights of one policy version: read from safetensors, fused for speed, addressed by their HF names.
 
-Invariant: every tensor the model computes with is in `named`, under its HF name, as a view of the very memory the forward
-pass reads; so a digest of `named` is a digest of what is served. A `Weights` never changes after loading.
+Invariant: `named` holds every tensor of the forward pass, under its HF name, as a view of the memory that the forward pass
+reads; so a digest of `named` is a digest of the served weights. A `Weights` never changes after loading.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Weights:
     """[vocab, hidden]; the embedding itself when tied."""
     named: Mapping[str, Tensor]
     file_dtypes: Mapping[str, torch.dtype]
-    """The types the file had, which digests are taken in."""
+    """The dtypes of the file, in which digests are computed."""
 
     def checksums(self) -> dict[str, str]:
         """Return `tensor_checksum` of each served tensor, by HF name, in the dtype it has in its file."""
@@ -111,7 +111,7 @@ def _read_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 class _Builder:
-    """Takes tensors out of a file's dict one by one, checks them, and fuses them."""
+    """Takes tensors out of a dict one by one, checks them and fuses them."""
 
     def __init__(
         self, tensors: dict[str, Tensor], spec: ModelSpec, path: str, device: torch.device, dtype: torch.dtype

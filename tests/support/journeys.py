@@ -1,8 +1,9 @@
 """The files of agentrl that a stretch of work enters, found by a profiler.
 
 Invariant: a recording holds the files of the package in which a function was called, or a waiting coroutine continued,
-while it ran. It covers the thread that opened `profiled` and the threads started inside the block; servers that run in a
-thread of their own from before the block are not part of a journey.
+while it ran; coroutines that only wait around the recorded stretch do not count. It covers the thread that opened
+`profiled` and the threads started inside the block; servers that run in a thread of their own from before the block are
+not part of a journey.
 """
 
 from __future__ import annotations
@@ -27,20 +28,27 @@ class JourneyRecorder:
         self.files: set[str] = set()
         """Paths inside the package, of the last recording."""
         self._recording = False
+        self._around: set[FrameType] = set()
 
     def start(self) -> None:
         """Start a recording; it replaces the one before."""
         self.files = set()
+        frame: FrameType | None = sys._getframe()
+        self._around = set()
+        while frame is not None:
+            self._around.add(frame)
+            frame = frame.f_back
         self._recording = True
 
     def stop(self) -> None:
         """Stop recording; `files` stays."""
         self._recording = False
+        self._around = set()
 
     def profile(self, frame: FrameType, event: str, _: object) -> None:
         """Note the file of a call; this is a function for `sys.setprofile`."""
         path = frame.f_code.co_filename
-        if self._recording and event == "call" and path.startswith(PACKAGE):
+        if self._recording and event == "call" and path.startswith(PACKAGE) and frame not in self._around:
             self.files.add(path.removeprefix(PACKAGE))
 
 

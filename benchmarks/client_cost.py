@@ -1,9 +1,9 @@
 """CPU time of one model turn through the client, beside a hand-written floor in the same run.
 
-Run: `python -m benchmarks.client_cost` (two minutes; `--repeats 5 --contexts 4096` for less). It prints a table and
-writes benchmarks/results/client_cost.json. Each episode grows to the given context in 8 (or 32) turns of equal size; the
-server answers at once, so what is measured is everything else: rendering, tokenizing, request, reply, recording, openai
-objects. CPU is `time.process_time` of the client's process; the HTTP server is another process.
+Run: `python -m benchmarks.client_cost` (six minutes; `--repeats 5 --contexts 4096` for less). It prints a table and
+writes benchmarks/results/client_cost.json (`--output` names another file). Each episode grows to the given context in 8 (or
+32) turns of equal size; the server answers at once, so what is measured is everything else: rendering, tokenizing, request,
+reply, recording, openai objects. CPU is `time.process_time` of the client's process; the HTTP server is another process.
 
   client          Client on a backend in the same process
   client + HTTP   Client on the pool a run uses (ServerPool, SGLangServer, aiohttp); the server answers with prepared bytes
@@ -12,8 +12,13 @@ objects. CPU is `time.process_time` of the client's process; the HTTP server is 
   floor + HTTP    the same, sent with aiohttp; the reply read with orjson
   tokenizers      the floor, with `tokenizers` as the encoder
 
-The texts are Python's standard library, other ones in each repeat. All contestants get the same, in 8 or in 32 parts, and
-each has an encoder of its own for either, so that it remembers words of other texts only.
+The texts are Python's standard library, other ones in each repeat. All contestants get the same, and each has an encoder of
+its own for each of four kinds of episode, so that it remembers words of other texts only:
+
+  8 and 32 turns   a user's text, an answer in words
+  with tools       8 turns; the calls pass four tools, each answer calls one of them, and the text is the tool's result
+  unseen words     8 turns; the letters of each text are exchanged at random, so that the encoder has met hardly a word; as
+                   such words take more tokens, it has fewer of them
 """
 
 from __future__ import annotations
@@ -24,32 +29,41 @@ import platform
 import random
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import aiohttp
 import anyio
 import numpy as np
 import orjson
 from aiohttp import web
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from openai.types.chat import ChatCompletion
+from tokenizers import Tokenizer
 
 from agentrl.client import Client, SamplingConfig
-from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.backend import Backend, Generation
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import StopReason, VersionSpan
-from tests.support.tiny import CHAT_TEMPLATE, MARKERS, SPECIALS
+from agentrl.types import StopReason
+from benchmarks.instant_model import (
+    TRAINED_ON,
+    VOCABULARY,
+    Corpus,
+    Instant,
+    answer,
+    in_unseen_words,
+    save_tokenizer,
+    standard_library,
+)
 
 RESULTS = Path(__file__).parent / "results" / "client_cost.json"
 OUTPUT_TOKENS = 512
@@ -57,19 +71,33 @@ OUTPUT_TOKENS = 512
 TURNS = (8, 32)
 FRAME_TOKENS = 8
 """What the chat template adds to a turn, about."""
-VOCABULARY = 16_384
-TRAINED_ON = 1_500_000
-"""Characters of the corpus the tokenizer is trained on; the rest is what episodes are about."""
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""How Qwen2 and Qwen3 cut text into pieces; the benchmark's tokenizer works as theirs, with a vocabulary of its own."""
 TARGET_MS = {4096: 0.7, 16384: 2.0, 32768: 4.0}
 TARGET_GROWTH = 1.3
 """CPU of an episode of 32 turns, over what the aim allows one of 8 turns (docs/adr/0011-words.md)."""
 TARGET_ADDED_US = 200
 """CPU of a turn more, at any context (the same)."""
+NUM_ANSWERS = 61
+"""Different answers that turns of a kind get one after the other: no turn of an episode repeats the words of another."""
+TOOLS = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"The {name} tool of the agent, described in about as many words as tools usually are.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "What to look for, in plain words."},
+                    "limit": {"type": "integer", "description": "How many results to return at most."},
+                },
+                "required": ["query"],
+            },
+        },
+    }
+    for name in ("search", "open_page", "run_code", "calculate")
+)
 Encode: TypeAlias = Callable[[str], list[int]]
+Kind: TypeAlias = Literal["plain", "tools", "unseen"]
 CONTESTANTS = ("client", "client + HTTP", "floor", "floor + HTTP", "tokenizers")
 
 
@@ -78,29 +106,34 @@ class Case(NamedTuple):
 
     context: int
     turns: int
+    kind: Kind = "plain"
 
     @property
     def output_tokens(self) -> int:
-        """Sampled in one turn."""
-        return OUTPUT_TOKENS // self.turns
+        """Sampled in one turn; one more with tools, by which the server knows what to answer."""
+        return OUTPUT_TOKENS // self.turns + (self.kind == "tools")
 
 
+SHAPES: tuple[tuple[int, Kind], ...] = ((TURNS[0], "plain"), (TURNS[1], "plain"), (TURNS[0], "tools"), (TURNS[0], "unseen"))
+"""Turns and kind of the episodes that are run at each context."""
 Run: TypeAlias = Callable[[Case, list[str]], Awaitable[None]]
 
 
 class Fixture(NamedTuple):
     """What all contestants share."""
 
-    renderers: dict[tuple[str, int], Renderer]
-    """By contestant and number of turns: none profits from the words another has met."""
+    renderers: dict[tuple[str, int, Kind], Renderer]
+    """By contestant and shape: none profits from the words another has met."""
     tokenizer: Tokenizer
     bare: Tokenizer
     """The same without added tokens."""
-    frame: tuple[list[int], list[int]]
-    """Ids before and after a user's text."""
+    frames: dict[str, tuple[list[int], list[int]]]
+    """Ids before and after a text, by the role it comes from."""
+    tools_ids: list[int]
+    """The prompt's part that describes the tools."""
     text: str
-    chars_per_token: float
-    generations: dict[int, Generation]
+    chars_per_token: dict[Kind, float]
+    answers: dict[int, tuple[Generation, ...]]
     """By number of tokens."""
 
 
@@ -108,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=180)
     parser.add_argument("--contexts", type=int, nargs="+", default=sorted(TARGET_MS))
+    parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -118,7 +152,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         fixture = _fixture(Path(folder))
         reply = Path(folder) / "reply.json"
-        reply.write_bytes(orjson.dumps({str(size): _reply(generation) for size, generation in fixture.generations.items()}))
+        replies = {str(size): [_reply(generation) for generation in answers] for size, answers in fixture.answers.items()}
+        reply.write_bytes(orjson.dumps(replies))
         command = [sys.executable, "-m", "benchmarks.client_cost", "--serve", str(reply)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
@@ -128,8 +163,7 @@ def main() -> None:
             finally:
                 server.terminate()
     report = {"machine": _machine(), "repeats": options.repeats, "output_tokens": OUTPUT_TOKENS, **rows}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    options.output.write_text(json.dumps(report, indent=1) + "\n")
     _print(rows)
 
 
@@ -143,11 +177,10 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
             return fixture.bare.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
         def renderer(name: str, case: Case) -> Renderer:
-            return fixture.renderers[name, case.turns]
+            return fixture.renderers[name, case.turns, case.kind]
 
         async def client(case: Case, texts: list[str]) -> None:
-            instant = Instant(fixture.generations[case.output_tokens])
-            await _client_episode(renderer("client", case), case, texts, instant)
+            await _client_episode(renderer("client", case), case, texts, Instant(fixture.answers[case.output_tokens]))
 
         async def client_http(case: Case, texts: list[str]) -> None:
             await _client_episode(renderer("client + HTTP", case), case, texts, pool)
@@ -163,30 +196,38 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
 
         runs: tuple[Run, ...] = (client, client_http, floor, floor_http, bare)
         contestants: dict[str, Run] = dict(zip(CONTESTANTS, runs, strict=True))
-        per_turn: dict[str, dict[str, float]] = {name: {} for name in CONTESTANTS}
-        longer: dict[str, dict[str, float]] = {name: {} for name in CONTESTANTS}
-        growth: dict[str, dict[str, float]] = {name: {} for name in CONTESTANTS}
-        added: dict[str, dict[str, float]] = {name: {} for name in CONTESTANTS}
-        corpus = Corpus(fixture.text)
+        corpus, figures = Corpus(fixture.text), Figures()
         for context in contexts:
-            cases = [Case(context, turns) for turns in TURNS]
+            cases = [Case(context, *shape) for shape in SHAPES]
             seconds = await _interleaved(fixture, corpus, contestants, cases, repeats)
             for name in CONTESTANTS:
-                short, long = (median(seconds[name, case]) for case in cases)
-                per_turn[name][str(context)] = round(1e3 * short / TURNS[0], 4)
-                longer[name][str(context)] = round(1e3 * long, 3)
-                # Pairs ran one after the other, so that a slow minute hits both; the medians may be of different minutes.
-                pairs = list(zip(*(seconds[name, case] for case in cases), strict=True))
-                growth[name][str(context)] = round(median([long / short for short, long in pairs]), 3)
-                more = [long - short for short, long in pairs]
-                added[name][str(context)] = round(1e6 * median(more) / (TURNS[1] - TURNS[0]), 1)
-    return {
-        "ms_per_turn_of_8": per_turn,
-        "ms_per_episode_of_32_turns": longer,
-        "cpu_of_32_turns_over_8": growth,
-        "us_per_added_turn": added,
-        "construct_us": _construction(fixture),
-    }
+                figures.add(name, str(context), [seconds[name, case] for case in cases])
+    return {**figures.rows, "construct_us": _construction(fixture)}
+
+
+class Figures:
+    """Medians by figure, contestant and context."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, dict[str, float]]] = {}
+
+    def add(self, name: str, context: str, seconds: list[list[float]]) -> None:
+        """Add what the CPU seconds of a contestant's episodes say, given by shape."""
+        plain, long, tools, unseen = seconds
+        self._put("ms_per_turn_of_8", name, context, 1e3 * median(plain) / TURNS[0], 4)
+        self._put("ms_per_turn_of_8_with_tools", name, context, 1e3 * median(tools) / TURNS[0], 4)
+        self._put("ms_per_turn_of_8_in_unseen_words", name, context, 1e3 * median(unseen) / TURNS[0], 4)
+        self._put("ms_per_episode_of_32_turns", name, context, 1e3 * median(long), 3)
+        # Pairs ran one after the other, so that a slow minute hits both; the medians may be of different minutes.
+        growth = median([b / a for a, b in zip(plain, long, strict=True)])
+        self._put("cpu_of_32_turns_over_8", name, context, growth, 3)
+        more = median([b - a for a, b in zip(plain, long, strict=True)]) / (TURNS[1] - TURNS[0])
+        self._put("us_per_added_turn", name, context, 1e6 * more, 1)
+        for_tools = median([b - a for a, b in zip(plain, tools, strict=True)]) / TURNS[0]
+        self._put("us_per_turn_for_tools", name, context, 1e6 * for_tools, 1)
+
+    def _put(self, figure: str, name: str, context: str, value: float, digits: int) -> None:
+        self.rows.setdefault(figure, {}).setdefault(name, {})[context] = round(value, digits)
 
 
 async def _interleaved(
@@ -199,7 +240,7 @@ async def _interleaved(
     """Return CPU seconds of each contestant's episodes; contestants take turns, so a slow minute hits all of them."""
     seconds: dict[tuple[str, Case], list[float]] = {}
     for repeat in range(repeats + 2):
-        text = corpus.take(int(cases[0].context * fixture.chars_per_token))
+        text = corpus.take(int(cases[0].context * max(fixture.chars_per_token.values())))
         for case in cases:
             texts = _texts(fixture, text, case)
             for name, run in contestants.items():
@@ -211,26 +252,13 @@ async def _interleaved(
     return seconds
 
 
-class Corpus:
-    """Hands out a text piece by piece, and starts again at its end."""
-
-    def __init__(self, text: str) -> None:
-        self._text, self._at = text, 0
-
-    def take(self, size: int) -> str:
-        """Return the next `size` characters, and those up to the end of the word."""
-        end = self._text.find(" ", self._at + size)
-        if end < 0:
-            self._at, end = 0, self._text.index(" ", size)
-        text, self._at = self._text[self._at : end], end
-        return text
-
-
 def _texts(fixture: Fixture, text: str, case: Case) -> list[str]:
     """Return as much of the text as brings an episode to its context, one part for each turn."""
-    user_tokens = case.context - case.turns * (case.output_tokens + FRAME_TOKENS)
-    corpus = Corpus(text)
-    return [corpus.take(int(user_tokens * fixture.chars_per_token / case.turns)) for _ in range(case.turns)]
+    frame_tokens = case.turns * (case.output_tokens + FRAME_TOKENS) + (len(fixture.tools_ids) if case.kind == "tools" else 0)
+    size = int((case.context - frame_tokens) * fixture.chars_per_token[case.kind] / case.turns)
+    corpus, rng = Corpus(text), random.Random(text[:100])
+    parts = [corpus.take(size) for _ in range(case.turns)]
+    return [in_unseen_words(part, rng) for part in parts] if case.kind == "unseen" else parts
 
 
 async def _client_episode(renderer: Renderer, case: Case, texts: list[str], backend: Backend) -> None:
@@ -242,11 +270,18 @@ async def _client_episode(renderer: Renderer, case: Case, texts: list[str], back
         task_id="t",
         max_turns=case.turns,
     )
+    create = cast("Callable[..., Awaitable[ChatCompletion]]", client.chat.completions.create)
+    tools = {"tools": TOOLS} if case.kind == "tools" else {}
     messages: list[object] = []
+    call_id: str | None = None
     for text in texts:
-        messages.append({"role": "user", "content": text})
-        completion = await client.chat.completions.create(model="policy", messages=messages, max_tokens=case.output_tokens)  # pyright: ignore
-        messages.append(completion.choices[0].message)
+        sender = {"role": "user"} if call_id is None else {"role": "tool", "tool_call_id": call_id}
+        messages.append({**sender, "content": text})
+        completion = await create(model="policy", messages=messages, max_tokens=case.output_tokens, **tools)
+        message = completion.choices[0].message
+        messages.append(message)
+        call_id = message.tool_calls[0].id if message.tool_calls else None
+        assert (call_id is not None) == (case.kind == "tools")
     trajectory = client.close(StopReason.COMPLETED, 1.0)
     assert len(trajectory.turns) == case.turns
     assert len(trajectory.leaves()) == 1
@@ -255,14 +290,14 @@ async def _client_episode(renderer: Renderer, case: Case, texts: list[str], back
 async def _floor_episode(
     fixture: Fixture, case: Case, texts: list[str], encode: Encode, session: aiohttp.ClientSession | None, url: str
 ) -> None:
-    kept: list[bytes] = []
-    generation = fixture.generations[case.output_tokens]
+    kept: list[bytes] = [orjson.dumps(fixture.tools_ids)[1:-1]] if case.kind == "tools" else []
+    answers = fixture.answers[case.output_tokens]
     head = (
         b'{"sampling_params":{"max_new_tokens":%d,"temperature":1.0},"return_logprob":true,"input_ids":['
         % case.output_tokens
     )
-    before, after = fixture.frame
-    for text in texts:
+    for text, role, generation in zip(texts, _roles(case), answers, strict=False):
+        before, after = fixture.frames[role]
         kept.append(orjson.dumps([*before, *encode(text), *after])[1:-1])
         body = head + b",".join(kept) + b"]}"
         if session is None:
@@ -274,67 +309,54 @@ async def _floor_episode(
             output = np.array([triple[1] for triple in triples], np.int32)
             np.array([triple[0] for triple in triples], np.float32)
         kept.append(orjson.dumps(output.tolist())[1:-1])
-        fixture.tokenizer.decode(output.tolist())
+        said = fixture.tokenizer.decode(output.tolist())
+        if case.kind == "tools":
+            orjson.loads(said[said.index("<tool_call>") + len("<tool_call>") : said.index("</tool_call>")])
 
 
-class Instant:
-    """A backend in this process that answers at once."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Return the prepared generation."""
-        return self._generation
-
-    def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
-        """Refuse."""
-        raise RuntimeError("this benchmark does not stream")
+def _roles(case: Case) -> list[str]:
+    return ["user", *(["tool" if case.kind == "tools" else "user"] * (case.turns - 1))]
 
 
 def _fixture(folder: Path) -> Fixture:
-    text = _corpus()
-    tokenizer = Tokenizer(models.BPE())
-    cut = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue] - typed read-only
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, level])  # pyright: ignore[reportAttributeAccessIssue] - typed read-only
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue] - typed read-only
-    size = VOCABULARY - len(SPECIALS) - len(MARKERS)
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator([text[:TRAINED_ON]], trainer)
-    bare = Tokenizer.from_str(tokenizer.to_str())
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
-    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in MARKERS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY, "max_position_embeddings": 65_536}))
+    text = standard_library()
+    tokenizer, bare = save_tokenizer(folder, text)
     text = text[TRAINED_ON:]
     sample = text[:200_000]
-    generations = {size: _generation(tokenizer, sample, size) for size in (OUTPUT_TOKENS // turns for turns in TURNS)}
-    chars_per_token = len(sample) / len(tokenizer.encode(sample).ids)
-    frame = [tokenizer.encode(part).ids for part in ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")]
-    renderers = {(name, turns): Renderer.load(folder) for name in CONTESTANTS for turns in TURNS}
-    return Fixture(renderers, tokenizer, bare, (frame[0], frame[1]), text, chars_per_token, generations)
 
+    def encode(part: str) -> list[int]:
+        return tokenizer.encode(part).ids
 
-def _corpus() -> str:
-    """Return Python's standard library, the files in an order that is arbitrary and always the same."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in sorted(root.rglob("*.py")) if "site-packages" not in file.parts]
-    random.Random(0).shuffle(files)
-    return "\n".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
+    def said(case: Case, words: str) -> Generation:
+        """Return a turn's answer: words, and a tool call where there are tools."""
+        arguments = json.dumps({"query": " ".join(words.split()[:5])[:50], "limit": 5})
+        call = f'\n<tool_call>\n{{"name": "search", "arguments": {arguments}}}\n</tool_call>' if case.kind == "tools" else ""
+        call_ids = encode(call)
+        ids = [*encode(words)[: case.output_tokens - len(call_ids) - 1], *call_ids]
+        assert len(ids) == case.output_tokens - 1
+        return answer(ids, encode("<|im_end|>")[0])
 
-
-def _generation(tokenizer: Tokenizer, sample: str, size: int) -> Generation:
-    ids = np.array([*tokenizer.encode(sample).ids[: size - 1], tokenizer.token_to_id("<|im_end|>")], np.int32)
-    return Generation(
-        output_ids=ids,
-        output_logprobs=-np.linspace(0.01, 3.0, len(ids), dtype=np.float32),
-        spans=(VersionSpan(start=0, end=len(ids), version=0),),
-        stop_reason=StopReason.STOP,
-        matched_stop=int(ids[-1]),
+    corpus = Corpus(sample)
+    spoken = [corpus.take(len(sample) // NUM_ANSWERS // 2) for _ in range(NUM_ANSWERS)]
+    per_token = len(sample) / len(encode(sample))
+    unseen_per_token = len(sample) / len(encode(in_unseen_words(sample, random.Random(0))))
+    cases = [Case(0, *shape) for shape in SHAPES]
+    tools = "".join("\n" + json.dumps(tool) for tool in TOOLS)
+    return Fixture(
+        renderers={(name, *shape): Renderer.load(folder) for name in CONTESTANTS for shape in SHAPES},
+        tokenizer=tokenizer,
+        bare=bare,
+        frames={
+            "user": (encode("<|im_start|>user\n"), encode("<|im_end|>\n<|im_start|>assistant\n")),
+            "tool": (
+                encode("<|im_start|>user\n<tool_response>\n"),
+                encode("\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+            ),
+        },
+        tools_ids=encode(f"<|im_start|>system\n# Tools\n<tools>{tools}\n</tools><|im_end|>\n"),
+        text=text,
+        chars_per_token={"plain": per_token, "tools": per_token, "unseen": unseen_per_token},
+        answers={case.output_tokens: tuple(said(case, words) for words in spoken) for case in cases},
     )
 
 
@@ -354,13 +376,13 @@ def _reply(generation: Generation) -> dict[str, object]:
     return {"text": "", "output_ids": ids, "meta_info": meta}
 
 
-def _server(replies: dict[str, object]) -> web.Application:
-    bodies = {b'"max_new_tokens":%d,' % int(size): orjson.dumps(reply) for size, reply in replies.items()}
+def _server(replies: dict[str, list[object]]) -> web.Application:
+    bodies = {b'"max_new_tokens":%d,' % int(size): cycle(map(orjson.dumps, found)) for size, found in replies.items()}
 
     async def generate(request: web.Request) -> web.Response:
         asked = await request.read()
-        body = next(body for limit, body in bodies.items() if limit in asked)
-        return web.Response(body=body, content_type="application/json")
+        answers = next(answers for limit, answers in bodies.items() if limit in asked)
+        return web.Response(body=next(answers), content_type="application/json")
 
     async def info(request: web.Request) -> web.Response:
         return web.json_response({"version": "0.5.23", "weight_version": "0", "model_path": "bench", "is_generation": True})
@@ -385,8 +407,8 @@ def _construction(fixture: Fixture) -> float:
         start = time.process_time()
         for _ in range(200):
             client = Client(
-                backend=Instant(fixture.generations[Case(0, 8).output_tokens]),
-                renderer=fixture.renderers["client", TURNS[0]],
+                backend=Instant(fixture.answers[Case(0, 8).output_tokens]),
+                renderer=fixture.renderers["client", *SHAPES[0]],
                 sampling=SamplingConfig(),
                 episode_id="e",
                 task_id="t",
@@ -419,6 +441,9 @@ def _print(rows: dict[str, object]) -> None:
     per_episode = {context: TARGET_GROWTH * 8 * aim for context, aim in TARGET_MS.items()}
     added = dict.fromkeys(TARGET_MS, float(TARGET_ADDED_US))
     _print_table("CPU ms per turn, 8 turns to the context (aim: in process)", tables["ms_per_turn_of_8"], TARGET_MS)
+    _print_table("the same with tool calls", tables["ms_per_turn_of_8_with_tools"], {})
+    _print_table("CPU us of each turn more than without tools", tables["us_per_turn_for_tools"], {})
+    _print_table("CPU ms per turn, 8 turns in unseen words", tables["ms_per_turn_of_8_in_unseen_words"], {})
     _print_table("CPU ms per episode of 32 turns (aim: in process)", tables["ms_per_episode_of_32_turns"], per_episode)
     _print_table("CPU us of each turn more, at equal context (aim: in process)", tables["us_per_added_turn"], added)
     _print_table("CPU of 32 turns over 8", tables["cpu_of_32_turns_over_8"], {})

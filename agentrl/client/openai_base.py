@@ -17,7 +17,7 @@ import anyio.lowlevel
 import openai
 from openai import AsyncOpenAI, AsyncStream
 from openai.resources.chat import AsyncChat
-from openai.resources.chat.completions import AsyncCompletions
+from openai.resources.chat.completions import AsyncCompletions, AsyncCompletionsWithRawResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client.arguments import CreateArguments, MessageLike, wants_stream
@@ -115,7 +115,10 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
         """
         if stop_reason is None:
             return anyio.lowlevel.checkpoint()
-        return self.episode.close(stop_reason, final_reward, failure)
+        trajectory = self.episode.close(stop_reason, final_reward, failure)
+        # `chat` and the client refer to each other; together they would keep the episode until the garbage collector runs.
+        vars(self).pop("chat", None)
+        return trajectory
 
     async def __aexit__(self, *details: object) -> None:
         """Leave the episode open: the code that made the client closes it."""
@@ -182,6 +185,11 @@ class Completions(AsyncCompletions):
         Cancellation: the request is aborted and nothing is recorded.
         """
         return await self._answer(messages, wants_stream(stream), arguments)
+
+    @property
+    def with_raw_response(self) -> AsyncCompletionsWithRawResponse:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The same calls, which return a `RawResponse`; not cached, as it and this object would refer to each other."""
+        return AsyncCompletionsWithRawResponse(self)
 
     async def parse(self, **arguments: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Refuse: structured output needs constrained decoding."""

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agentrl.cli.files import check_writable, write_json
+from agentrl.cli.garbage_collector import tuned_garbage_collector
 from agentrl.cli.tasks import load_tasks
 from agentrl.cli.train import load_renderer
 from agentrl.config import RunConfig
@@ -244,17 +245,18 @@ async def _at_checkpoint(
     async with launch_pool(
         run.resolved_inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs.folder
     ) as pool:
-        return await evaluate(
-            workflow,
-            tasks,
-            backend=pool,
-            renderer=renderer.within(pool.max_context_tokens),
-            rollout=run.rollout,
-            sampling=run.sampling,
-            episodes=episodes,
-            greedy=greedy,
-            on_episode=on_episode,
-        )
+        with tuned_garbage_collector():
+            return await evaluate(
+                workflow,
+                tasks,
+                backend=pool,
+                renderer=renderer.within(pool.max_context_tokens),
+                rollout=run.rollout,
+                sampling=run.sampling,
+                episodes=episodes,
+                greedy=greedy,
+                on_episode=on_episode,
+            )
 
 
 async def _at_endpoint(
@@ -271,18 +273,19 @@ async def _at_endpoint(
 
     sampling = run.sampling.model_copy(update={"temperature": 0.0}) if greedy else run.sampling
     async with AsyncOpenAI(base_url=target.endpoint, api_key=key, timeout=run.inference.request_timeout_s) as endpoint:
-        return await evaluate_with(
-            partial(
-                run_endpoint_episode,
-                workflow,
-                endpoint=endpoint,
-                model=target.model or "",
-                rollout=run.rollout,
-                sampling=sampling,
-            ),
-            tasks,
-            max_concurrent=run.rollout.max_concurrent_episodes,
-            episodes=episodes,
-            greedy=greedy,
-            on_episode=on_episode,
-        )
+        with tuned_garbage_collector():
+            return await evaluate_with(
+                partial(
+                    run_endpoint_episode,
+                    workflow,
+                    endpoint=endpoint,
+                    model=target.model or "",
+                    rollout=run.rollout,
+                    sampling=sampling,
+                ),
+                tasks,
+                max_concurrent=run.rollout.max_concurrent_episodes,
+                episodes=episodes,
+                greedy=greedy,
+                on_episode=on_episode,
+            )

@@ -24,6 +24,7 @@ from anyio.abc import TaskStatus
 
 from agentrl.cli.errors import describe_error
 from agentrl.cli.files import write_json
+from agentrl.cli.garbage_collector import tuned_garbage_collector
 from agentrl.cli.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.cli.tasks import TaskSets, load_tasks
 from agentrl.concurrency import task_group
@@ -131,7 +132,8 @@ async def train(
                 await trainer.restore(str(checkpoint.path))
             resume = None if checkpoint is None else checkpoint.state
             engine = _engine(run, parts, pool, trainer, progress or make_progress(), resume)
-            report = await engine.run()
+            with tuned_garbage_collector():
+                report = await engine.run()
     except BaseException as error:
         conclude(error)
         raise

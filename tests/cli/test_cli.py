@@ -51,6 +51,9 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path, checkpoint: 
 @pytest.mark.slow
 def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
+    agent = tmp_path / "my_agent.py"
+    noting = "    client.record(frozen_objects=gc.get_freeze_count())\n    return"
+    agent.write_text("import gc\n" + agent.read_text().replace("    return", noting))
     result = agentrl(tmp_path, "train", "run.yaml")
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "runs" / "small"
@@ -58,7 +61,9 @@ def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: P
     assert summary["train_steps"] == 2
     assert summary["max_logprob_difference"] < 1e-4
     assert summary["max_trained_staleness"] <= 2
-    assert len((folder / "trajectories.jsonl").read_text().splitlines()) == summary["episodes"] == 8
+    episodes = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    assert len(episodes) == summary["episodes"] == 8
+    assert all(episode["metrics"]["frozen_objects"] > 10_000 for episode in episodes), "the tuned garbage collector"
     assert (folder / "config.yaml").exists()
 
     again = agentrl(tmp_path, "train", "run.yaml")

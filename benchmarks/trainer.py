@@ -61,13 +61,14 @@ def lognormal(mean_log: float, sigma: float, total: int, longest: int) -> tuple[
 
 
 def cases() -> list[Case]:
-    """Return the demo's batch, and 10k tokens with a wide spread of lengths on two model sizes."""
+    """Return the demo's batch, 10k tokens with a wide spread of lengths on two model sizes, and a large vocabulary."""
     spread = lognormal(5.3, 1.0, 10_000, 3000)
     demo = tuple(np.random.default_rng(1).integers(60, 150, 128).tolist())
     return [
         Case(name="0.1M demo batch", hidden=64, layers=2, vocab=373, lengths=demo),
         Case(name="0.1M 10k spread", hidden=64, layers=2, vocab=373, lengths=spread),
         Case(name="1.4M 10k spread", hidden=128, layers=4, vocab=4096, lengths=spread),
+        Case(name="4.9M 32k words", hidden=128, layers=4, vocab=32_768, lengths=demo[:32]),
     ]
 
 

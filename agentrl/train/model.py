@@ -48,8 +48,8 @@ class Microbatch:
     """[n] int64: index into B x T of the token *before* each wanted one."""
     targets: Tensor
     """[n] int64: the wanted tokens."""
-    temperatures: Tensor
-    """[n] float32: sampling temperature of each wanted token."""
+    temperatures: Tensor | None
+    """[n] float32: sampling temperature of each wanted token; None where all are 1, and nothing is divided by them."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -147,15 +147,15 @@ class PolicyModel:
         if padded.size and not (padded.min() >= 0 and padded.max() < self.vocab_size):
             raise InvariantError(f"token ids from {padded.min()} to {padded.max()}; the vocabulary has {self.vocab_size}")
         joined = np.concatenate(positions)
-        if temperatures is None:
-            wanted = np.ones(len(joined), np.float32)
-        else:
-            wanted = np.concatenate([values[mask] for values, mask in zip(temperatures, masks, strict=True)])
+        wanted = None
+        if temperatures is not None:
+            sampled_at = np.concatenate([values[mask] for values, mask in zip(temperatures, masks, strict=True)])
+            wanted = torch.from_numpy(sampled_at).to(self.device) if (sampled_at != 1).any() else None
         return Microbatch(
             input_ids=torch.from_numpy(padded).to(self.device),
             positions=torch.from_numpy(joined).to(self.device),
             targets=torch.from_numpy(padded.reshape(-1)[joined + 1]).to(self.device),
-            temperatures=torch.from_numpy(wanted).to(self.device),
+            temperatures=wanted,
         )
 
     def logprobs(self, batch: Microbatch) -> Tensor:
@@ -166,7 +166,9 @@ class PolicyModel:
             rows = max(1, self._max_logits // self.vocab_size)
             if len(hidden) <= rows:
                 return self._token_logprobs(hidden, batch.targets, batch.temperatures)
-            parts = zip(hidden.split(rows), batch.targets.split(rows), batch.temperatures.split(rows), strict=True)
+            inputs, targets = hidden.split(rows), batch.targets.split(rows)
+            temperatures = [None] * len(inputs) if batch.temperatures is None else batch.temperatures.split(rows)
+            parts = zip(inputs, targets, temperatures, strict=True)
             return torch.cat([_recomputed(self._token_logprobs, *part) for part in parts])
 
     def export(self) -> dict[str, RawTensor]:
@@ -203,8 +205,10 @@ class PolicyModel:
     def _head(self) -> nn.Module:
         return cast("nn.Module", self.module.get_output_embeddings())
 
-    def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> Tensor:
-        logits = self._head(hidden).float() / temperatures[:, None]
+    def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
+        logits = self._head(hidden).float()
+        if temperatures is not None:
+            logits = logits / temperatures[:, None]
         return -functional.cross_entropy(logits, targets, reduction="none")
 
     def _check_head(self) -> None:
@@ -270,7 +274,7 @@ def _switch_dropout_off(module: nn.Module) -> None:
         object.__setattr__(module, "attention_dropout", 0.0)
 
 
-def _recomputed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    result = checkpoint(function, *tensors, use_reentrant=False)
+def _recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
+    result = checkpoint(function, *arguments, use_reentrant=False)
     assert isinstance(result, Tensor)
     return result

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -59,6 +61,37 @@ def test_logits_made_in_slices_give_the_same_logprobs_and_gradients(checkpoint: 
 
     torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-5)
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("max_logits", [1 << 27, 2000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_at_temperature_one_nothing_is_divided_and_every_bit_is_as_if_it_were(
+    checkpoint: Path, dtype: Literal["float32", "bfloat16"], max_logits: int
+) -> None:
+    model = PolicyModel(checkpoint, device=_CPU, dtype=dtype, max_logits=max_logits)
+    undivided = _microbatch(model, random_batch())
+    assert undivided.temperatures is None
+    divided = dataclasses.replace(undivided, temperatures=torch.ones(len(undivided.targets)))
+    results: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+    for microbatch in (undivided, divided):
+        logprobs = model.logprobs(microbatch)
+        results.append((logprobs, list(torch.autograd.grad(logprobs.square().sum(), list(model.parameters.values())))))
+
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(results[0][1], results[1][1], strict=True))
+
+
+@pytest.mark.parametrize("max_logits", [1 << 27, 2000])
+def test_one_microbatch_can_mix_temperatures(checkpoint: Path, max_logits: int) -> None:
+    batches = [random_batch(seed=seed, temperature=temperature) for seed, temperature in enumerate([1.0, 0.7, 1.3])]
+    mixed = TrainBatch(samples=tuple(item for batch in batches for item in batch.samples), policy_version=3)
+    model = PolicyModel(checkpoint, device=_CPU, max_logits=max_logits)
+
+    ours = model.logprobs(_microbatch(model, mixed))
+
+    plain = load_plain(checkpoint)
+    slow = [full_logprobs(plain, item.sample)[torch.from_numpy(item.sample.loss_mask[1:])] for item in mixed.samples]
+    torch.testing.assert_close(ours, torch.cat(slow), rtol=0, atol=1e-5)
 
 
 def test_gradient_checkpointing_changes_memory_only(checkpoint: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.cli import write_run
         ([], "ok  trainer      30048 parameters on cpu"),
         (
             ["--trainer.device", "cuda"],
-            "FIX trainer      trainer.device or sft.device: cuda, but 0 CUDA",
+            "FIX trainer      trainer.device or sft.device: cuda, but there are 0 CUDA devices",
         ),
     ],
 )

@@ -6,8 +6,9 @@ becomes an `EnvironmentFault`, which counts against neither the policy nor the w
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
 import anyio
@@ -22,6 +23,42 @@ ObservationT = TypeVar("ObservationT")
 
 CLOSE_TIMEOUT_S = 5.0
 """Default seconds that an environment has to close."""
+
+
+_faults: ContextVar[dict[str, EnvironmentFault] | None] = ContextVar("agentrl_environment_faults", default=None)
+
+
+@contextmanager
+def watch_faults() -> Generator[dict[str, EnvironmentFault]]:
+    """Yield the faults of environments and tools used in the block, by the name of the operation.
+
+    A fault stays until the same operation succeeds. The tasks and threads that the block starts are watched too.
+    """
+    faults: dict[str, EnvironmentFault] = {}
+    token = _faults.set(faults)
+    try:
+        yield faults
+    finally:
+        _faults.reset(token)
+
+
+@contextmanager
+def environment_boundary(where: str) -> Generator[None]:
+    """Attribute an exception to the environment, and remember it for the episode even if the workflow catches it.
+
+    Raises:
+        EnvironmentFault: the block raised; agentrl's own errors and cancellation pass.
+    """
+    faults = _faults.get()
+    try:
+        with boundary(EnvironmentFault, where):
+            yield
+    except EnvironmentFault as fault:
+        if faults is not None:
+            faults[where] = fault
+        raise
+    if faults is not None:
+        faults.pop(where, None)
 
 
 class Environment(Protocol[ActionT_contra, ObservationT_co]):
@@ -74,7 +111,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
         Raises:
             EnvironmentFault: the environment raised.
         """
-        with boundary(EnvironmentFault, f"{self._where}.observation"):
+        with environment_boundary(f"{self._where}.observation"):
             return self._environment.observation
 
     @property
@@ -84,17 +121,16 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
         Raises:
             EnvironmentFault: it is not a finite number, or the environment raised.
         """
-        with boundary(EnvironmentFault, f"{self._where}.reward"):
-            value = self._environment.reward
-        try:
-            return check_reward(value, f"{self._where}.reward")
-        except WorkflowError as error:
-            raise EnvironmentFault(str(error)) from None
+        with environment_boundary(f"{self._where}.reward"):
+            try:
+                return check_reward(self._environment.reward, f"{self._where}.reward")
+            except WorkflowError as error:
+                raise EnvironmentFault(str(error)) from None
 
     @property
     def is_done(self) -> bool:
         """Whether the episode is over."""
-        with boundary(EnvironmentFault, f"{self._where}.is_done"):
+        with environment_boundary(f"{self._where}.is_done"):
             return self._environment.is_done
 
     async def reset(self) -> None:
@@ -109,7 +145,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
         if self._is_reset:
             raise WorkflowError(f"{self._where}: reset a second time; make a new environment for each episode")
         self._is_reset = True
-        with boundary(EnvironmentFault, f"{self._where}.reset"):
+        with environment_boundary(f"{self._where}.reset"):
             await self._environment.reset()
 
     async def step(self, action: ActionT) -> None:
@@ -124,7 +160,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
         if not self._is_reset or self.is_done:
             state = "the episode is over" if self._is_reset else "it was not reset"
             raise WorkflowError(f"{self._where}: stepped while {state}; check is_done before each step")
-        with boundary(EnvironmentFault, f"{self._where}.step"):
+        with environment_boundary(f"{self._where}.step"):
             await self._environment.step(action)
 
     async def close(self) -> None:
@@ -136,10 +172,11 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
         Cancellation: closing is shielded and continues until it ends or its time is up.
         """
         patience = self._close_timeout_s
-        with anyio.move_on_after(patience, shield=True) as scope, boundary(EnvironmentFault, f"{self._where}.close"):
-            await self._environment.close()
-        if scope.cancelled_caught:
-            raise EnvironmentFault(f"{self._where}.close did not end within {patience:g} s; it was abandoned")
+        with environment_boundary(f"{self._where}.close"):
+            with anyio.move_on_after(patience, shield=True) as scope:
+                await self._environment.close()
+            if scope.cancelled_caught:
+                raise EnvironmentFault(f"{self._where}.close did not end within {patience:g} s; it was abandoned")
 
 
 @asynccontextmanager

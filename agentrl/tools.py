@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToo
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import to_json
 
-from agentrl.errors import EnvironmentFault, boundary
+from agentrl.env import environment_boundary
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -102,7 +102,7 @@ class Tool(Generic[P, R]):
         except ValidationError as error:
             return _argument_problems(error, self.name)
         values = {name: getattr(model, field) for field, name in self._names.items()}
-        with boundary(EnvironmentFault, f"tool {self.name}"):
+        with environment_boundary(f"tool {self.name}"):
             try:
                 result = cast("Callable[..., object]", self._function)(**values)
                 if inspect.isawaitable(result):

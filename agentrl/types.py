@@ -38,6 +38,8 @@ class StopReason(StrEnum):
     """Episode: the turn budget was spent before the workflow returned."""
     TOKEN_LIMIT = "token_limit"
     """Episode: the token budget was spent before the workflow returned."""
+    CONTEXT_LIMIT = "context_limit"
+    """Episode: the context left no room for the next call."""
     DEADLINE = "deadline"
     """Episode: the wall-clock deadline passed."""
     WORKFLOW_ERROR = "workflow_error"

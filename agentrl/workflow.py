@@ -39,8 +39,8 @@ class RolloutWorkflow(ABC):
         'Echo'
     """
 
-    limit_reward: float | None = None
-    """Final reward of an episode that a turn or token budget ended; None counts such an episode as failed."""
+    limit_reward: float = 0.0
+    """Final reward of an episode that a turn, token or context limit ended: to reach a limit is the policy's doing."""
 
     @property
     def name(self) -> str:

@@ -103,19 +103,21 @@ class Client(EpisodeClient[Episode]):
         `finish_reason` is `stop`, `length` or `tool_calls`.
         """
         episode = self.episode
-        call = read_arguments(
-            arguments, episode.sampling, default_timeout=self.timeout, vocab_size=episode.renderer.vocab_size
-        )
-        checked = checked_messages(messages)
+        with episode.refusals():
+            call = read_arguments(
+                arguments, episode.sampling, default_timeout=self.timeout, vocab_size=episode.renderer.vocab_size
+            )
+            checked = checked_messages(messages)
         if stream:
             result = ChatStream(episode, checked, call)
         else:
-            with episode.start_call():
+            with episode.start_call() as running:
                 prompt = episode.graph.prepare(checked, call.tools)
                 request = episode.request(prompt, call.sampling)
                 generation = await _generate(episode.backend, request, call.timeout_s)
                 episode.check_not_aborted(request, generation)
                 turn = episode.record(prompt, request, generation)
+                running.complete()
             result = completion(
                 completion_id(request),
                 call.model,
@@ -149,14 +151,16 @@ class Client(EpisodeClient[Episode]):
         Cancellation: the request is aborted and nothing is recorded.
         """
         episode = self.episode
-        params = read_sampling(sampling, episode.sampling, vocab_size=episode.renderer.vocab_size)
-        ids = episode.check_ids(input_ids)
-        with episode.start_call():
+        with episode.refusals():
+            params = read_sampling(sampling, episode.sampling, vocab_size=episode.renderer.vocab_size)
+            ids = episode.check_ids(input_ids)
+        with episode.start_call() as running:
             parent, end = episode.parent_of(ids)
             prompt = episode.graph.prepare_ids(ids[end:], parent)
             request = episode.request(prompt, params)
             generation = await _generate(episode.backend, request, timeout)
             episode.record(prompt, request, generation, given=generation)
+            running.complete()
         return generation
 
     def copy(self, *, timeout: object = None, **options: object) -> Self:

@@ -22,7 +22,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion import Choice
 
 from agentrl.client.arguments import RAW_RESPONSE_HEADER, MessageLike
-from agentrl.client.budget import RunningCall
+from agentrl.client.calls import RunningCall
 from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import EpisodeRecord
 from agentrl.client.openai_base import Answered, CallTimeout, EpisodeClient, RawResponse
@@ -84,13 +84,14 @@ class EndpointClient(EpisodeClient["EndpointEpisode"]):
         headers = dict(cast("Mapping[str, object]", filled.pop("extra_headers", None) or {}))
         raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
         replies = ReplyReader(episode.id, str(self._endpoint.base_url))
-        with episode.start_call():
+        with episode.start_call() as running:
             hides_usage = episode.limit_output(filled, stream=stream)
             with replies.errors():
                 create: Callable[..., Any] = self._endpoint.chat.completions.create
                 result: object = await create(messages=list(messages), stream=stream, extra_headers=headers, **filled)
             if isinstance(result, ChatCompletion):
                 episode.record(result, replies, filled.get("temperature"))
+                running.complete()
             elif isinstance(result, AsyncStream):
                 chunks = cast("AsyncStream[ChatCompletionChunk]", result)
                 result = EndpointStream(chunks, episode, replies, filled.get("temperature"), hides_usage)
@@ -150,9 +151,9 @@ class EndpointEpisode(EpisodeRecord):
         Returns:
             Whether the stream will have a chunk with the usage that the workflow did not ask for.
         """
-        if self.budget.max_tokens is None:
+        if self.calls.max_tokens is None:
             return False
-        room = self.budget.clip(self.budget.max_tokens)
+        room = self.calls.clip(self.calls.max_tokens)
         body = _copied(arguments.get("extra_body"))
         for given in (arguments, body):
             for name in _LIMIT_NAMES:
@@ -178,7 +179,7 @@ class EndpointEpisode(EpisodeRecord):
         self.check_open()
         choice = replies.choice(completion)
         sampled = _reported(completion, "completion_tokens") or 0
-        if self.budget.max_tokens is not None and sampled <= 0:
+        if self.calls.max_tokens is not None and sampled <= 0:
             raise replies.without_usage()
         turn = Turn(
             context_ids=np.empty(0, np.int32),
@@ -291,7 +292,7 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
         self._replies = replies
         self._temperature = temperature
         self._hides_usage = hides_usage
-        self._running = RunningCall(episode.budget)
+        self._running = RunningCall(episode.calls)
         self._state = ChatCompletionStreamState()
         self._recorded = False
 
@@ -315,9 +316,10 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
                     with self._replies.reading("a stream without chunks"):
                         whole = self._state.current_completion_snapshot
                     self._episode.record(whole, self._replies, self._temperature)
+                    self._running.complete()
             raise
-        except BaseException:
-            self._running.close()
+        except BaseException as error:
+            self._running.__exit__(type(error), error, None)
             raise
         unasked = self._hides_usage and not chunk.choices and chunk.usage is not None
         return await anext(self) if unasked else chunk

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from uuid import uuid4
 
 import numpy as np
 
-from agentrl.client.budget import EpisodeBudget, RunningCall
+from agentrl.client.calls import EpisodeCalls, RunningCall
 from agentrl.client.config import SamplingConfig
-from agentrl.errors import ReplyError, RewardError, ServerUnavailable, WorkflowError
+from agentrl.errors import AgentRLError, ReplyError, RewardError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.renderer import Renderer
@@ -43,7 +44,7 @@ class EpisodeRecord(ABC):
     ) -> None:
         """Start without turns; the arguments are those of `Client`."""
         self.id = episode_id
-        self.budget = EpisodeBudget(episode_id, max_turns=max_turns, max_tokens=max_tokens)
+        self.calls = EpisodeCalls(episode_id, max_turns=max_turns, max_tokens=max_tokens)
         self.metrics: dict[str, float] = {}
         """What the workflow recorded."""
         self.reported_tokens: dict[str, float] = {}
@@ -67,7 +68,16 @@ class EpisodeRecord(ABC):
             EpisodeLimit: the turn or token budget is spent.
         """
         self.check_open()
-        return self.budget.start_call()
+        return self.calls.start_call()
+
+    @contextmanager
+    def refusals(self) -> Generator[None]:
+        """Record an error of the block as a refused call, so that a workflow cannot hide it."""
+        try:
+            yield
+        except AgentRLError as error:
+            self.calls.fail(error)
+            raise
 
     def reward(self, target: object, value: object) -> None:
         """Set the reward of the turn that `target` (a completion, chunk, its id, or a generation) stands for.
@@ -134,7 +144,7 @@ class EpisodeRecord(ABC):
             num_tokens: what it sampled.
             given: the object that the caller gets, where ids may be missing or the same for several calls.
         """
-        self.budget.add_turn(num_tokens)
+        self.calls.add_turn(num_tokens)
         self._turn_by_id[completion_id] = _AMBIGUOUS if completion_id in self._turn_by_id else turn
         if given is not None:
             self._turn_by_object[id(given)] = (given, turn)
@@ -202,12 +212,12 @@ class Episode(EpisodeRecord):
         length = prompt.context.size
         if not length:
             raise WorkflowError(f"episode {self.id}: a model call needs at least one context token")
-        room = self.budget.clip(sampling.max_new_tokens)
+        room = self.calls.clip(sampling.max_new_tokens)
         if self._max_context is not None:
             room = min(room, self._max_context - length)
             if room < 1:
                 full = f"a context of {length} tokens leaves no room for output: the limit is {self._max_context}"
-                raise self.budget.exceeded(StopReason.TOKEN_LIMIT, full)
+                raise self.calls.exceeded(StopReason.CONTEXT_LIMIT, full)
         if room != sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=room)
         return GenerateRequest(request_id=uuid4().hex, episode_id=self.id, context=prompt.context, sampling=sampling)

@@ -22,7 +22,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client.arguments import CreateArguments, MessageLike, wants_stream
 from agentrl.client.episode import EpisodeRecord
-from agentrl.errors import ServerTimeout, WorkflowError
+from agentrl.errors import AgentRLError, ServerTimeout, WorkflowError
 from agentrl.types import EpisodeFailure, StopReason, Trajectory
 
 BASE_URL = "http://agentrl.invalid/v1"
@@ -64,8 +64,13 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
 
     @property
     def limit_reached(self) -> StopReason | None:
-        """TURN_LIMIT or TOKEN_LIMIT once a call has been refused for it, even if the workflow caught the error."""
-        return self.episode.budget.limit_reached
+        """The limit that the last call was refused for, caught or not; None if a later call completed."""
+        return self.episode.calls.limit_reached
+
+    @property
+    def unresolved_error(self) -> AgentRLError | None:
+        """The error of the last failed or refused call, caught or not; None if a later call completed."""
+        return self.episode.calls.unresolved
 
     def reward(self, completion: object, value: float) -> None:
         """Set the reward of one turn, once.
@@ -125,7 +130,8 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
 
     async def request(self, cast_to: object, options: Any, **details: object) -> Any:  # noqa: ANN401
         """Refuse an endpoint that is not served."""
-        not_served(f"{options.method.upper()} {options.url}")
+        with self.episode.refusals():
+            not_served(f"{options.method.upper()} {options.url}")
 
     def _twin(self) -> Self:
         """Return another client of the same episode with the same options."""

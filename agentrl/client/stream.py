@@ -18,11 +18,11 @@ from openai import AsyncStream
 from openai.types.chat import ChatCompletionChunk
 
 from agentrl.client.arguments import CallArguments
-from agentrl.client.budget import RunningCall
+from agentrl.client.calls import RunningCall
 from agentrl.client.completion import chunk, chunk_header, finish_reason, token_logprobs, usage
 from agentrl.client.episode import Episode, completion_id
 from agentrl.client.openai_base import call_timeout
-from agentrl.errors import ReplyError, TokenError
+from agentrl.errors import AgentRLError, ReplyError, TokenError
 from agentrl.inference.backend import Generation, GenerationChunk
 from agentrl.types import Message
 
@@ -264,6 +264,8 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
             self._leave()
         except BaseException as error:
             self._leave()
+            if isinstance(error, AgentRLError):
+                self._episode.calls.fail(error)
             await self._sampling.__aexit__(type(error), error, error.__traceback__)
             raise
 
@@ -301,6 +303,8 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         )
         rest = self._splitter.rest(parsed.reasoning or "", parsed.content)  # before `record`: a stream that fails is no turn
         message = episode.record(prompt, self._request, generation).message
+        if self._running is not None:
+            self._running.complete()
         self._emit(rest)
         for index, call in enumerate(message.get("tool_calls") or ()):
             self._ready.append(chunk(self._header, {"tool_calls": [{"index": index, **call}]}))

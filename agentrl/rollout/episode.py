@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ from openai import AsyncOpenAI
 from agentrl.client import Client, EndpointClient
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import flatten
+from agentrl.env import watch_faults
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFault,
@@ -58,11 +59,12 @@ async def run_policy_episode(
 ) -> Trajectory:
     """Return the trajectory of one episode; a failed one has `failure` set.
 
-    How an episode ends: `run` returns a reward (COMPLETED); a budget is spent (TURN_LIMIT, TOKEN_LIMIT: a failure unless the
-    workflow has a `limit_reward`); the deadline passes (DEADLINE); the workflow raises or returns no reward
-    (WORKFLOW_ERROR); an environment breaks (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). A workflow that
-    swallows its cancellation, or blocks without awaiting, ends as DEADLINE when it returns; if it never returns, the
-    watchdog of the command ends the run.
+    How an episode ends: `run` returns a reward (COMPLETED); a call reaches a limit (TURN_LIMIT, TOKEN_LIMIT, CONTEXT_LIMIT:
+    complete, with the workflow's `limit_reward`); the deadline passes (DEADLINE); the workflow raises or returns no reward
+    (WORKFLOW_ERROR); an environment breaks (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). An episode whose last
+    call failed, or whose environment or tool broke, fails so even if the workflow catches the error and returns a reward. A
+    workflow that swallows its cancellation, or blocks without awaiting, ends as DEADLINE when it returns; if it never
+    returns, the watchdog of the command ends the run.
 
     Args:
         workflow: drives the episode.
@@ -167,19 +169,19 @@ async def _drive(workflow: RolloutWorkflow, task: Task, client: _AnyClient, time
 
 async def _attempt(workflow: RolloutWorkflow, task: Task, client: _AnyClient, where: str) -> Trajectory | _Failure:
     try:
-        with boundary(WorkflowError, where):
-            result = await _unwrapped(workflow, task, client)
-        return _check_trajectory(result, client.episode.id, where)
+        with watch_faults() as faults:
+            with boundary(WorkflowError, where):
+                result = await _unwrapped(workflow, task, client)
+            trajectory = _check_trajectory(result, client.episode.id, where)
+            return trajectory if trajectory.failure is not None else _as_it_ended(trajectory, client, faults)
     except _RUN_ENDING:
         raise
     except EpisodeLimit as error:
-        reason = client.limit_reached or StopReason.TURN_LIMIT
-        if workflow.limit_reward is None:
-            return _Failure(reason, _episode_failure(error))
         try:
             reward = check_reward(workflow.limit_reward, f"{workflow.name}.limit_reward")
-            return client.close(reason, final_reward=reward)
+            return client.close(client.limit_reached or StopReason.TURN_LIMIT, final_reward=reward)
         except WorkflowError as refused:
+            refused.__cause__ = error
             return _Failure(StopReason.WORKFLOW_ERROR, _episode_failure(refused))
     except AgentRLError as error:
         return _Failure(_stop_reason(error), _episode_failure(error))
@@ -191,6 +193,22 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, client: _AnyClient, wh
         stray = WorkflowError(f"{where} raised {type(error).__name__}, but the episode was not cancelled: {error}")
         stray.__cause__ = error
         return _Failure(StopReason.WORKFLOW_ERROR, _episode_failure(stray))
+
+
+def _as_it_ended(trajectory: Trajectory, client: _AnyClient, faults: Mapping[str, EnvironmentFault]) -> Trajectory:
+    """Return what the workflow returned, unless the episode ended on an error that the workflow caught.
+
+    A limit keeps the workflow's reward. Any other error makes the episode a failure, because a reward of the workflow would
+    blame the policy for it.
+    """
+    if client.limit_reached is not None:
+        return replace(trajectory, stop_reason=client.limit_reached)
+    error = client.unresolved_error or next(iter(faults.values()), None)
+    if error is None:
+        return trajectory
+    failure = _episode_failure(error)
+    message = f"the workflow caught this error and returned {trajectory.final_reward}: {failure.message}"
+    return replace(trajectory, stop_reason=_stop_reason(error), final_reward=None, failure=replace(failure, message=message))
 
 
 async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: _AnyClient) -> object:

@@ -56,7 +56,7 @@ async def run_group(
 
     A failed member runs again from the start, up to `episode_retries` times, and keeps its slot. When all its attempts have
     failed, policy `drop` cancels the others and drops the group; `keep` keeps it if `min_group_size` members succeed. Both
-    prefer episodes that do not fail: where failure depends on the model (limits), a `limit_reward` is the unbiased choice.
+    prefer episodes that do not fail, which biases the gradient where failure depends on the policy.
 
     Args:
         task: the task of all episodes.

@@ -374,7 +374,7 @@ async def test_max_tokens_is_clipped_to_the_context_and_a_full_context_is_refuse
     with pytest.raises(EpisodeLimit, match=f"context of {length} tokens leaves no room for output: the limit is {length}"):
         await full.chat.completions.create(messages=HI)
     assert len(says.requests) == 2
-    assert full.limit_reached is StopReason.TOKEN_LIMIT
+    assert full.limit_reached is StopReason.CONTEXT_LIMIT
 
 
 async def test_the_models_own_context_limit_holds(make_client: Make, says: Says, renderer: Renderer):

@@ -198,7 +198,7 @@ async def test_a_stream_that_is_just_left_gives_its_turn_back_and_aborts(make_cl
     client = make_client(max_turns=1)
     async for _ in await client.chat.completions.create(messages=HI, stream=True):
         break
-    assert client.episode.budget.in_flight == 0
+    assert client.episode.calls.in_flight == 0
     await client.chat.completions.create(messages=HI)
     assert len(client.graph.turns) == 1
     await anyio.wait_all_tasks_blocked()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import numpy as np
 import pytest
 
 from agentrl.client import Client
-from agentrl.errors import EnvironmentFault, InvariantError, ServerUnavailable
+from agentrl.errors import EnvironmentFault, EpisodeLimit, InvariantError, ServerError, ServerUnavailable, WorkflowError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
+from agentrl.tools import tool
 from agentrl.types import StopReason, Task, Trajectory, Turn
 from agentrl.workflow import RolloutWorkflow
 from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, Judge, ask, episode, make_server, says, workflow_of
@@ -168,7 +171,7 @@ async def test_a_workflow_that_swallows_its_cancellation_is_reported_as_late(ren
 class Endless(RolloutWorkflow):
     """Calls the model until a budget ends it."""
 
-    def __init__(self, limit_reward: float | None = None) -> None:
+    def __init__(self, limit_reward: float = 0.0) -> None:
         self.limit_reward = limit_reward
 
     async def run(self, task: Task, client: Client) -> float:
@@ -182,17 +185,124 @@ class Endless(RolloutWorkflow):
 @pytest.mark.parametrize(
     ("budget", "reason"), [({"max_turns": 3}, StopReason.TURN_LIMIT), ({"max_episode_tokens": 5}, StopReason.TOKEN_LIMIT)]
 )
-async def test_a_spent_budget_fails_the_episode_unless_the_workflow_says_what_it_is_worth(
+async def test_a_spent_budget_completes_the_episode_with_the_limit_reward(
     renderer: Renderer, budget: dict[str, int], reason: StopReason
 ) -> None:
     rollout = RolloutConfig(**budget)  # pyright: ignore[reportArgumentType] - integers
-    failed = await episode(Endless(), renderer, rollout=rollout)
-    assert (failed.stop_reason, failed.final_reward) == (reason, None)
-    assert failed.failure is not None
-    assert failed.failure.kind == "EpisodeLimit"
+    default = await episode(Endless(), renderer, rollout=rollout)
+    assert (default.stop_reason, default.final_reward, default.failure) == (reason, 0.0, None)
     paid = await episode(Endless(limit_reward=-0.5), renderer, rollout=rollout)
     assert (paid.stop_reason, paid.final_reward, paid.failure) == (reason, -0.5, None)
-    assert len(paid.turns) == len(failed.turns)
+    assert len(paid.turns) == len(default.turns) > 0
+
+
+async def test_a_full_context_completes_the_episode_and_is_counted_by_its_own_name(renderer: Renderer) -> None:
+    trajectory = await episode(Endless(), renderer.within(60))
+    assert (trajectory.stop_reason, trajectory.final_reward, trajectory.failure) == (StopReason.CONTEXT_LIMIT, 0.0, None)
+
+
+async def test_a_workflow_that_catches_the_limit_keeps_its_own_reward(renderer: Renderer) -> None:
+    async def run(task: Task, client: Client) -> float:
+        try:
+            return await Endless().run(task, client)
+        except EpisodeLimit:
+            return 0.25
+
+    trajectory = await episode(workflow_of(run), renderer, rollout=RolloutConfig(max_turns=2))
+    assert (trajectory.stop_reason, trajectory.final_reward, trajectory.failure) == (StopReason.TURN_LIMIT, 0.25, None)
+
+
+def refuses(*indices: int) -> Callable[[ScriptedCall], ScriptedReply]:
+    """Return a script that refuses the calls with these indices."""
+    return lambda call: ScriptedReply(output="good", fault=Fault.REFUSE if call.index in indices else None)
+
+
+async def careless(task: Task, client: Client) -> float:
+    """Asks three times and returns 0.0 for each error, as agent frameworks do."""
+    reward = 0.0
+    for _ in range(3):
+        try:
+            reward = float(await ask(client, task["question"]) == task["answer"])
+        except Exception:  # noqa: BLE001 - what the test is about
+            reward = 0.0
+    return reward
+
+
+async def test_an_outage_that_the_workflow_catches_is_a_failure_and_no_reward(renderer: Renderer) -> None:
+    trajectory = await episode(workflow_of(careless), renderer, script=refuses(2))
+    assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.SERVER_ERROR, None)
+    assert trajectory.failure is not None
+    assert "the workflow caught this error and returned 0.0" in trajectory.failure.message
+    assert len(trajectory.turns) == 2
+
+
+async def test_a_failed_call_that_a_later_call_makes_good_is_no_failure(renderer: Renderer) -> None:
+    trajectory = await episode(workflow_of(careless), renderer, script=refuses(0, 1))
+    assert (trajectory.stop_reason, trajectory.final_reward, trajectory.failure) == (StopReason.COMPLETED, 1.0, None)
+
+
+async def test_a_call_that_ran_during_the_failure_does_not_make_it_good(renderer: Renderer) -> None:
+    async def run(task: Task, client: Client) -> float:
+        asked = anyio.Event()
+
+        async def slow() -> None:
+            stream = await client.chat.completions.create(messages=[{"role": "user", "content": "slow"}], stream=True)
+            await anext(stream)
+            asked.set()
+            await failed.wait()
+            async for _ in stream:
+                pass
+
+        failed = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow)
+            await asked.wait()
+            with suppress(ServerError):
+                await ask(client, "fails")
+            failed.set()
+        return 1.0
+
+    trajectory = await episode(workflow_of(run), renderer, script=refuses(1))
+    assert trajectory.stop_reason is StopReason.SERVER_ERROR
+
+
+async def test_a_refused_argument_that_the_workflow_catches_is_a_failure(renderer: Renderer) -> None:
+    async def run(task: Task, client: Client) -> float:
+        with suppress(WorkflowError):
+            await client.chat.completions.create(messages=[{"role": "user", "content": "go"}], n=2)
+        return 0.0
+
+    trajectory = await episode(workflow_of(run), renderer)
+    assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.WORKFLOW_ERROR, None)
+
+
+async def test_a_broken_tool_that_the_workflow_catches_is_a_failure(renderer: Renderer) -> None:
+    broken = [True]
+
+    @tool
+    def look() -> str:
+        """Look something up."""
+        if broken.pop():
+            raise OSError("the index is gone")
+        return "found"
+
+    call = {"id": "1", "function": {"name": "look", "arguments": "{}"}}
+
+    async def once(task: Task, client: Client) -> float:
+        await ask(client, "go")
+        with suppress(EnvironmentFault):
+            await look.reply(call)
+        return 0.0
+
+    async def twice(task: Task, client: Client) -> float:
+        await once(task, client)
+        await look.reply(call)
+        return 1.0
+
+    trajectory = await episode(workflow_of(once), renderer)
+    assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.ENVIRONMENT_FAULT, None)
+    broken[:] = [False, True]
+    assert (await episode(workflow_of(twice), renderer)).stop_reason is StopReason.COMPLETED
 
 
 async def test_a_limit_reward_that_is_no_number_is_a_failed_episode(renderer: Renderer) -> None:

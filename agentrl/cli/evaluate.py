@@ -172,8 +172,6 @@ def _report_failures(run: RunConfig, report: EvalReport) -> None:
     what = f"{report.failed} of {count} episodes failed: {reasons}"
     others = f"success rate and returns are over the other {count - report.failed}"
     what += "; there is no success rate" if report.failed == count else f"; {others}"
-    if any(reason in report.failures for reason in ("turn_limit", "token_limit")):
-        what += ". Set the workflow's limit_reward if running out of turns or tokens is an outcome, not a failure"
     failure, trace = first.failure, first.failure.traceback
     if first.stop_reason == StopReason.SERVER_ERROR:  # keep the workflow's call, drop how the connection broke
         trace = trace.split(_CAUSES)[-1]

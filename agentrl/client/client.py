@@ -60,6 +60,8 @@ class Client(EpisodeClient[Episode]):
         max_episode_tokens: sampled tokens allowed; a call's output is clipped to what is left when it starts, so only
             parallel calls can pass it, each by its own `max_tokens` at most.
         max_context_tokens: context plus output of one call; the model's own limit holds as well.
+        seed: of the run; a call without a seed of its own gets one from it, the episode's id and the number of the call, so
+            that sampling depends neither on the order of calls nor on restarts. None leaves seeds to the server.
         on_turn: called with each turn as it is recorded.
     """
 
@@ -74,6 +76,7 @@ class Client(EpisodeClient[Episode]):
         max_turns: int | None = None,
         max_episode_tokens: int | None = None,
         max_context_tokens: int | None = None,
+        seed: int | None = None,
         on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
         episode = Episode(
@@ -85,6 +88,7 @@ class Client(EpisodeClient[Episode]):
             max_turns=max_turns,
             max_episode_tokens=max_episode_tokens,
             max_context_tokens=max_context_tokens,
+            seed=seed,
             on_turn=on_turn,
         )
         super().__init__(episode)

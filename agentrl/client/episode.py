@@ -6,6 +6,7 @@ cancelled). A turn has at most one reward, finite; after `close` nothing changes
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -190,10 +191,13 @@ class Episode(EpisodeRecord):
         max_turns: int | None,
         max_episode_tokens: int | None,
         max_context_tokens: int | None,
+        seed: int | None,
         on_turn: Callable[[Turn], None] | None,
     ) -> None:
         """Start without turns; the arguments are those of `Client`."""
         super().__init__(episode_id, task_id, max_turns=max_turns, max_tokens=max_episode_tokens, on_turn=on_turn)
+        self._seed = seed
+        self._num_requests = 0
         self.backend = backend
         self.renderer = renderer
         self.sampling = sampling
@@ -220,6 +224,9 @@ class Episode(EpisodeRecord):
                 raise self.calls.exceeded(StopReason.CONTEXT_LIMIT, full)
         if room != sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=room)
+        if sampling.seed is None and self._seed is not None:
+            sampling = replace(sampling, seed=call_seed(self._seed, self.id, self._num_requests))
+        self._num_requests += 1
         return GenerateRequest(request_id=uuid4().hex, episode_id=self.id, context=prompt.context, sampling=sampling)
 
     def check_not_aborted(self, request: GenerateRequest, generation: Generation) -> None:
@@ -302,6 +309,17 @@ class Episode(EpisodeRecord):
             if same and end > best_end:
                 best, best_end = index, end
         return best, best_end
+
+
+def call_seed(run_seed: int, episode_id: str, call: int) -> int:
+    """Return the seed of a model call, 63 bits; `call` is its number in the episode.
+
+    Example:
+        >>> call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 0), call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 1)
+        (True, False)
+    """
+    digest = hashlib.blake2b(f"{run_seed}/{episode_id}/{call}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def completion_id(request: GenerateRequest) -> str:

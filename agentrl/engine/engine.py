@@ -63,7 +63,7 @@ class Engine:
         sampling: defaults of the model calls.
         engine: length, evaluation, checkpoints, patience.
         eval_tasks: held-out tasks; needed when `engine.eval_every` is set.
-        seed: of the task order.
+        seed: of the task order and of the model calls.
         name: of the run, for the display.
         progress: the display; None shows nothing.
         probe_ids: token ids whose log-probs are compared after each update; None: a fixed sentence.
@@ -99,7 +99,7 @@ class Engine:
         """Wire a run; `run` starts it."""
         self._workflow, self._renderer = workflow, renderer
         self._algorithm, self._rollout, self._sampling, self._config = algorithm, rollout, sampling, engine
-        self._order = TaskOrder(tasks, seed)
+        self._order, self._seed = TaskOrder(tasks, seed), seed
         self._resume = resume or RunState(step=0, policy_version=0, groups_admitted=0, groups_open=())
         if self._resume.step >= engine.steps:
             raise ConfigError(
@@ -253,6 +253,7 @@ class Engine:
                     rollout=self._rollout,
                     sampling=sampling,
                     episode_id=episode_id,
+                    seed=self._seed,
                     on_turn=on_turn,
                 )
             finally:

@@ -5,8 +5,9 @@ Invariant: an episode is listed from its start to its end; its entry counts each
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from typing import Protocol, runtime_checkable
 
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk
 from agentrl.types import Turn
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED_SEEDS = 4096
 
 
 @dataclass(slots=True)
@@ -120,6 +125,33 @@ class DescribedBackend(Protocol):
         ...
 
 
+class SeedWatch:
+    """Warns once of a workflow that gives the calls of several members of a group one seed, so that they sample alike."""
+
+    def __init__(self) -> None:
+        """Start without a call."""
+        self._episodes: OrderedDict[tuple[str, int], str] = OrderedDict()
+        self._warned = False
+
+    def check(self, episode_id: str, seed: int | None) -> None:
+        """Look at the seed of a call."""
+        group, _, _ = episode_id.partition(".")
+        if seed is None or self._warned:
+            return
+        other = self._episodes.setdefault((group, seed), episode_id)
+        if other.rpartition(".")[0] != episode_id.rpartition(".")[0]:
+            self._warned = True
+            logger.warning(
+                "episodes %s and %s of one group sample with the same seed %d, so equal prompts get equal answers and the "
+                "group carries no signal; leave `seed` out of the model calls, and each call gets one of its own",
+                other,
+                episode_id,
+                seed,
+            )
+        while len(self._episodes) > _REMEMBERED_SEEDS:
+            self._episodes.popitem(last=False)
+
+
 class WatchedBackend:
     """A backend that counts its calls in an `InFlight`."""
 
@@ -127,12 +159,14 @@ class WatchedBackend:
         """Forward every call to `backend`."""
         self._backend = backend
         self._flights = flights
+        self._seeds = SeedWatch()
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the backend's completion.
 
         Cancellation: the backend aborts the call.
         """
+        self._seeds.check(request.episode_id, request.sampling.seed)
         with self._flights.model_call(request.episode_id):
             return await self._backend.generate(request)
 
@@ -151,6 +185,7 @@ class WatchedBackend:
 
     @asynccontextmanager
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk]]:
+        self._seeds.check(request.episode_id, request.sampling.seed)
         with self._flights.model_call(request.episode_id):
             async with self._backend.stream(request) as chunks:
                 yield chunks

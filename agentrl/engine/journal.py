@@ -88,12 +88,9 @@ class ErrorBudget:
 
     def _stop(self, why: str) -> None:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
-        hint = ""
-        if any(reason in self.by_reason for reason in ("turn_limit", "token_limit")):
-            hint = " Set the workflow's limit_reward if running out of turns or tokens is an outcome, not a failure."
         first = self._first
         example = "" if first is None else f" The first one was {first.kind}: {first.message}\n{first.traceback}"
-        raise ErrorBudgetExceeded(f"{why}. All failures: {reasons}.{hint}{example}".rstrip())
+        raise ErrorBudgetExceeded(f"{why}. All failures: {reasons}.{example}".rstrip())
 
 
 class Journal:

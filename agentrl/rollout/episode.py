@@ -55,6 +55,7 @@ async def run_policy_episode(
     rollout: RolloutConfig,
     sampling: SamplingConfig,
     episode_id: str | None = None,
+    seed: int | None = None,
     on_turn: Callable[[Turn], None] | None = None,
 ) -> Trajectory:
     """Return the trajectory of one episode; a failed one has `failure` set.
@@ -74,6 +75,7 @@ async def run_policy_episode(
         rollout: deadline and budgets.
         sampling: defaults of the model calls.
         episode_id: unique in the run; None generates one.
+        seed: of the run; seeds of the calls are made from it. None leaves them to the servers.
         on_turn: called with each turn as it is recorded.
 
     Raises:
@@ -89,6 +91,7 @@ async def run_policy_episode(
         task_id=task.id,
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
+        seed=seed,
         on_turn=on_turn,
     )
     return await _drive(workflow, task, client, rollout.episode_timeout_s)

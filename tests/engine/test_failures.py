@@ -89,12 +89,6 @@ def test_the_failure_rate_counts_over_the_last_64_episodes() -> None:
         budget.record(outcome(failed=True))
 
 
-def test_running_out_of_turns_points_to_the_limit_reward() -> None:
-    budget = ErrorBudget(RolloutConfig(max_consecutive_failures=1))
-    with pytest.raises(ErrorBudgetExceeded, match="limit_reward"):
-        budget.record(outcome(failed=True, reason=StopReason.TURN_LIMIT))
-
-
 async def test_a_failed_member_is_retried_and_no_failure_is_trained(tmp_path: Path, renderer: Renderer) -> None:
     def script(call: ScriptedCall) -> ScriptedReply:
         first_attempt = call.episode_id.endswith(".1.0")

@@ -9,6 +9,7 @@ not part of a journey.
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import threading
 from collections.abc import Generator
@@ -33,7 +34,7 @@ class JourneyRecorder:
     def start(self) -> None:
         """Start a recording; it replaces the one before."""
         self.files = set()
-        frame: FrameType | None = sys._getframe()
+        frame = inspect.currentframe()
         self._around = set()
         while frame is not None:
             self._around.add(frame)

@@ -13,11 +13,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrl.cli.notebook import run_episode
     from agentrl.client import Client, ToolError, reply_to, tool
     from agentrl.engine.evaluate import evaluate
     from agentrl.env import Environment, open_environment
     from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
+    from agentrl.jobs.notebook import run_episode
     from agentrl.tokens.verify import verify
     from agentrl.types import Group, Sample, StopReason, Task, Trajectory, Turn
     from agentrl.workflow import RolloutWorkflow
@@ -61,7 +61,7 @@ _HOME = {
     "evaluate": "agentrl.engine.evaluate",
     "open_environment": "agentrl.env",
     "reply_to": "agentrl.client",
-    "run_episode": "agentrl.cli.notebook",
+    "run_episode": "agentrl.jobs.notebook",
     "tool": "agentrl.client",
     "verify": "agentrl.tokens.verify",
 }

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from agentrl.cli.plan.plan import describe_plan, missing_here
-from agentrl.cli.tasks import load_tasks
 from agentrl.client.config import SamplingConfig
 from agentrl.config import load_config
+from agentrl.jobs.plan.plan import describe_plan, missing_here
+from agentrl.jobs.tasks import load_tasks
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import ScriptedServer

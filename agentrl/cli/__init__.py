@@ -1,1 +1,1 @@
-"""What people start: the commands of `agentrl`, and one episode from a notebook."""
+"""The command line: the `agentrl` command, and its checks and environments."""

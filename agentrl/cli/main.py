@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from agentrl.cli.errors import first_agentrl_error
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.foreign import make_log_visible, visible
+from agentrl.jobs.errors import first_agentrl_error
 from agentrl.watchdog.signals import describe_results, interrupt_note, print_error, print_interrupt, sigterm_raises
 from agentrl.watchdog.threads import threads_end_with_command
 
@@ -58,14 +58,14 @@ def train_command(
         raise ConfigError("--replace deletes the run that --resume would continue; pass only one of them")
     run = _read_run(config, overrides)
     if dry_run:
-        from agentrl.cli.plan.plan import describe_plan, missing_here, resolved_yaml
-        from agentrl.cli.plan.rewards import reward_warnings
+        from agentrl.jobs.plan.plan import describe_plan, missing_here, resolved_yaml
+        from agentrl.jobs.plan.rewards import reward_warnings
 
         notes = "".join(f"not on this machine: {line}\n" for line in missing_here(run))
         notes += "".join(f"warning: {line}\n" for line in reward_warnings(run))
         print(f"{describe_plan(run)}\n{notes}\n{resolved_yaml(run)}", end="")
         return
-    from agentrl.cli.train import train
+    from agentrl.jobs.train import train
 
     existing = "replace" if replace else "resume" if resume else "error"
     job = partial(train, run, existing=existing, accept_changed_tasks=accept_changed_tasks, may_exit=True)
@@ -105,7 +105,7 @@ def eval_command(
         raise ConfigError("--checkpoint and --endpoint exclude each other; pass only one of them")
     if endpoint is not None and model is None:
         raise ConfigError("--endpoint needs --model, the name of the model at the endpoint")
-    from agentrl.cli.evaluate import Target, evaluate_target
+    from agentrl.jobs.evaluate import Target, evaluate_target
 
     run = _read_run(config, overrides)
     target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
@@ -140,7 +140,7 @@ def serve_command(
         api_key_env: Environment variable with the key that clients must send.
         fault: A fault of SGLang to imitate, for tests of clients; may be repeated. `sglang` stands for all of them.
     """
-    from agentrl.cli.serve import serve_checkpoint
+    from agentrl.jobs.serve import serve_checkpoint
 
     serve_checkpoint(
         model,
@@ -164,7 +164,7 @@ def sft_command(config: Path, output: Path, /, *overrides: Overrides) -> None:
         output: Directory for the new checkpoint; it must not exist.
         overrides: Fields of the file to override, such as --sft.steps 500.
     """
-    from agentrl.cli.sft import warm_start
+    from agentrl.jobs.sft import warm_start
 
     with interrupt_note(partial(describe_results, output)):
         warm_start(_read_run(config, overrides), output)

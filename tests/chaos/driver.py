@@ -13,8 +13,8 @@ from pathlib import Path
 import anyio
 
 from agentrl.cli.main import run_command
-from agentrl.cli.train import train
 from agentrl.config import load_config
+from agentrl.jobs.train import train
 from agentrl.observe.progress import PlainProgress, Snapshot
 from agentrl.watchdog.signals import describe_results, interrupt_note
 from tests.chaos.phases import Phase, announcer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.plan.plan import describe_plan, missing_here
-from agentrl.cli.tasks import load_tasks
 from agentrl.config import load_config
+from agentrl.jobs.plan.plan import describe_plan, missing_here
+from agentrl.jobs.tasks import load_tasks
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "examples" / "bundled").glob("*.yaml"))

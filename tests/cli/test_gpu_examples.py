@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.plan.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
 from agentrl.config import load_config
+from agentrl.jobs.plan.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentrl.cli.plan.plan import resolved_yaml
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
+from agentrl.jobs.plan.plan import resolved_yaml
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.tasks import load_tasks
 from agentrl.config import load_config
 from agentrl.env import EnvironmentPool, EpisodeEnd
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.jobs.tasks import load_tasks
 from agentrl.types import Task
 from agentrl_envs.reasoning_gym import ReasoningGymEnvironment, load_scorer, reasoning_tasks
 from agentrl_workflows.environment import PlayEnvironment

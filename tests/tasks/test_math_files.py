@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.tasks import load_tasks
 from agentrl.config import TasksConfig
 from agentrl.errors import ConfigError
+from agentrl.jobs.tasks import load_tasks
 from agentrl.reward.extract import boxed
 from agentrl.types import Task
 from agentrl_workflows.tasks.math_files import aime_tasks, deepscaler_tasks, gsm8k_tasks, math_tasks

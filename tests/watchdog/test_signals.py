@@ -76,7 +76,7 @@ def test_a_blocking_workflow_ends_the_run_with_its_file_and_line_in_the_summary(
     (tmp_path / "my_agent.py").write_text(BLOCKING)
     script = (
         "import anyio; from functools import partial; from agentrl.config import load_config\n"
-        "from agentrl.cli.main import run_command; from agentrl.cli.train import train\n"
+        "from agentrl.cli.main import run_command; from agentrl.jobs.train import train\n"
         "run_command(lambda: anyio.run(partial(train, load_config('run.yaml'), max_block_s=1.5)))"
     )
     with started(tmp_path, sys.executable, "-c", script) as process:
@@ -149,7 +149,7 @@ def test_an_evaluation_is_not_kept_by_an_episode_that_ignores_its_deadline(tmp_p
     (tmp_path / "my_agent.py").write_text(KEEPING.format(line="await anyio.sleep(1000)"))
     script = (
         "from functools import partial; from agentrl.config import load_config\n"
-        "from agentrl.cli.main import run_command; from agentrl.cli.evaluate import Target, evaluate_target\n"
+        "from agentrl.cli.main import run_command; from agentrl.jobs.evaluate import Target, evaluate_target\n"
         "from agentrl.watchdog.loop import run_watched\n"
         "job = partial(evaluate_target, load_config('run.yaml'), Target(), episodes=2)\n"
         "run_command(lambda: run_watched(job, stall_timeout_s=1.5, on_exit=lambda ending: 'No results.'))"

@@ -22,9 +22,6 @@ from typing import TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.errors import describe_error
-from agentrl.cli.tasks import TaskSets, load_tasks
-from agentrl.cli.train import load_renderer
 from agentrl.config import RunConfig, load_config
 from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, WorkflowError
 from agentrl.foreign import visible
@@ -33,6 +30,9 @@ from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.wire import check_sglang_version
+from agentrl.jobs.errors import describe_error
+from agentrl.jobs.tasks import TaskSets, load_tasks
+from agentrl.jobs.train import load_renderer
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.sandbox import SandboxConfig, open_sandbox, python_program
 from agentrl.tokens.renderer import Renderer

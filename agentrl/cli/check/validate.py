@@ -16,12 +16,12 @@ from enum import StrEnum
 from functools import partial
 from typing import Final, TypeAlias, cast
 
-from agentrl.cli.episode_bar import EpisodeBar
-from agentrl.cli.tasks import load_tasks
 from agentrl.config import RunConfig
 from agentrl.engine.evaluate import evaluate_with
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.foreign import visible
+from agentrl.jobs.episode_bar import EpisodeBar
+from agentrl.jobs.tasks import load_tasks
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy
 from agentrl.servers.scripted.server import ScriptedCall

@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.cli.train import train
 from agentrl.config import RunConfig, load_config
 from agentrl.errors import TrainerDied
+from agentrl.jobs.train import train
 from agentrl.observe.progress import NoProgress, Snapshot
 from tests.support.cli import children, records, write_run
 

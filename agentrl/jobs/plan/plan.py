@@ -14,12 +14,12 @@ from pathlib import Path
 
 import yaml
 
-from agentrl.cli.plan.memory import memory_rows, running_requests
-from agentrl.cli.tasks import find_factory, read_tasks
 from agentrl.config import RunConfig, inapplicable
 from agentrl.engine.config import INTERRUPT_S
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.jobs.plan.memory import memory_rows, running_requests
+from agentrl.jobs.tasks import find_factory, read_tasks
 from agentrl.workflow import load_workflow
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from agentrl.cli.plan.memory import GIB, ModelShape, memory_rows, model_shape_of, server_memory, shared_gpus, trainer_memory
 from agentrl.config import parse_config
+from agentrl.jobs.plan.memory import GIB, ModelShape, memory_rows, model_shape_of, server_memory, shared_gpus, trainer_memory
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.cli.plan.plan import describe_plan, missing_gpus, missing_here, resolved_yaml
-from agentrl.cli.plan.rewards import reward_warnings
-from agentrl.cli.train import load_parts
 from agentrl.client import Client
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
+from agentrl.jobs.plan.plan import describe_plan, missing_gpus, missing_here, resolved_yaml
+from agentrl.jobs.plan.rewards import reward_warnings
+from agentrl.jobs.train import load_parts
 from agentrl.types import Task
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl.cli.evaluate import Target, evaluate_target
 from agentrl.client import Client
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
+from agentrl.jobs.evaluate import Target, evaluate_target
 from agentrl.types import Task
 from tests.support.cli import agentrl, write_run
 

@@ -17,16 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.cli.episode_bar import EpisodeBar
-from agentrl.cli.files import check_writable, write_json
-from agentrl.cli.garbage_collector import tuned_garbage_collector
-from agentrl.cli.tasks import load_tasks
-from agentrl.cli.train import load_renderer
 from agentrl.config import RunConfig
 from agentrl.engine.evaluate import EvalReport, evaluate, evaluate_with
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.inference.config import has_credentials
 from agentrl.inference.launch.pool import launch_pool
+from agentrl.jobs.episode_bar import EpisodeBar
+from agentrl.jobs.files import check_writable, write_json
+from agentrl.jobs.garbage_collector import tuned_garbage_collector
+from agentrl.jobs.tasks import load_tasks
+from agentrl.jobs.train import load_renderer
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow, load_workflow

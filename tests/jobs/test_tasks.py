@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.files import read_jsonl
-from agentrl.cli.tasks import load_tasks, read_tasks
 from agentrl.config import TasksConfig
 from agentrl.errors import ConfigError
+from agentrl.jobs.files import read_jsonl
+from agentrl.jobs.tasks import load_tasks, read_tasks
 from agentrl.types import Task
 
 

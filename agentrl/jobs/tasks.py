@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from agentrl.cli.files import read_jsonl
 from agentrl.config import TasksConfig
 from agentrl.errors import ConfigError
+from agentrl.jobs.files import read_jsonl
 from agentrl.types import Task
 from agentrl.workflow import import_user_module
 

@@ -25,12 +25,6 @@ import yaml
 from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
-from agentrl.cli.errors import describe_error
-from agentrl.cli.files import write_json
-from agentrl.cli.garbage_collector import tuned_garbage_collector
-from agentrl.cli.plan.plan import describe_plan, missing_gpus, resolved_yaml
-from agentrl.cli.run_lock import run_lock
-from agentrl.cli.tasks import TaskSets, load_tasks
 from agentrl.concurrency import task_group
 from agentrl.config import RunConfig
 from agentrl.engine.engine import Engine
@@ -40,6 +34,12 @@ from agentrl.errors import ConfigError, RunStopped, TrainerDied, TrainError
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.pool.pool import ServerPool
+from agentrl.jobs.errors import describe_error
+from agentrl.jobs.files import write_json
+from agentrl.jobs.garbage_collector import tuned_garbage_collector
+from agentrl.jobs.plan.plan import describe_plan, missing_gpus, resolved_yaml
+from agentrl.jobs.run_lock import run_lock
+from agentrl.jobs.tasks import TaskSets, load_tasks
 from agentrl.observe.progress import Progress, make_progress
 from agentrl.observe.reading import read_metrics
 from agentrl.tokens.renderer import Renderer

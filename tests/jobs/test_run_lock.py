@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.run_lock import run_lock
-from agentrl.cli.train import Existing, train
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
+from agentrl.jobs.run_lock import run_lock
+from agentrl.jobs.train import Existing, train
 from tests.support.cli import write_run
 
 HOLD = """
 import os, sys
 from pathlib import Path
-from agentrl.cli.run_lock import run_lock
+from agentrl.jobs.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2] == "fork" else -1
     if child == 0:

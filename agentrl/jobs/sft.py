@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from agentrl.cli.files import check_writable, read_jsonl
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, TokenError
+from agentrl.jobs.files import check_writable, read_jsonl
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.config import SftConfig
 

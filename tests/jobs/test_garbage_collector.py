@@ -10,10 +10,10 @@ from typing import NamedTuple
 import anyio
 import pytest
 
-from agentrl.cli.evaluate import Target, evaluate_target
-from agentrl.cli.garbage_collector import THRESHOLDS, tuned_garbage_collector
 from agentrl.client import Client
 from agentrl.config import parse_config
+from agentrl.jobs.evaluate import Target, evaluate_target
+from agentrl.jobs.garbage_collector import THRESHOLDS, tuned_garbage_collector
 from agentrl.types import Task
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli.serve import serve_checkpoint
 from agentrl.errors import ConfigError
+from agentrl.jobs.serve import serve_checkpoint
 from agentrl.servers.serve import ServeOptions, main
 
 

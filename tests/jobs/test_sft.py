@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli.sft import encode_conversations, warm_start
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
+from agentrl.jobs.sft import encode_conversations, warm_start
 from agentrl.tokens.renderer import Renderer
 
 USER = {"role": "user", "content": "Say 1."}

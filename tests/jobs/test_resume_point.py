@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.train import ResumePoint
 from agentrl.config import parse_config
 from agentrl.engine.resume import RunState
+from agentrl.jobs.train import ResumePoint
 
 
 @pytest.mark.parametrize(

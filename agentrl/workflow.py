@@ -75,7 +75,7 @@ class RolloutWorkflow(ABC):
     async def opened(self) -> AsyncGenerator[None]:
         """Hold open what all episodes share, such as a pool of environments; entered once around a run or an evaluation.
 
-        Cancellation: closes what it holds.
+        Cancellation: what it holds is closed.
         """
         yield
 
@@ -210,6 +210,21 @@ def import_user_module(name: str, field: str = "workflow") -> ModuleType:
         raise ConfigError(f"{field}: module {name!r} needs {error.name!r}, which is not installed") from error
     except Exception as error:
         raise ConfigError(f"{field}: importing {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def import_user_object(spec: str, field: str) -> object:
+    """Return what `module:name` names; `field` names the setting in messages.
+
+    Raises:
+        ConfigError: `spec` has another form, the module cannot be imported, or it has no such name.
+    """
+    module, colon, name = spec.partition(":")
+    if not (module and colon and name):
+        raise ConfigError(f"{field}: expected module:name, such as my_agent:helper, got {spec!r}")
+    try:
+        return getattr(import_user_module(module, field), name)
+    except AttributeError:
+        raise ConfigError(f"{field}: module {module} has no {name!r}") from None
 
 
 def _workflows_in(module: ModuleType) -> list[str]:

@@ -14,14 +14,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.tokenizer.files import ModelFiles
 
-_SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_MARKERS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-_TEMPLATE: Final = """\
+SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKERS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+CHAT_TEMPLATE: Final = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-{{- '# Tools' }}{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
-{{- '<|im_end|>\\n' }}
+{{- '# Tools\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+{{- '\\n</tools><|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
 {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
@@ -65,11 +66,11 @@ def plain_tokenizer() -> PlainTokenizer:
     tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue] - typed read-only
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue] - typed read-only
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIALS])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in _MARKERS])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
     files = ModelFiles(
         tokenizer_json=tokenizer.to_str(),
-        templates={"default": _TEMPLATE},
+        templates={"default": CHAT_TEMPLATE},
         special_tokens={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
         eos_ids=frozenset(),
         vocab_size=None,

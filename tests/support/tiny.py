@@ -9,41 +9,9 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from agentrl.tokens.plain import CHAT_TEMPLATE, MARKERS, SPECIALS
+
 Architecture = Literal["qwen2", "qwen3", "llama"]
-
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-
-CHAT_TEMPLATE = """\
-{%- if tools %}
-{{- '<|im_start|>system\\n' }}
-{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-{{- '# Tools\\n<tools>' }}
-{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
-{{- '\\n</tools><|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- elif message.role == 'assistant' %}
-{{- '<|im_start|>assistant\\n' + (message.content or '') }}
-{%- for tool_call in message.tool_calls or [] %}
-{%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
-{{- '<tool_call>\\n{"name": "' + tool_call.function.name + '", "arguments": ' }}
-{{- tool_call.function.arguments if tool_call.function.arguments is string else tool_call.function.arguments | tojson }}
-{{- '}\\n</tool_call>' }}
-{%- endfor %}
-{{- '<|im_end|>\\n' }}
-{%- elif message.role == 'tool' %}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
 
 _MERGE_CORPUS = (
     "The answer is forty two. What is the sum of these numbers? Use the tool, then tell me the result.\n"

@@ -35,7 +35,7 @@ async def test_numbers_and_texts_are_compared_without_workers(play: Player) -> N
 
 
 async def test_a_response_that_the_token_limit_cut_is_wrong_and_recorded(play: Player) -> None:
-    text = r"\boxed{0.5} and then it goes on for a long time"
+    text = r"\boxed{0.5} and then a long explanation follows"
     [episode] = await play.all(Reasoning(compare="number"), HALF, [text], max_tokens=20)
     assert (episode.final_reward, episode.metrics["truncated"]) == (0.0, 1.0)
 

@@ -1,10 +1,34 @@
-"""Graders that a run file can name, such as for `agentrl_workflows.tool_agent`: from message and task to a reward."""
+"""Graders that a run file can name, such as for `agentrl_workflows.tool_agent`, and a base for workflows that grade math."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from agentrl.reward.equivalence import MathGrader
 from agentrl.reward.extract import after, boxed, first_of, last_number
 from agentrl.reward.match import exact_match, numeric_match
 from agentrl.types import Task
+from agentrl.workflow import RolloutWorkflow
+
+
+class MathGradedWorkflow(RolloutWorkflow):
+    """A workflow whose answers one `MathGrader` compares; its processes end with the run."""
+
+    def __init__(self, grader: MathGrader | None) -> None:
+        self._grader = grader
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None]:
+        """End the grading processes with the block.
+
+        Cancellation: they are ended.
+        """
+        try:
+            yield
+        finally:
+            if self._grader is not None:
+                self._grader.close()
 
 
 def number_matches(answer: str, task: Task) -> float:

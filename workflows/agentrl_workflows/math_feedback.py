@@ -6,8 +6,6 @@ agentrl train examples/bundled/math_feedback.yaml
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Literal
 
 from agentrl.client import Client, MessageLike
@@ -16,14 +14,14 @@ from agentrl.reward.equivalence import MathGrader
 from agentrl.reward.extract import boxed, first_of, last_number
 from agentrl.reward.match import numeric_match
 from agentrl.types import Task
-from agentrl.workflow import RolloutWorkflow
+from agentrl_workflows.graders import MathGradedWorkflow
 
 INSTRUCTION = "Reason step by step, and put your final answer within \\boxed{}."
 FEEDBACK = "Your answer is wrong, try again."
 extract_answer = first_of(boxed, last_number)
 
 
-class MathFeedback(RolloutWorkflow):
+class MathFeedback(MathGradedWorkflow):
     r"""Asks `task["question"]` until the answer equals `task["answer"]`, or the attempts are used up.
 
     Records `correct`, `attempts`, and `repeated` (1 if a wrong answer was given again). A response that a token limit cut is
@@ -58,19 +56,7 @@ class MathFeedback(RolloutWorkflow):
             )
         self._max_attempts, self._discount = max_attempts, discount
         self._instruction, self._feedback = instruction, feedback
-        self._grader = MathGrader(extract=extract_answer, num_workers=num_workers) if compare == "math" else None
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[None]:
-        """End the grading processes with the run.
-
-        Cancellation: they are ended.
-        """
-        try:
-            yield
-        finally:
-            if self._grader is not None:
-                self._grader.close()
+        super().__init__(MathGrader(extract=extract_answer, num_workers=num_workers) if compare == "math" else None)
 
     async def run(self, task: Task, client: Client) -> float:
         """Return `discount` to the power of the wrong answers before the right one; 0.0 without a right one.

@@ -6,8 +6,6 @@ agentrl train examples/bundled/reasoning.yaml
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Literal
 
 from agentrl.client import Client
@@ -17,12 +15,12 @@ from agentrl.reward.match import exact_match, numeric_match
 from agentrl.reward.rubric import Rubric
 from agentrl.reward.shaping import has_one_box
 from agentrl.types import Task
-from agentrl.workflow import RolloutWorkflow
+from agentrl_workflows.graders import MathGradedWorkflow
 
 SYSTEM = r"Reason step by step, then give the final answer in \boxed{}."
 
 
-class Reasoning(RolloutWorkflow):
+class Reasoning(MathGradedWorkflow):
     r"""Asks `task["question"]` once and compares the answer with `task["answer"]`.
 
     Records `correct`, `format` (exactly one box) and `truncated`; a response that a token limit cut is wrong.
@@ -42,21 +40,9 @@ class Reasoning(RolloutWorkflow):
         system: str = SYSTEM,
         num_workers: int = 2,
     ) -> None:
-        self._grader = MathGrader(num_workers=num_workers) if compare == "math" else None
+        super().__init__(MathGrader(num_workers=num_workers) if compare == "math" else None)
         self._compare, self._system = compare, system
         self._rubric = Rubric(correct=(1.0, self._is_correct), format=(format_weight, self._has_format))
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[None]:
-        """End the grading processes with the run.
-
-        Cancellation: they are ended.
-        """
-        try:
-            yield
-        finally:
-            if self._grader is not None:
-                self._grader.close()
 
     async def run(self, task: Task, client: Client) -> float:
         """Return the weighted sum of `correct` and `format`.

@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError, WorkflowError
 from agentrl.tools import RepliesToCalls, reply_to, tool
 from agentrl.types import Task
 from agentrl.validation import check_reward
-from agentrl.workflow import RolloutWorkflow, import_user_module
+from agentrl.workflow import RolloutWorkflow, import_user_object
 
 AnswerGrader: TypeAlias = Callable[[str, Task], float | Awaitable[float]]
 """Gets the last message of the model and the task, and returns the reward."""
@@ -66,7 +66,7 @@ class ToolAgent(RolloutWorkflow):
         if max_turns < 1:
             raise ConfigError(f"max_turns must be at least 1, got {max_turns}")
         self._grade = cast("AnswerGrader", _find_callable(grader, "grader"))
-        self._own = [each for spec in tools for each in _tools_of(_find_by_path(spec, "tools"), f"tools: {spec}")]
+        self._own = [each for spec in tools for each in _tools_of(import_user_object(spec, "tools"), f"tools: {spec}")]
         self._toolboxes = [(spec, cast("Toolbox", _find_callable(spec, "toolboxes"))) for spec in toolboxes]
         _check_names(self._own)
         self._max_turns, self._system = max_turns, system
@@ -118,18 +118,8 @@ class ToolAgent(RolloutWorkflow):
             return check_reward(await graded if inspect.isawaitable(graded) else graded, "the grader")
 
 
-def _find_by_path(spec: str, field: str) -> object:
-    module, colon, name = spec.partition(":")
-    if not (module and colon and name):
-        raise ConfigError(f"{field}: expected module:name, such as my_tools:look_up, got {spec!r}")
-    try:
-        return getattr(import_user_module(module, field), name)
-    except AttributeError:
-        raise ConfigError(f"{field}: module {module} has no {name!r}") from None
-
-
 def _find_callable(spec: str, field: str) -> Callable[..., object]:
-    found = _find_by_path(spec, field)
+    found = import_user_object(spec, field)
     if not callable(found):
         raise ConfigError(f"{field}: {spec} is not callable")
     return found

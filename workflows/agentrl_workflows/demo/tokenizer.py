@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+from agentrl.tokens.plain import MARKERS, SPECIALS
 
 ROLES: Final = ("system\n", "user\n", "assistant\n")
 """Phrases that every chat needs: a demo names them among its own."""

@@ -9,13 +9,12 @@ the same text in a run file would be.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from agentrl.algo.config import AlgorithmConfig
@@ -24,7 +23,9 @@ from agentrl.configbase import Config, Seed
 from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE, EngineConfig
 from agentrl.engine.weight_route import Route, idle_fields, route_of, route_problems
 from agentrl.errors import ConfigError
+from agentrl.fields import config_fields
 from agentrl.inference.config import InferenceConfig
+from agentrl.misspelled import guess_field
 from agentrl.rollout.config import RolloutConfig
 from agentrl.train.config import SftConfig, TrainerConfig
 from agentrl.weights.config import SyncConfig
@@ -326,9 +327,7 @@ def _explain(detail: ErrorDetails) -> list[str]:
     """Return one line for each problem in a pydantic error: the field, what is wrong, and the fix."""
     where = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        known = _fields_at(RunConfig, detail["loc"][:-1])
-        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"fields here: {', '.join(sorted(known))}"
+        hint = guess_field(where, [field.path for field in config_fields(RunConfig)], detail["input"])
         return [f"{where}: there is no such field; {hint}"]
     if detail["type"] == "missing":
         return [f"{where}: required, but missing"]
@@ -337,11 +336,3 @@ def _explain(detail: ErrorDetails) -> list[str]:
         return [f"{where}: {line}" if where else line for line in message.split("\n")]
     got = detail["input"]
     return [f"{where}: {message[0].lower()}{message[1:]}, got {type(got).__name__} {got!r}"]
-
-
-def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    for part in loc:
-        annotation = model.model_fields[str(part)].annotation
-        nested = [kind for kind in (annotation, *getattr(annotation, "__args__", ())) if isinstance(kind, type)]
-        model = next(kind for kind in nested if issubclass(kind, BaseModel))
-    return list(model.model_fields)

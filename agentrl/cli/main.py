@@ -1,4 +1,4 @@
-"""The `agentrl` command: train, eval, serve, sft, doctor, validate, envs.
+"""The `agentrl` command: train, eval, serve, sft, doctor, validate, envs, explain, config.
 
 Invariant: bad input prints one message and exits with status 2; a failed run prints one message and exits with status 1.
 Ctrl-C and SIGTERM end everything that the command started and print where the results are. A traceback on the terminal is
@@ -49,7 +49,7 @@ def train_command(
     Args:
         config: YAML file that describes the run.
         overrides: Fields of the file to override, such as --trainer.lr 1e-5 --name second-try.
-        dry_run: Print the resolved plan and start nothing.
+        dry_run: Print the resolved plan and start nothing; what this machine lacks comes first, with exit status 1.
         replace: Delete an existing runs/NAME/ first; without this flag an existing one is an error.
         resume: Continue from the newest checkpoint in runs/NAME/; a complete run only prints where its summary is.
         accept_changed_tasks: With --resume, continue with tasks that are not those of the checkpoint.
@@ -61,10 +61,11 @@ def train_command(
         from agentrl.jobs.plan.plan import describe_plan, missing_here, resolved_yaml
         from agentrl.jobs.plan.rewards import reward_warnings
 
-        notes = "".join(f"not on this machine: {line}\n" for line in missing_here(run))
-        notes += "".join(f"warning: {line}\n" for line in reward_warnings(run))
-        print(f"{describe_plan(run)}\n{notes}\n{resolved_yaml(run)}", end="")
-        return
+        missing = missing_here(run)
+        lacks = "".join(f"not on this machine: {line}\n" for line in missing)
+        warnings = "".join(f"warning: {line}\n" for line in reward_warnings(run))
+        print(f"{lacks}{describe_plan(run)}\n{warnings}\n{resolved_yaml(run)}", end="")
+        sys.exit(1 if missing else 0)
     from agentrl.jobs.train import train
 
     existing = "replace" if replace else "resume" if resume else "error"
@@ -238,6 +239,32 @@ def play_command(name: str, /, *arguments: str, task: str = "{}", seed: int = 0)
     )
 
 
+@app.command(name="explain")
+def explain_command(name: str, /) -> None:
+    """Print what a field of the run file means, its type, its unit and its default; for a section, its fields.
+
+    Args:
+        name: A field such as trainer.lr, a section such as trainer, or the last part of a field, such as lr.
+    """
+    from agentrl.cli.reference import explain_name
+
+    print(explain_name(name))
+
+
+@app.command(name="config")
+def config_command(config: Path | None = None, /, *overrides: Overrides, all: bool = False) -> None:
+    """List every field of a run file with its default; with a run file, the values that it gives.
+
+    Args:
+        config: YAML file that describes a run; without it the command lists the defaults.
+        overrides: Fields of the file to override.
+        all: With a run file, list also the fields that it leaves at their defaults.
+    """
+    from agentrl.cli.reference import describe_fields
+
+    print(describe_fields(None if config is None else _read_run(config, overrides), every=all))
+
+
 def _read_run(path: Path, overrides: Sequence[str]) -> RunConfig:
     from agentrl.config import load_config
 
@@ -278,6 +305,9 @@ def run_command(command: Callable[[], object]) -> None:
             command()
     except KeyboardInterrupt as interrupt:
         sys.exit(print_interrupt(interrupt))
+    except BrokenPipeError:  # `agentrl config | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (AgentRLError, BaseExceptionGroup) as error:
         found = first_agentrl_error(error)
         if found is None:

@@ -24,7 +24,7 @@ def test_bad_input_is_one_message_and_status_two(tmp_path: Path, checkpoint: Pat
     write_run(tmp_path, checkpoint)
     for arguments, expected in [
         (["train", "none.yaml"], "cannot read the run file none.yaml"),
-        (["train", "run.yaml", "--trainer.lrr", "1"], "trainer.lrr: there is no such field; did you mean lr?"),
+        (["train", "run.yaml", "--trainer.lrr", "1"], "trainer.lrr: there is no such field; did you mean trainer.lr?"),
         (["train", "run.yaml", "--workflow", "my_agent:nothing"], "has no 'nothing'; it has solve"),
         (["train", "run.yaml", "--tasks.path", "none.jsonl"], "cannot read none.jsonl"),
         (["train", "run.yaml", "--model.path", "nowhere"], "nowhere"),

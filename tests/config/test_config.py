@@ -122,7 +122,7 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"trainer": {"lrr": 1}}, "trainer.lrr: there is no such field; did you mean lr?"),
+        ({"trainer": {"lrr": 1}}, "trainer.lrr: there is no such field; did you mean trainer.lr?"),
         ({"zzz": 1}, "zzz: there is no such field; fields here:"),
         ({"trainer": {"lr": "fast"}}, "trainer.lr: input should be a valid number"),
         ({"trainer": {"lr": -1}}, "trainer.lr: input should be greater than 0, got int -1"),

@@ -105,7 +105,9 @@ def missing_here(config: RunConfig) -> list[str]:
         probes.append(("", partial(find_sglang_python, inference)))
     missing: list[str] = []
     if not Path(config.model.path).is_dir():
-        missing.append(f"model.path: there is no directory {config.model.path}")
+        missing.append(
+            f"model.path: there is no directory {config.model.path}; put a HF checkpoint there, or name another one"
+        )
     missing += missing_gpus(config)
     for field, probe in probes:
         try:

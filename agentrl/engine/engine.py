@@ -248,7 +248,8 @@ class Engine:
     async def _dispatch(self, work: TaskGroup) -> None:
         """Open groups as fast as slots and the bound allow, each after the one before has all its slots."""
         while True:
-            with self._board.waiting("the dispatcher", "a free episode slot"):
+            slot = self._journal.during("dispatcher", "wait_for_slot")
+            with self._board.waiting("the dispatcher", "a free episode slot"), slot:
                 async with self._slots:
                     pass
             with self._board.waiting("the dispatcher", self._describe_admission), self._journal.timed("rollout_wait_s"):
@@ -257,7 +258,8 @@ class Engine:
                 return
             started = anyio.Event()
             work.start_soon(self._group, self._order[ticket.index], ticket, started)
-            with self._board.waiting("the dispatcher", f"episode slots for group {ticket.index}"):
+            slots = self._journal.during("dispatcher", "wait_for_slot")
+            with self._board.waiting("the dispatcher", f"episode slots for group {ticket.index}"), slots:
                 await started.wait()
 
     async def _group(self, task: Task, ticket: Ticket, started: anyio.Event) -> None:

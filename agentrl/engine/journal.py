@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from agentrl.engine.batch import PreparedBatch
 from agentrl.engine.buffer import GroupBuffer, VersionClock
@@ -25,13 +26,21 @@ from agentrl.engine.publisher import PublishReport
 from agentrl.engine.report import RunReport, Timer, Totals
 from agentrl.engine.resume import RunState
 from agentrl.errors import ErrorBudgetExceeded
+from agentrl.observe.clock import last_wall_s
 from agentrl.observe.metrics import MetricValue, prefixed
 from agentrl.observe.progress import Snapshot
 from agentrl.observe.records import BackgroundJsonLines, JsonLines, trajectory_record
+from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.rollout.config import RolloutConfig
 from agentrl.train.base import StepReport
 from agentrl.types import EpisodeFailure, Group, Trajectory
 from agentrl.watchdog.delays import loop_blocked_s
+
+_TIMED: Mapping[Timer, tuple[Actor, ActivityName]] = {
+    "trainer_wait_s": ("trainer", "wait_for_batch"),
+    "rollout_wait_s": ("dispatcher", "wait_for_bound"),
+    "train_s": ("trainer", "train"),
+}
 
 
 class ErrorBudget:
@@ -130,7 +139,11 @@ class Journal:
             self._trajectories = BackgroundJsonLines(path, None if mark is None else {"event": "resumed", **mark})
         self._budget = ErrorBudget(rollout)
         self._totals = Totals(first_step=resume.step, steps=resume.step)
-        self._begin = self._last_step = time.perf_counter()
+        self._timeline = JsonLines(run_dir / "timeline.jsonl")
+        self._last_step = time.perf_counter()
+        self._resumed_s = last_wall_s(run_dir) if resume.step else 0.0
+        self._begin = self._last_step - self._resumed_s
+        """The moment of `time.perf_counter` at which the run's clock shows 0."""
         self._last_tokens = 0
         self._last_blocked = loop_blocked_s()
         self._last_seconds: dict[Timer, float] = {}
@@ -140,12 +153,41 @@ class Journal:
 
     @contextmanager
     def timed(self, timer: Timer) -> Generator[None, None, None]:
-        """Add the duration of the block, seconds, to a counter of the report."""
+        """Add the duration of the block, seconds, to a counter of the report, and record it in the timeline."""
         begin = time.perf_counter()
         try:
-            yield
+            with self.during(*_TIMED[timer]):
+                yield
         finally:
             self._totals.seconds[timer] += time.perf_counter() - begin
+
+    @contextmanager
+    def during(self, actor: Actor, activity: ActivityName) -> Generator[None]:
+        """Record the block in the timeline, unless it is left by an exception, for the step that is next to be finished."""
+        begin = time.perf_counter()
+        yield
+        self._worked(actor, activity, begin, time.perf_counter())
+
+    def published(self, ended: float, report: PublishReport) -> None:
+        """Record in the timeline a publication that ended at `ended`, a moment of `time.perf_counter`."""
+        update = ended - report.update_s
+        pause = update + report.pause_after_s
+        self._worked("trainer", "publish", update - report.publish_s, update)
+        self._worked("servers", "update", update, ended)
+        self._worked("servers", "pause", pause, pause + report.pause_s)
+
+    def _worked(self, actor: Actor, activity: ActivityName, begin: float, end: float, step: int | None = None) -> None:
+        """Add a line to the timeline; `begin` and `end` are moments of `time.perf_counter`."""
+        if activity.startswith("wait_") and end - begin < MIN_WAIT_S:
+            return
+        entry = Activity(
+            actor=actor,
+            activity=activity,
+            start_s=round(begin - self._begin, 4),
+            end_s=round(end - self._begin, 4),
+            step=self._totals.steps + 1 if step is None else step,
+        )
+        self._timeline.append_bytes(msgspec.json.encode(entry) + b"\n")
 
     def episode(self, trajectory: Trajectory, *, group: int | None) -> None:
         """Record a finished episode; `group` is None for an evaluation.
@@ -197,6 +239,7 @@ class Journal:
             RunStopped: one was deleted or replaced.
         """
         self._metrics.check_in_place()
+        self._timeline.check_in_place()
         if self._trajectories is not None:
             self._trajectories.check_in_place()
 
@@ -240,7 +283,9 @@ class Journal:
         self._shown = line
 
     def checkpoint(self, step: int, path: Path, seconds: float) -> None:
-        """Record a checkpoint."""
+        """Record a checkpoint that has just been written, and took `seconds`."""
+        end = time.perf_counter()
+        self._worked("trainer", "checkpoint", end - seconds, end, step)
         self._totals.checkpoint = str(path)
         self._append("checkpoint", {"step": step, "path": str(path), "seconds": seconds})
 
@@ -256,10 +301,12 @@ class Journal:
             await self._trajectories.flush()
 
     async def evaluation(self, step: int, report: EvalReport) -> None:
-        """Record an evaluation that began after `step`, once its episodes are on disk.
+        """Record an evaluation that began after `step` and has just ended, once its episodes are on disk.
 
         Cancellation: nothing is recorded.
         """
+        end = time.perf_counter()
+        self._worked("evaluation", "evaluate", end - report.seconds, end, step)
         await self.flush()
         line = {"step": step, **report.metrics()}
         self._totals.evaluations.append(line)
@@ -301,6 +348,7 @@ class Journal:
 
     def report(self) -> RunReport:
         """Return what the run has done so far."""
+        run_seconds = time.perf_counter() - self._begin
         return self._totals.report(
             policy_version=self._clock.version,
             max_staleness=self._max_staleness,
@@ -309,7 +357,8 @@ class Journal:
             sampled_tokens=self._flights.num_tokens,
             evaluation_tokens=self._flights.num_evaluation_tokens,
             in_flight_tokens=self._flights.tokens_by_group.total(),
-            wall_seconds=time.perf_counter() - self._begin,
+            wall_seconds=run_seconds - self._resumed_s,
+            run_seconds=run_seconds,
         )
 
     async def write(self) -> None:
@@ -341,6 +390,7 @@ class Journal:
         finally:
             self._append("end", {"error": message, **asdict(self.report())})
             self._metrics.close()
+            self._timeline.close()
 
     def _append(self, event: str, fields: Mapping[str, object], *, policy_version: int | None = None) -> None:
         version = self._clock.version if policy_version is None else policy_version

@@ -33,6 +33,8 @@ class PublishReport:
 
     publish_s: float
     update_s: float
+    pause_after_s: float
+    """From the beginning of the update to the first pause."""
     pause_s: float
     probe_difference: float | None
     """Nats."""
@@ -101,6 +103,7 @@ class WeightPublisher:
         return PublishReport(
             publish_s=published - begin,
             update_s=updated - published,
+            pause_after_s=update.pause_after_s,
             pause_s=update.pause_s,
             probe_difference=update.probe_difference,
             num_bytes=update.num_bytes or num_bytes,

@@ -55,6 +55,9 @@ class RunReport:
     wasted_tokens: Mapping[str, int]
     """Sampled for training and never trained, by cause; `in_flight`: the run ended first."""
     wall_seconds: float
+    """Time of this process."""
+    run_seconds: float
+    """Time on the run's clock: that of earlier processes included."""
     trainer_wait_seconds: float
     """Time that the trainer waited for groups."""
     rollout_wait_seconds: float
@@ -167,6 +170,7 @@ class Totals:
         evaluation_tokens: int,
         in_flight_tokens: int,
         wall_seconds: float,
+        run_seconds: float,
     ) -> RunReport:
         """Return the report of these counters and of the arguments."""
         in_flight = {"in_flight": in_flight_tokens} if in_flight_tokens else {}
@@ -188,6 +192,7 @@ class Totals:
             trained_tokens=self.trained_tokens,
             wasted_tokens={**self.wasted, **in_flight},
             wall_seconds=wall_seconds,
+            run_seconds=run_seconds,
             trainer_wait_seconds=self.seconds["trainer_wait_s"],
             rollout_wait_seconds=self.seconds["rollout_wait_s"],
             train_seconds=self.seconds["train_s"],

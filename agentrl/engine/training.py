@@ -233,6 +233,7 @@ class TrainLoop:
         """
         with self._board.waiting("the trainer", f"the servers to take version {version}"):
             published = await self._weights.publish(version)
+        self._journal.published(time.perf_counter(), published)
         self._watchdog.progress()
         return published
 
@@ -309,7 +310,10 @@ class TrainLoop:
             InvariantError: no other server is left, or a log-prob is impossible.
         """
         version = self._clock.version
-        with self._board.waiting("the trainer", f"a spot check of the servers at version {version}"):
+        with (
+            self._board.waiting("the trainer", f"a spot check of the servers at version {version}"),
+            self._journal.during("trainer", "spot_check"),
+        ):
             report = await self._spot_check.run(version)
         self._watchdog.progress()
         servers = self._spot_check.servers

@@ -175,6 +175,8 @@ class UpdateReport:
     """Servers that run the new weights."""
     evicted: tuple[str, ...] = ()
     """Servers left out because they failed; they must catch up before they serve again."""
+    pause_after_s: float = 0.0
+    """Seconds from the beginning of the update to the first pause."""
     probe_difference: float | None = None
     """Largest absolute difference, nats, between a server's and the trainer's log-probs on the probe prompt."""
     num_bytes: int | None = None

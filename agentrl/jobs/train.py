@@ -40,6 +40,7 @@ from agentrl.jobs.garbage_collector import tuned_garbage_collector
 from agentrl.jobs.plan.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.jobs.run_lock import run_lock
 from agentrl.jobs.tasks import TaskSets, load_tasks
+from agentrl.observe.clock import last_wall_s
 from agentrl.observe.progress import Progress, make_progress
 from agentrl.observe.reading import read_metrics
 from agentrl.tokens.renderer import Renderer
@@ -351,6 +352,7 @@ def _conclude_complete(run: RunConfig, checkpoint: ResumePoint) -> RunReport:
         evaluation_tokens=0,
         in_flight_tokens=0,
         wall_seconds=0.0,
+        run_seconds=last_wall_s(run.run_dir),
     )
     if not _is_concluded(file):
         _write_summary(run, report, None)

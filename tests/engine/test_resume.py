@@ -67,3 +67,5 @@ async def test_an_asynchronous_run_that_fails_and_continues_trains_every_task_on
     assert trained_tasks(renderer, kept) == dict.fromkeys(range(len(TASKS)), 3)
     assert [batch.policy_version for batch in kept] == list(range(1, STEPS + 1))
     assert len(lines(tmp_path / "metrics.jsonl", "step")) >= STEPS
+    times = [line["wall_s"] for line in lines(tmp_path / "metrics.jsonl")]
+    assert times == sorted(times), "the run's clock continues"

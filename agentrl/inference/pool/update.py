@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import anyio
 import numpy as np
@@ -28,6 +28,17 @@ from agentrl.inference.pool.transfer import Each, WeightTransfer, check_changed,
 logger = logging.getLogger(__name__)
 CLEANUP_S = 3.0
 """Seconds that the pool spends on continuing paused servers after an error or a cancellation."""
+
+
+class SwapReport(NamedTuple):
+    """When and how long servers paused, and what each was sent."""
+
+    pause_after_s: float
+    """Seconds from the beginning of the swap to the first pause."""
+    pause_s: float
+    """Seconds from the first pause to the last continue."""
+    num_bytes: int | None
+    """Bytes sent to each server; None where servers read files."""
 
 
 class WeightSwap:
@@ -48,10 +59,8 @@ class WeightSwap:
         self.digests: dict[Member, Mapping[str, str]] = {}
         """Reported by the servers that have loaded the version, and equal to the expected ones where comparable."""
 
-    async def run(
-        self, chosen: Sequence[Member], each: Each, commit: Callable[[], None], *, again: bool
-    ) -> tuple[float, int | None]:
-        """Pause, load, compare and resume; return the seconds of the pause, and the bytes sent to each server.
+    async def run(self, chosen: Sequence[Member], each: Each, commit: Callable[[], None], *, again: bool) -> SwapReport:
+        """Pause, load, compare and resume; return when and how long servers paused, and the bytes sent to each.
 
         Args:
             chosen: the servers.
@@ -65,6 +74,7 @@ class WeightSwap:
         Cancellation: as after an error.
         """
         known = self._members.digests if again else None
+        entered = anyio.current_time()
         async with open_transfer(self._source, self._members, chosen, each, again=again) as transfer:
             began = anyio.current_time()
             await transfer.start(await each(self._pause))
@@ -73,7 +83,7 @@ class WeightSwap:
             compare(transfer.expected, self.digests, known)
             commit()
             await each(self._resume)
-            return anyio.current_time() - began, transfer.num_bytes
+            return SwapReport(began - entered, anyio.current_time() - began, transfer.num_bytes)
 
     async def _pause(self, member: Member) -> None:
         await member.server.pause(self._mode)
@@ -146,18 +156,19 @@ class Update:
         """Update the servers; errors and cancellation are those of `Updater.update`."""
         chosen = tuple(self._left)
         try:
-            pause_s, num_bytes = await self._swap.run(chosen, self._each, self._commit, again=False)
+            swap = await self._swap.run(chosen, self._each, self._commit, again=False)
         finally:
             self._settle()
             await resume_paused(chosen)
         difference = None if probe is None else await self._probe(probe)
         return UpdateReport(
             version=self._source.version,
-            pause_s=pause_s,
+            pause_after_s=swap.pause_after_s,
+            pause_s=swap.pause_s,
             updated=tuple(member.url for member in self._left),
             evicted=tuple(member.url for member in self._failures),
             probe_difference=difference,
-            num_bytes=num_bytes,
+            num_bytes=swap.num_bytes,
         )
 
     def _commit(self) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
     from agentrl.jobs.notebook import run_episode
     from agentrl.tokens.verify import verify
+    from agentrl.tools.processes import in_process
     from agentrl.types import Group, Sample, StopReason, Task, Trajectory, Turn
     from agentrl.workflow import RolloutWorkflow
 
@@ -37,6 +38,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "evaluate",
+    "in_process",
     "open_environment",
     "reply_to",
     "run_episode",
@@ -59,6 +61,7 @@ _HOME = {
     "Trajectory": "agentrl.types",
     "Turn": "agentrl.types",
     "evaluate": "agentrl.engine.evaluate",
+    "in_process": "agentrl.tools.processes",
     "open_environment": "agentrl.env",
     "reply_to": "agentrl.client",
     "run_episode": "agentrl.jobs.notebook",

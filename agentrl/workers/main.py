@@ -1,4 +1,4 @@
-"""The process in which a grading function runs: jobs come in on stdin, replies go out on stdout, as lines of JSON.
+"""A worker process: jobs come in on stdin, replies go out on stdout, as lines of JSON.
 
 Invariant: it holds no descriptors but stdin, stdout and stderr, and no environment but what the pool gives it. It ends when
 its stdin ends, so it dies with its parent. A job that spends its CPU time ends the process by SIGPROF, whatever code runs.
@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, cast
 
 MAX_FILE_BYTES = 2**20
-"""What the process may write into any file, its own stderr included."""
+"""What a process with limits may write into any file, its own stderr included."""
 MAX_OPEN_FILES = 64
 _MAX_TRACEBACK_CHARS = 4_000
 
@@ -28,14 +28,27 @@ def run_jobs(loader: str, cpu_s: float, memory_bytes: int) -> None:
     """Answer jobs until stdin ends.
 
     Args:
-        loader: `module:name` of a function without arguments that returns the grading function.
-        cpu_s: CPU seconds of one job.
-        memory_bytes: address space of the process.
+        loader: `module:name` of a function without arguments that returns the function of the jobs.
+        cpu_s: CPU seconds of one job; 0: no limit.
+        memory_bytes: address space of the process; 0: no limit, neither for memory nor for files.
     """
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what a grading function prints is no reply
+    os.dup2(2, 1)  # what the function prints is no reply
     module, _, name = loader.partition(":")
-    grade = cast("Callable[..., object]", getattr(importlib.import_module(module), name)())
+    function = cast("Callable[..., object]", getattr(importlib.import_module(module), name)())
+    if memory_bytes:
+        _limit_resources(memory_bytes)
+    jobs: SimpleQueue[bytes] = SimpleQueue()
+    Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
+    replies.write(b'{"ready": true}\n')
+    while True:
+        reply = _answer(function, jobs.get(), cpu_s)
+        replies.write(json.dumps(reply).encode() + b"\n")
+        if "value" not in reply:
+            return  # an interrupted function may have left anything behind in its libraries
+
+
+def _limit_resources(memory_bytes: int) -> None:
     for kind, limit in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CORE, 0),
@@ -45,14 +58,6 @@ def run_jobs(loader: str, cpu_s: float, memory_bytes: int) -> None:
         hard = resource.getrlimit(kind)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
-    jobs: SimpleQueue[bytes] = SimpleQueue()
-    Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
-    replies.write(b'{"ready": true}\n')
-    while True:
-        reply = _answer(grade, jobs.get(), cpu_s)
-        replies.write(json.dumps(reply).encode() + b"\n")
-        if "value" not in reply:
-            return  # an interrupted function may have left anything behind in its libraries
 
 
 def _read_jobs(jobs: SimpleQueue[bytes]) -> None:
@@ -61,11 +66,11 @@ def _read_jobs(jobs: SimpleQueue[bytes]) -> None:
     os._exit(0)  # the parent has ended, or does not need this process any more; a job may still run
 
 
-def _answer(grade: Callable[..., object], job: bytes, cpu_s: float) -> dict[str, object]:
+def _answer(function: Callable[..., object], job: bytes, cpu_s: float) -> dict[str, object]:
     arguments: list[Any] = json.loads(job)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
-        value = grade(*arguments)
+        value = function(*arguments)
         json.dumps(value)
         return {"value": value}
     except MemoryError:

@@ -1,7 +1,8 @@
 """Python functions as tools: the schema the model sees, and the reply to a call it made.
 
 Invariant: any arguments that a model writes become either a validated call or an error text that the model can read. An
-error inside a tool counts as the environment's fault unless the tool raises `ToolError`.
+error inside a tool counts as the environment's fault unless the tool raises `ToolError`. A plain function blocks no event
+loop unless it asks for it.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, get_type_hints, overload
+from functools import partial
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, get_type_hints, overload
 
+import anyio
 import docstring_parser
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToolMessageParam
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import to_json
 
 from agentrl.env import environment_boundary
+from agentrl.errors import EnvironmentFault
+from agentrl.tools.errors import ToolError
+from agentrl.tools.processes import PROCESS_TIMEOUT_S, call_by_name, importable_name
+from agentrl.tools.threads import call_in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -24,8 +31,8 @@ R = TypeVar("R", covariant=True)
 _MAX_ERROR_CHARS = 800
 
 
-class ToolError(Exception):
-    """Raise it inside a tool: its message becomes the tool's reply, for the model to read and try again."""
+RunsIn: TypeAlias = Literal["loop", "thread", "process"]
+"""Where the function of a tool runs: in the event loop, in a worker thread, or in a worker process."""
 
 
 class Tool(Generic[P, R]):
@@ -53,11 +60,23 @@ class Tool(Generic[P, R]):
     name: str
     schema: ChatCompletionFunctionToolParam
     """The entry for the `tools` argument of a model call."""
+    run_in: RunsIn
+    """Where `reply` runs the function."""
 
-    def __init__(self, function: Callable[P, R], *, name: str | None = None, description: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        run_in: RunsIn | None = None,
+        timeout: float | None = None,
+    ) -> None:
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
         self.name = name or function.__name__
         self._function = function
+        self.run_in = _place(function, self.name, run_in, timeout)
+        self._timeout = timeout
         text, notes = _read_docstring(inspect.getdoc(function) or "")
         self._arguments, self._names = _argument_model(function, self.name, notes)
         parameters = self._arguments.model_json_schema()
@@ -77,23 +96,56 @@ class Tool(Generic[P, R]):
         """Run a tool call of a completion and return the message that answers it.
 
         Arguments that are not JSON, or do not fit the signature, and `ToolError` become a text that starts with `Error:`.
-        A result that is not a string is written as JSON. A plain (not async) function runs in the event loop, so it should
-        be quick.
+        A result that is not a string is written as JSON.
 
         Args:
             call: an entry of `message.tool_calls`, as the openai object or as a mapping.
 
         Raises:
-            EnvironmentFault: the function raised anything but `ToolError`; agentrl's own errors pass unchanged.
+            EnvironmentFault: the function raised anything but `ToolError`, or its timeout passed; agentrl's own errors pass
+                unchanged.
 
-        Cancellation: the function is cancelled where it awaits; what it did so far stays done.
+        Cancellation: an async function is cancelled where it awaits, a worker process is killed, and a thread is left to
+        itself, with a warning; what the function did so far stays done.
         """
         fields = _call_fields(call)
         if fields.name != self.name:
             return fields.answer(f"Error: there is no tool {fields.name!r}; there is {self.name}")
         return fields.answer(await self._run(fields.arguments))
 
+    def call_with_json(self, arguments: str) -> str:
+        """Check arguments that a model wrote, call the function here, and return the text of its result.
+
+        Raises:
+            ToolError: the function raised it.
+        """
+        checked = self._check(arguments)
+        return checked if isinstance(checked, str) else _as_text(self._function(**checked))  # pyright: ignore[reportCallIssue] - checked
+
     async def _run(self, arguments: object) -> str:
+        checked = self._check(arguments)
+        if isinstance(checked, str):
+            return checked
+        where = f"tool {self.name}"
+        with environment_boundary(where):
+            try:
+                if self.run_in == "process":
+                    text = to_json(arguments).decode() if isinstance(arguments, Mapping) else str(arguments or "{}")
+                    name, timeout = importable_name(self._function), self._timeout or PROCESS_TIMEOUT_S
+                    return str(await call_by_name(where, "tool", name, text, timeout=timeout))
+                with anyio.move_on_after(self._timeout):
+                    return _as_text(await self._await_result(checked))
+            except ToolError as error:
+                return f"Error: {error}"
+            raise EnvironmentFault(f"{where}: no result within its timeout of {self._timeout:g} s")
+
+    async def _await_result(self, values: Mapping[str, object]) -> object:
+        call = partial(cast("Callable[..., object]", self._function), **values)
+        result = call() if self.run_in == "loop" else await call_in_thread(call, self.name)
+        return await result if inspect.isawaitable(result) else result
+
+    def _check(self, arguments: object) -> dict[str, Any] | str:
+        """Return the arguments of the function by name, or what is wrong with them."""
         try:
             if isinstance(arguments, Mapping):
                 model = self._arguments.model_validate(arguments)
@@ -101,15 +153,7 @@ class Tool(Generic[P, R]):
                 model = self._arguments.model_validate_json(str(arguments or "{}"))
         except ValidationError as error:
             return _argument_problems(error, self.name)
-        values = {name: getattr(model, field) for field, name in self._names.items()}
-        with environment_boundary(f"tool {self.name}"):
-            try:
-                result = cast("Callable[..., object]", self._function)(**values)
-                if inspect.isawaitable(result):
-                    result = await result
-            except ToolError as error:
-                return f"Error: {error}"
-            return result if isinstance(result, str) else to_json(result, fallback=str).decode()
+        return {name: getattr(model, field) for field, name in self._names.items()}
 
 
 @overload
@@ -117,23 +161,47 @@ def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
 
 
 @overload
-def tool(*, name: str | None = None, description: str | None = None) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    run_in: RunsIn | None = None,
+    timeout: float | None = None,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
 def tool(
-    function: Callable[P, R] | None = None, /, *, name: str | None = None, description: str | None = None
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    run_in: RunsIn | None = None,
+    timeout: float | None = None,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
     """Return `function` as a `Tool`; its schema comes from the signature, its texts from the docstring.
 
     The docstring may be in the Google, NumPy or Sphinx style. Every parameter needs an annotation that pydantic understands:
     builtins, `Literal`, `Optional`, lists, models. A bound method works too: `tool(board.move)`.
 
+    Args:
+        function: the function.
+        name: what the model calls it; None: the function's name.
+        description: for the model; None: the docstring's.
+        run_in: where a call runs. A plain function runs in a `"thread"` by default, an async one in the `"loop"`.
+            `"loop"` is for a plain function that is quick or needs the event loop's thread. `"process"` is for a function at
+            the top of a module that cannot run in a thread; its arguments and result cross as JSON.
+        timeout: seconds after which a call is a fault of the environment; None: 60 in a process, elsewhere no limit but the
+            episode's deadline.
+
     Raises:
-        TypeError: a parameter has no annotation, is positional-only, or is `*args` or `**kwargs`.
+        TypeError: a parameter has no annotation, is positional-only, or is `*args` or `**kwargs`; or the function cannot run
+            where `run_in` says.
+        ValueError: the timeout is not positive.
     """
     if function is not None:
-        return Tool(function, name=name, description=description)
-    return lambda function: Tool(function, name=name, description=description)
+        return Tool(function, name=name, description=description, run_in=run_in, timeout=timeout)
+    return lambda function: Tool(function, name=name, description=description, run_in=run_in, timeout=timeout)
 
 
 class RepliesToCalls(Protocol):
@@ -177,6 +245,27 @@ def _call_fields(call: Mapping[str, object] | BaseModel) -> _CallFields:
         raise TypeError(f"a tool call must have a function with name and arguments, got {call!r:.200}")
     named = cast("Mapping[str, object]", function)
     return _CallFields(str(fields.get("id", "")), str(named.get("name", "")), named.get("arguments"))
+
+
+def _place(function: Callable[..., object], name: str, run_in: RunsIn | None, timeout: float | None) -> RunsIn:
+    """Return where the function runs, after a check that it can."""
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    place = run_in or ("loop" if is_async else "thread")
+    if place not in get_args(RunsIn):
+        raise TypeError(f"tool {name}: run_in is 'loop', 'thread' or 'process', got {run_in!r}")
+    if is_async and place != "loop":
+        raise TypeError(f"tool {name}: an async function runs in the loop, got run_in={run_in!r}; leave run_in out")
+    if place == "process":
+        importable_name(function)
+    if timeout is not None and timeout <= 0:
+        raise ValueError(f"tool {name}: timeout must be more than 0 seconds, got {timeout!r}")
+    if timeout is not None and place == "loop" and not is_async:
+        raise TypeError(f"tool {name}: nothing can interrupt a plain function in the loop; leave out timeout or run_in")
+    return place
+
+
+def _as_text(result: object) -> str:
+    return result if isinstance(result, str) else to_json(result, fallback=str).decode()
 
 
 def _argument_model(

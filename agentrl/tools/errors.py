@@ -1,0 +1,8 @@
+"""The error with which a tool speaks to the model.
+
+Invariant: it crosses from threads and worker processes as itself, and never counts as a fault of the environment.
+"""
+
+
+class ToolError(Exception):
+    """Raise it inside a tool: its message becomes the tool's reply, for the model to read and try again."""

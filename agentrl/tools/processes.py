@@ -1,0 +1,141 @@
+"""Functions in worker processes, for code that must not share a process or a thread with the episodes.
+
+Invariant: only names and JSON cross to a worker. A call ends within its timeout of work, because its process is killed then;
+it runs once, never twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Callable
+from typing import Final, cast
+
+from anyio.lowlevel import RunVar
+
+from agentrl.env import environment_boundary
+from agentrl.errors import EnvironmentFault
+from agentrl.tools.errors import ToolError
+from agentrl.types import JsonValue
+from agentrl.workers.pool import WorkerPool
+from agentrl.workers.process import WorkerLost, WorkerSettings
+
+MAX_PROCESSES: Final = max(2, min(8, os.cpu_count() or 1))
+"""Worker processes of one event loop; further calls wait."""
+PROCESS_TIMEOUT_S: Final = 60.0
+"""Seconds that a call has without a timeout of its own."""
+
+
+async def in_process(function: Callable[..., object], *args: JsonValue, timeout: float = PROCESS_TIMEOUT_S) -> JsonValue:
+    """Return what `function(*args)` returns in a worker process, for code that cannot run in a thread.
+
+    Such code hangs now and then, crashes, holds the interpreter's lock, or keeps state in its process. A process starts at
+    the first call, serves further calls, and inherits the environment variables. `MAX_PROCESSES` calls run at the same time.
+
+    Args:
+        function: a plain function of a module, which the worker imports by its name.
+        args: JSON values. A tuple arrives as a list.
+        timeout: seconds of work after which the process is killed; the wait for a free process and its start do not count.
+
+    Returns:
+        The result, a JSON value.
+
+    Raises:
+        TypeError: the function has no name to import it by, or is async; an argument is not JSON.
+        ToolError: the function raised it.
+        EnvironmentFault: the function raised anything else, returned what is not JSON, hung, or crashed its process.
+
+    Cancellation: the process is killed.
+
+    Example:
+        value = await agentrl.in_process(my_simulator.run, state, 10, timeout=30)
+    """
+    name = importable_name(function)
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"in_process {name}: an async function runs in the event loop; await it there")
+    found = resolve_name(name)
+    if found is not function and getattr(found, "__wrapped__", None) is not function:
+        raise TypeError(f"in_process: {name} is {found!r:.80}, and not the function that was passed")
+    try:
+        arguments = json.dumps(args)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"in_process {name}: expected arguments that are JSON: {error}") from None
+    return await call_by_name(f"in_process {name}", "function", name, arguments, timeout=timeout)
+
+
+async def call_by_name(where: str, kind: str, name: str, arguments: str, *, timeout: float) -> JsonValue:
+    """Return what a worker makes of one call; `agentrl.tools.worker` is the other end.
+
+    Args:
+        where: the caller, in messages.
+        kind: `function` or `tool`.
+        name: `module:qualname`.
+        arguments: of a function, a list as JSON; of a tool, what the model wrote.
+        timeout: seconds.
+
+    Raises:
+        ToolError: the function raised it.
+        EnvironmentFault: the call failed in any other way.
+
+    Cancellation: the process is killed.
+    """
+    with environment_boundary(where):
+        try:
+            reply = await _pool_of_this_loop().run(kind, name, arguments, wall_s=timeout)
+        except (WorkerLost, EnvironmentFault) as error:
+            raise EnvironmentFault(f"{where}: {error}") from None
+        outcome = cast("dict[str, JsonValue]", reply.value)
+    if "tool_error" in outcome:
+        raise ToolError(str(outcome["tool_error"]))
+    return outcome["value"]
+
+
+def importable_name(function: Callable[..., object]) -> str:
+    """Return the `module:qualname` by which a worker process can import `function`.
+
+    Raises:
+        TypeError: there is none: a lambda, an inner function, a bound method, or a function of the main script.
+    """
+    module: object = getattr(function, "__module__", None)
+    name: object = getattr(function, "__qualname__", None)
+    reason = None
+    if not isinstance(module, str) or not isinstance(name, str):
+        reason = "it has no module and name"
+    elif inspect.ismethod(function):
+        reason = "a bound method carries an object, which stays in this process"
+    elif "<" in name:
+        reason = "it is made inside another function or is a lambda"
+    elif module == "__main__":
+        reason = "it is in the main script, which a worker cannot import; move it into a module"
+    if reason is not None:
+        raise TypeError(
+            f"{getattr(function, '__qualname__', repr(function))} cannot run in a worker process, which imports it by its "
+            f"name: {reason}; expected a function at the top of a module"
+        )
+    return f"{module}:{name}"
+
+
+def resolve_name(name: str) -> object:
+    """Return the object that `module:qualname` names."""
+    module, _, path = name.partition(":")
+    found: object = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+_loop_pool: RunVar[WorkerPool] = RunVar("agentrl_tool_processes")
+
+
+def _pool_of_this_loop() -> WorkerPool:
+    try:
+        return _loop_pool.get()
+    except LookupError:
+        settings = WorkerSettings(
+            loader="agentrl.tools.worker:load_caller", name="a worker process", inherits_environment=True
+        )
+        pool = WorkerPool(settings, num_workers=MAX_PROCESSES)
+        _loop_pool.set(pool)
+        return pool

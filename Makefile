@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install demo demo-code demo-math demo-sglang smoke test test-envs test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install browser-install envs-install frameworks-install demo demo-code demo-math demo-sglang smoke test test-envs test-frameworks test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -53,6 +53,9 @@ test: setup sandbox-install  ## run all tests that need no real SGLang, in JOBS=
 test-envs: setup envs-install browser-install  ## run the tests of environments that need large packages or servers, which are installed first
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,reasoning,textarena]'
 	$(BIN)/python -m pytest -m external tests
+
+test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first
+	$(BIN)/python -m pytest -m frameworks tests
 
 test-sglang: setup sglang-install  ## run the tests that need a real SGLang, which is installed first if it is missing
 	$(BIN)/python -m pytest -m sglang tests
@@ -90,6 +93,9 @@ sandbox-install:  ## install bubblewrap, which isolates code that models write, 
 
 envs-install:  ## install what the tests of environments run against into .envs-venv (850 MB)
 	@PYTHON=$(PYTHON) bash scripts/envs_install.sh
+
+frameworks-install:  ## install agent frameworks into .frameworks-venv, for openai 3 and for openai 2
+	@PYTHON=$(PYTHON) bash scripts/frameworks_install.sh
 
 clean:  ## remove the files that builds and tests leave behind
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -93,3 +93,11 @@ def test_the_files_that_a_page_names_exist(page: Path) -> None:
 def test_each_journey_to_read_has_at_most_eleven_files() -> None:
     journeys = (ROOT / "docs" / "concepts.md").read_text().partition("## Where to read")[2].split("\n**")[1:]
     assert [len(re.findall(r"^\d+\. `", journey, re.M)) for journey in journeys] == [11, 11, 11]
+
+
+def test_the_code_of_the_page_on_frameworks_is_that_of_its_examples() -> None:
+    examples = "\n".join(path.read_text() for path in sorted(ROOT.glob("examples/frameworks/*.py")))
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "frameworks.md").read_text(), re.S)
+    parts = [part.strip("\n") for block in blocks for part in block.split("\n\n\n")]
+    assert len(parts) >= 8
+    assert [part for part in parts if part not in examples] == []

@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrl.client import Client, ToolError, reply_to, tool
+    from agentrl.client import Client, MessageLike, ToolError, reply_to, tool
     from agentrl.engine.evaluate import evaluate
     from agentrl.env import Environment, open_environment
     from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
@@ -30,6 +30,7 @@ __all__ = [
     "Environment",
     "EnvironmentFault",
     "Group",
+    "MessageLike",
     "RolloutWorkflow",
     "Sample",
     "StopReason",
@@ -53,6 +54,7 @@ _HOME = {
     "Environment": "agentrl.env",
     "EnvironmentFault": "agentrl.errors",
     "Group": "agentrl.types",
+    "MessageLike": "agentrl.client",
     "RolloutWorkflow": "agentrl.workflow",
     "Sample": "agentrl.types",
     "StopReason": "agentrl.types",

@@ -41,7 +41,7 @@ def check_reward(value: object, where: str) -> float:
         return float(number)
     raise RewardError(
         f"{where}: a reward must be a finite number, got {type(value).__name__} {repr(value)[:40]}; "
-        "return a float from run(), or raise if the episode has no result"
+        "return a float from run(), or call client.reward_final(value); raise if the episode has no result"
     )
 
 

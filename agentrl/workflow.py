@@ -21,11 +21,11 @@ from agentrl.errors import ConfigError, WorkflowError, boundary
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.validation import check_reward
 
-WorkflowFunction = Callable[..., Awaitable[float]]
-"""`async def solve(task, client) -> float`."""
+WorkflowFunction = Callable[..., Awaitable[float | None]]
+"""`async def solve(task, client) -> float`; None where it has called `client.reward_final`."""
 
 
-class RolloutWorkflow(ABC):
+class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     """One episode, written as ordinary async Python against an OpenAI-compatible client.
 
     One instance runs many episodes at once: keep the state of an episode in local variables of `run`.
@@ -52,17 +52,17 @@ class RolloutWorkflow(ABC):
         """The name of this workflow in messages."""
         return type(self).__name__
 
-    @abstractmethod
-    async def run(self, task: Task, client: Client) -> float:
-        """Drive one episode and return its final reward.
+    async def run(self, task: Task, client: Client) -> float | None:
+        """Drive one episode and return its final reward; None after `client.reward_final(value)`.
 
-        Turns may have rewards of their own: `client.reward(completion, value)`. An exception is a failed episode, not a
-        reward; raise `agentrl.errors.EnvironmentFault` when an environment or tool backend broke. This method must end
-        the tasks that it starts.
+        Turns may have rewards of their own: `client.turns[-1].reward(value)`, or `client.reward(completion, value)`. An
+        exception is a failed episode, not a reward; raise `agentrl.errors.EnvironmentFault` when an environment or tool
+        backend broke. This method must end the tasks that it starts. A workflow that overrides `rollout` needs no `run`.
 
         Cancellation: arrives when the episode's deadline passes or the run ends; let it through. A workflow that blocks the
         thread (no `await`) cannot be interrupted and delays every other episode: its deadline is reported when it returns.
         """
+        raise WorkflowError(f"{self.name} implements neither run nor rollout")
 
     def reference(self, task: Task) -> str | Sequence[str] | None:
         """Return what a policy that solves the task replies, for `agentrl validate`; by default the field `reference`.
@@ -83,12 +83,15 @@ class RolloutWorkflow(ABC):
         """Return the trajectory of one episode; token-level workflows override this instead of shaping `run`.
 
         Raises:
-            RewardError: `run` did not return a finite number.
+            RewardError: there is no final reward: `run` returned no finite number, and `client.reward_final` was not called;
+                or there are two: both.
 
         Cancellation: as `run`.
         """
-        reward = check_reward(await self.run(task, client), f"{self.name}.run, task {task.id}")
-        return client.close(StopReason.COMPLETED, final_reward=reward)
+        returned = await self.run(task, client)
+        if returned is None and client.episode.final_reward is not None:
+            return client.close(StopReason.COMPLETED)
+        return client.close(StopReason.COMPLETED, final_reward=check_reward(returned, f"{self.name}.run, task {task.id}"))
 
 
 class GroupWorkflow(RolloutWorkflow):
@@ -127,7 +130,7 @@ class FunctionWorkflow(RolloutWorkflow):
         """The function's own name."""
         return getattr(self._function, "__name__", type(self._function).__name__)
 
-    async def run(self, task: Task, client: Client) -> float:
+    async def run(self, task: Task, client: Client) -> float | None:
         """Call the function.
 
         Cancellation: passed on to the function.
@@ -154,9 +157,11 @@ def as_workflow(candidate: object, args: Mapping[str, Any] | None = None) -> Rol
     """
     args = args or {}
     if isinstance(candidate, RolloutWorkflow):
+        _check_complete(type(candidate))
         return _with_attributes(candidate, args)
     if isinstance(candidate, type):
         if issubclass(candidate, RolloutWorkflow):
+            _check_complete(candidate)
             return _construct(candidate, args)
         raise ConfigError(
             f"{candidate.__qualname__} is not a workflow: expected a subclass of agentrl.RolloutWorkflow; "
@@ -233,7 +238,7 @@ def _workflows_in(module: ModuleType) -> list[str]:
     for name, value in vars(module).items():
         if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
             continue
-        is_class = isinstance(value, type) and issubclass(value, RolloutWorkflow) and not inspect.isabstract(value)
+        is_class = isinstance(value, type) and issubclass(value, RolloutWorkflow) and not _lacking(value)
         if is_class or _takes_task_and_client(value):
             names.append(name)
     return sorted(names)
@@ -243,10 +248,19 @@ def _takes_task_and_client(value: object) -> bool:
     return inspect.iscoroutinefunction(value) and len(inspect.signature(value).parameters) >= 2
 
 
+def _lacking(kind: type[RolloutWorkflow]) -> list[str]:
+    """Return the methods that a workflow has to implement and does not."""
+    plays = kind.run is not RolloutWorkflow.run or kind.rollout is not RolloutWorkflow.rollout
+    return [*([] if plays else ["run"]), *sorted(kind.__abstractmethods__)]
+
+
+def _check_complete(kind: type[RolloutWorkflow]) -> None:
+    if missing := _lacking(kind):
+        note = ", or rollout for a token-level workflow" if "run" in missing else ""
+        raise ConfigError(f"{kind.__qualname__} is an abstract workflow: it does not implement {', '.join(missing)}{note}")
+
+
 def _construct(kind: type[RolloutWorkflow], args: Mapping[str, Any]) -> RolloutWorkflow:
-    if inspect.isabstract(kind):
-        missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise ConfigError(f"{kind.__qualname__} is an abstract workflow: it does not implement {missing}")
     if kind.__init__ is object.__init__:
         return _with_attributes(kind(), args)
     try:

@@ -11,8 +11,7 @@ What to see: three attempts are three turns of one conversation; a later right a
 import anyio
 
 import agentrl
-from agentrl import Client, RolloutWorkflow, Task
-from agentrl.client import MessageLike
+from agentrl import Client, MessageLike, RolloutWorkflow, Task
 from agentrl.reward.extract import boxed, first_of, last_number
 from agentrl.reward.match import numeric_match
 from agentrl_workflows.tasks.word_problems import word_problems

@@ -9,8 +9,7 @@ expected, which does not enter the sandbox at all. The bundled `agentrl_workflow
 import anyio
 
 import agentrl
-from agentrl import Client, Task
-from agentrl.client import MessageLike
+from agentrl import Client, MessageLike, Task
 from agentrl.reward.code import CodeGrader, read_tests
 from agentrl_workflows.sandboxed import SandboxedWorkflow
 

@@ -9,8 +9,7 @@ Run it from the repository root after `make demo`, which leaves a checkpoint tha
 
 from typing import Literal
 
-from agentrl import Client, RolloutWorkflow, Task, tool
-from agentrl.client import MessageLike
+from agentrl import Client, MessageLike, RolloutWorkflow, Task, tool
 
 
 @tool

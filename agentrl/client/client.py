@@ -18,6 +18,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import Episode, completion_id
 from agentrl.client.openai_base import EpisodeClient, RawResponse, call_timeout
 from agentrl.client.stream import ChatStream
+from agentrl.client.tokenizer import PolicyTokenizer
 from agentrl.inference.backend import Backend, GenerateRequest, Generation
 from agentrl.tokens.graph import TokenGraph
 from agentrl.tokens.renderer import Renderer
@@ -97,6 +98,11 @@ class Client(EpisodeClient[Episode]):
     def graph(self) -> TokenGraph:
         """The episode's turns so far."""
         return self.episode.graph
+
+    @property
+    def tokenizer(self) -> PolicyTokenizer:
+        """The tokenizer of the policy, for `generate`."""
+        return PolicyTokenizer(self.episode.renderer)
 
     async def answer(
         self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]

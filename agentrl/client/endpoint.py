@@ -108,6 +108,11 @@ class EndpointClient(EpisodeClient["EndpointEpisode"]):
         """Refuse: an OpenAI-compatible endpoint takes text, not token ids."""
         raise WorkflowError("client.generate needs token ids, which an OpenAI-compatible endpoint does not take; use chat")
 
+    @property
+    def tokenizer(self) -> NoReturn:
+        """Refuse: the tokenizer of an endpoint's model is not known."""
+        raise WorkflowError("client.tokenizer needs a model of this machine; an OpenAI-compatible endpoint has none")
+
     async def request(self, cast_to: object, options: Any, **details: Any) -> Any:  # noqa: ANN401
         """Send the request of another endpoint, such as embeddings, over the shared connection."""
         return await self._endpoint.request(cast("Any", cast_to), options, **details)

@@ -49,6 +49,8 @@ class EpisodeRecord(ABC):
         self.calls = EpisodeCalls(episode_id, max_turns=max_turns, max_tokens=max_tokens)
         self.metrics: dict[str, float] = {}
         """What the workflow recorded."""
+        self.final_reward: float | None = None
+        """What the workflow set by `client.reward_final`."""
         self.reported_tokens: dict[str, float] = {}
         """Tokens by an endpoint's own count; empty where the turns hold the tokens."""
         self._task_id = task_id
@@ -89,14 +91,40 @@ class EpisodeRecord(ABC):
             WorkflowError: `target` is no turn of this episode, or the episode is closed.
         """
         self.check_open()
+        check_reward(value, f"client.reward, episode {self.id}")
+        self.reward_turn(self._find_turn(target), value)
+
+    def reward_turn(self, turn: int, value: object) -> None:
+        """Set the reward of the turn with this index.
+
+        Raises:
+            RewardError: `value` is not a finite number, or the turn has a reward already.
+            WorkflowError: the episode is closed.
+        """
+        self.check_open()
         number = check_reward(value, f"client.reward, episode {self.id}")
-        turn = self._find_turn(target)
         present = self.turns[turn].reward
         if present is not None:
             raise RewardError(
                 f"episode {self.id}: turn {turn} already has the reward {present}, got {number}; set it once, with the total"
             )
         self._set_reward(turn, number)
+
+    def reward_final(self, value: object) -> None:
+        """Set the final reward of the episode.
+
+        Raises:
+            RewardError: `value` is not a finite number, or there is a final reward already.
+            WorkflowError: the episode is closed.
+        """
+        self.check_open()
+        number = check_reward(value, f"client.reward_final, episode {self.id}")
+        if self.final_reward is not None:
+            raise RewardError(
+                f"episode {self.id}: the final reward is already {self.final_reward}, got {number}; set it once: by "
+                "client.reward_final, or by what run returns"
+            )
+        self.final_reward = number
 
     def record_metrics(self, metrics: Mapping[str, object]) -> None:
         """Keep numbers of the episode; a later value replaces an earlier one of the same name.
@@ -114,14 +142,16 @@ class EpisodeRecord(ABC):
         self.metrics.update(numbers)
 
     def close(self, stop_reason: StopReason, final_reward: object, failure: EpisodeFailure | None) -> Trajectory:
-        """End the episode and return its trajectory.
+        """End the episode and return its trajectory; `final_reward` None leaves the one of `reward_final`, unless it failed.
 
         Raises:
-            RewardError: `final_reward` is not a finite number; the episode stays open.
+            RewardError: `final_reward` is not a finite number, or there is another one; the episode stays open.
             WorkflowError: the episode is closed already.
         """
         self.check_open()
-        reward = None if final_reward is None else check_reward(final_reward, f"episode {self.id}")
+        if final_reward is not None:
+            self.reward_final(final_reward)
+        reward = None if failure is not None else self.final_reward
         self._closed = True
         return Trajectory(
             episode_id=self.id,

@@ -22,6 +22,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client.arguments import CreateArguments, MessageLike, wants_stream
 from agentrl.client.episode import EpisodeRecord
+from agentrl.client.turns import TurnHandles
 from agentrl.errors import AgentRLError, ServerTimeout, WorkflowError
 from agentrl.types import EpisodeFailure, StopReason, Trajectory
 
@@ -103,6 +104,20 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
         """
         self.episode.reward(completion, value)
 
+    def reward_final(self, value: float) -> None:
+        """Set the final reward of the episode, once; `run` then returns nothing.
+
+        Raises:
+            RewardError: `value` is not a finite number, or there is a final reward already.
+            WorkflowError: the episode is closed.
+        """
+        self.episode.reward_final(value)
+
+    @property
+    def turns(self) -> TurnHandles:
+        """The turns completed so far: `client.turns[-1].reward(0.5)`; of a player's client, those of the player."""
+        return TurnHandles(self.episode, self.player)
+
     def record(self, **metrics: float) -> None:
         """Record numbers about the episode, such as `busy=1`; a later value replaces an earlier one of the same name.
 
@@ -128,11 +143,11 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
 
         Args:
             stop_reason: why the episode ended.
-            final_reward: credited to the whole episode.
+            final_reward: credited to the whole episode; None where `reward_final` has set it.
             failure: why there is no usable result.
 
         Raises:
-            RewardError: `final_reward` is not a finite number; the episode stays open.
+            RewardError: `final_reward` is not a finite number, or `reward_final` has set one; the episode stays open.
             WorkflowError: the episode is closed already.
         """
         if stop_reason is None:

@@ -187,7 +187,9 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, client: _AnyClient, wh
         raise
     except EpisodeLimit as error:
         try:
-            reward = check_reward(workflow.limit_reward, f"{workflow.name}.limit_reward")
+            reward = None  # a final reward that the workflow has set stays
+            if client.episode.final_reward is None:
+                reward = check_reward(workflow.limit_reward, f"{workflow.name}.limit_reward")
             return client.close(client.limit_reached or StopReason.TURN_LIMIT, final_reward=reward)
         except WorkflowError as refused:
             refused.__cause__ = error

@@ -1,0 +1,87 @@
+"""The turns of an episode as its workflow sees them: `client.turns[-1].reward(0.5)`.
+
+Invariant: a handle stands for one recorded turn, by its index; it holds no copy of the turn, so it shows a reward that was
+given by another way, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, overload
+
+from agentrl.types import Message, Turn
+
+if TYPE_CHECKING:
+    from agentrl.client.episode import EpisodeRecord
+
+
+class TurnHandle:
+    """One turn of a running episode."""
+
+    __slots__ = ("_episode", "index")
+
+    def __init__(self, episode: EpisodeRecord, index: int) -> None:
+        """Stand for turn `index` of `episode`."""
+        self._episode = episode
+        self.index = index
+        """Number of the turn in the episode, from 0 in order of completion."""
+
+    @property
+    def record(self) -> Turn:
+        """What was recorded: token ids, log-probs, versions."""
+        return self._episode.turns[self.index]
+
+    @property
+    def message(self) -> Message:
+        """The assistant message of the turn."""
+        return self.record.message
+
+    @property
+    def given_reward(self) -> float | None:
+        """The reward of the turn; None until it has one."""
+        return self.record.reward
+
+    def reward(self, value: float) -> None:
+        """Set the reward of this turn, once.
+
+        Raises:
+            RewardError: `value` is not a finite number, or the turn has a reward already.
+            WorkflowError: the episode is closed.
+        """
+        self._episode.reward_turn(self.index, value)
+
+    def __repr__(self) -> str:
+        return f"<turn {self.index}: {self.message}>"
+
+
+class TurnHandles(Sequence[TurnHandle]):
+    """The completed turns of an episode, in order; it grows as calls complete."""
+
+    def __init__(self, episode: EpisodeRecord, player: str) -> None:
+        """Show the turns of `player`; all turns where it is empty."""
+        self._episode = episode
+        self._player = player
+
+    def _indices(self) -> list[int]:
+        return [at for at, turn in enumerate(self._episode.turns) if not self._player or turn.player == self._player]
+
+    def __len__(self) -> int:
+        return len(self._indices())
+
+    def __iter__(self) -> Iterator[TurnHandle]:
+        return iter([TurnHandle(self._episode, index) for index in self._indices()])
+
+    @overload
+    def __getitem__(self, index: int) -> TurnHandle: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TurnHandle]: ...
+
+    def __getitem__(self, index: int | slice) -> TurnHandle | Sequence[TurnHandle]:
+        found = self._indices()
+        if isinstance(index, slice):
+            return [TurnHandle(self._episode, at) for at in found[index]]
+        try:
+            return TurnHandle(self._episode, found[index])
+        except IndexError:
+            raise IndexError(f"episode {self._episode.id} has {len(found)} turns so far, asked for {index}") from None

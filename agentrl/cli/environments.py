@@ -44,7 +44,7 @@ def describe_environments() -> str:
     return "\n".join(lines) or "no environments are installed"
 
 
-def parse_environment_arguments(words: Sequence[str]) -> dict[str, Any]:
+def parse_named_values(words: Sequence[str]) -> dict[str, Any]:
     """Return the arguments that `name=value` words give; a value is read as YAML.
 
     Raises:
@@ -54,11 +54,11 @@ def parse_environment_arguments(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         if not (name and equals):
-            raise ConfigError(f"an argument of an environment is name=value, got {word!r}")
+            raise ConfigError(f"expected name=value, got {word!r}")
         try:
             found[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"the argument {name} is no YAML: {error}") from None
+            raise ConfigError(f"the value of {name} is no YAML: {error}") from None
     return found
 
 

@@ -126,9 +126,11 @@ def serve_command(
     max_running_requests: int = 64,
     max_context_tokens: int = 4096,
     api_key_env: str | None = None,
+    served_model_name: str | None = None,
+    template_option: tuple[str, ...] = (),
     fault: tuple[str, ...] = (),
 ) -> None:
-    """Serve a checkpoint with the embedded server, which speaks SGLang's HTTP protocol.
+    """Serve a checkpoint with the embedded server: SGLang's HTTP protocol, and the OpenAI API under /v1.
 
     Args:
         model: Local HF checkpoint of a Qwen2, Qwen3 or Llama architecture.
@@ -139,8 +141,11 @@ def serve_command(
         max_running_requests: Sequences that are decoded together.
         max_context_tokens: Largest sum of context and output tokens of one request.
         api_key_env: Environment variable with the key that clients must send.
+        served_model_name: Name of the model in the OpenAI API; the default is the name of the checkpoint's folder.
+        template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
         fault: A fault of SGLang to imitate, for tests of clients; may be repeated. `sglang` stands for all of them.
     """
+    from agentrl.cli.environments import parse_named_values
     from agentrl.jobs.serve import serve_checkpoint
 
     serve_checkpoint(
@@ -153,6 +158,8 @@ def serve_command(
         max_context_tokens=max_context_tokens,
         api_key_env=api_key_env,
         faults=fault,
+        served_model_name=served_model_name,
+        template_options=parse_named_values(template_option),
     )
 
 
@@ -231,10 +238,10 @@ def play_command(name: str, /, *arguments: str, task: str = "{}", seed: int = 0)
         task: Fields of the task, as JSON.
         seed: Seed of the environment.
     """
-    from agentrl.cli.environments import parse_environment_arguments, parse_task, play_environment
+    from agentrl.cli.environments import parse_named_values, parse_task, play_environment
 
     _run(
-        partial(play_environment, name, parse_environment_arguments(arguments), parse_task(task), seed=seed),
+        partial(play_environment, name, parse_named_values(arguments), parse_task(task), seed=seed),
         lambda: "A played episode leaves nothing behind.",
     )
 

@@ -1,4 +1,4 @@
-"""`agentrl serve`: the embedded server on a checkpoint, started by hand; programs start `agentrl.servers.serve`.
+"""`agentrl serve`: the embedded server with the OpenAI API, started by hand; programs start `agentrl.servers.serve`.
 
 Invariant: an interrupt ends the server and then the process, with one message and the exit status of every command; further
 interrupts change nothing.
@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 
+from agentrl.client.config import SamplingConfig
 from agentrl.errors import ConfigError
+from agentrl.gateway import Gateway
 from agentrl.servers.embedded.faults import parse_faults
+from agentrl.servers.http.app import AddRoutes
 from agentrl.servers.serve import ServeOptions, run_server
+from agentrl.tokens.renderer import Renderer
 from agentrl.watchdog.signals import interrupt_from, print_interrupt
 
 
@@ -32,6 +36,8 @@ def serve_checkpoint(
     max_context_tokens: int,
     api_key_env: str | None,
     faults: Sequence[str] = (),
+    served_model_name: str | None = None,
+    template_options: Mapping[str, bool | int | str] | None = None,
 ) -> None:
     """Serve until an interrupt ends the process; print the URL once the server answers.
 
@@ -54,15 +60,31 @@ def serve_checkpoint(
         max_context_tokens=max_context_tokens,
         faults=parse_faults(faults),
     )
-    console = Console(file=sys.stderr)
+    console = Console(file=sys.stderr, soft_wrap=True, markup=False, highlight=False)
+    name = served_model_name or model.resolve().name
     try:
+        add_routes = _openai_routes(model, name, template_options or {}, console)
+        api = "" if add_routes is None else f"; OpenAI API at {{}}/v1, model {name}"
         run_server(
             options,
-            on_ready=lambda url: console.print(f"serving {model} at {url} (Ctrl-C ends it)", soft_wrap=True),
+            on_ready=lambda url: console.print(f"serving {model} at {url}{api.format(url)} (Ctrl-C ends it)"),
             on_signal=lambda number: _end_process(interrupt_from(number)),
+            add_routes=add_routes,
         )
     except KeyboardInterrupt as interrupt:  # while the model was loading
         _end_process(interrupt)
+
+
+def _openai_routes(
+    model: Path, name: str, template_options: Mapping[str, bool | int | str], console: Console
+) -> AddRoutes | None:
+    """Return what adds the OpenAI API; None for a checkpoint without a tokenizer or chat template, with a note why."""
+    try:
+        renderer = Renderer.load(model, template_options=template_options)
+    except ConfigError as error:
+        console.print(f"warning: no OpenAI API: {error}", style="yellow")
+        return None
+    return Gateway(renderer, model=name, sampling=SamplingConfig()).add_to
 
 
 def _end_process(interrupt: KeyboardInterrupt) -> NoReturn:

@@ -29,7 +29,7 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.faults import SGLangFault, parse_faults
 from agentrl.servers.engine import InferenceEngine
-from agentrl.servers.http.app import BODY_S, create_app
+from agentrl.servers.http.app import BODY_S, AddRoutes, create_app
 from agentrl.watchdog.parent import open_parent
 
 _SHUTDOWN_S: Final = 1.0
@@ -154,6 +154,7 @@ async def serving(
     blocking_health: bool = False,
     headers_s: float = HEADERS_S,
     body_s: float = BODY_S,
+    add_routes: AddRoutes | None = None,
 ) -> AsyncGenerator[str]:
     """Serve `engine` inside the block and yield the base URL. Needs the asyncio event loop.
 
@@ -165,6 +166,7 @@ async def serving(
         blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
         headers_s: seconds that a client has to send the headers of its first request.
         body_s: seconds that a client has to send the body of a request.
+        add_routes: adds routes beside SGLang's own.
 
     Raises:
         ConfigError: for an address off loopback without a key, or an address that cannot be bound.
@@ -173,14 +175,15 @@ async def serving(
     """
     check_address(host, api_key)
     connections = NewConnections(headers_s)
-    runner = web.AppRunner(
-        create_app(engine, api_key=api_key, blocking_health=blocking_health, on_request=connections.spoke, body_s=body_s),
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=_SHUTDOWN_S,
-        keepalive_timeout=_KEEPALIVE_S,
-        lingering_time=_SHUTDOWN_S,
+    app = create_app(
+        engine,
+        api_key=api_key,
+        blocking_health=blocking_health,
+        on_request=connections.spoke,
+        body_s=body_s,
+        add_routes=add_routes,
     )
+    runner = _runner(app)
     await runner.setup()
     assert runner.server is not None
     listener: asyncio.Server | None = None
@@ -200,6 +203,17 @@ async def serving(
             await runner.cleanup()
 
 
+def _runner(app: web.Application) -> web.AppRunner:
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_SHUTDOWN_S,
+        keepalive_timeout=_KEEPALIVE_S,
+        lingering_time=_SHUTDOWN_S,
+    )
+
+
 async def serve_until_stopped(
     engine: InferenceEngine,
     *,
@@ -210,6 +224,7 @@ async def serve_until_stopped(
     on_ready: Callable[[str], None] | None = None,
     on_signal: Callable[[signal.Signals], None] | None = None,
     blocking_health: bool = False,
+    add_routes: AddRoutes | None = None,
 ) -> None:
     """Serve `engine` until SIGTERM, SIGINT or, on request, the end of standard input. Needs the asyncio event loop.
 
@@ -222,6 +237,7 @@ async def serve_until_stopped(
         on_ready: called with the base URL once the server answers.
         on_signal: called with the signal that stopped the server, after it has stopped; later signals are still ignored.
         blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
+        add_routes: adds routes beside SGLang's own.
 
     Raises:
         ConfigError: for an address off loopback without a key, or an address that cannot be bound.
@@ -232,7 +248,10 @@ async def serve_until_stopped(
     handled = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
     with anyio.open_signal_receiver(*handled) as signals:
         async with anyio.create_task_group() as group:
-            async with serving(engine, host=host, port=port, api_key=api_key, blocking_health=blocking_health) as url:
+            served = serving(
+                engine, host=host, port=port, api_key=api_key, blocking_health=blocking_health, add_routes=add_routes
+            )
+            async with served as url:
                 if on_ready is not None:
                     on_ready(url)
                 if exit_with_stdin:
@@ -269,7 +288,10 @@ async def _end_with_parent(scope: anyio.CancelScope) -> None:
 
 
 def run_server(
-    options: ServeOptions, on_ready: Callable[[str], None], on_signal: Callable[[signal.Signals], None] | None = None
+    options: ServeOptions,
+    on_ready: Callable[[str], None],
+    on_signal: Callable[[signal.Signals], None] | None = None,
+    add_routes: AddRoutes | None = None,
 ) -> None:
     """Load the model and serve it until a signal; this takes over the process (threads, event loop, signals).
 
@@ -277,6 +299,7 @@ def run_server(
         options: the model and its limits.
         on_ready: called with the base URL once the server answers.
         on_signal: called with the signal that stopped the server, after it has stopped.
+        add_routes: adds routes beside SGLang's own.
 
     Raises:
         ConfigError: if the model, the device or the address cannot be used.
@@ -311,6 +334,7 @@ def run_server(
             on_ready=on_ready,
             on_signal=on_signal,
             blocking_health=SGLangFault.BLOCKING_HEALTH in options.faults,
+            add_routes=add_routes,
         )
 
     anyio.run(main)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.environments import describe_environments, parse_environment_arguments, parse_task, play_environment
+from agentrl.cli.environments import describe_environments, parse_named_values, parse_task, play_environment
 from agentrl.errors import ConfigError
 from tests.support.cli import agentrl
 
@@ -65,7 +65,7 @@ async def test_a_person_calls_a_tool() -> None:
 
 
 def test_arguments_are_yaml_and_a_task_is_json() -> None:
-    assert parse_environment_arguments(["size=3", "names=[a, b]", "text=x=y"]) == {
+    assert parse_named_values(["size=3", "names=[a, b]", "text=x=y"]) == {
         "size": 3,
         "names": ["a", "b"],
         "text": "x=y",
@@ -73,7 +73,7 @@ def test_arguments_are_yaml_and_a_task_is_json() -> None:
     assert parse_task('{"question": "?"}') == {"question": "?"}
     for words in (["size"], ["=3"], ["size=["]):
         with pytest.raises(ConfigError):
-            parse_environment_arguments(words)
+            parse_named_values(words)
     for text in ("{", "[1]"):
         with pytest.raises(ConfigError, match="--task must be a JSON object"):
             parse_task(text)

@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import ipaddress
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 import anyio
@@ -22,13 +22,17 @@ from aiohttp.typedefs import Handler, Middleware
 from agentrl.errors import RequestRejected
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.control import ControlRoutes, GroupRoutes
-from agentrl.servers.http.errors import json_reply, refusal
+from agentrl.servers.http.errors import json_reply, openai_refusal, refusal
 from agentrl.servers.http.generate import GenerateRoute
 from agentrl.servers.http.info import InfoRoutes
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
 BODY_S: Final = 30.0
 """Seconds that a client has to send the body of a request."""
+_OPENAI: Final = "/v1/"
+"""The paths whose errors have OpenAI's shape."""
+AddRoutes: TypeAlias = Callable[[web.Application, InferenceEngine], None]
+"""Adds further routes over the engine of a server to its application."""
 
 
 def create_app(
@@ -38,6 +42,7 @@ def create_app(
     blocking_health: bool = False,
     on_request: Callable[[asyncio.BaseProtocol], None] = lambda connection: None,
     body_s: float = BODY_S,
+    add_routes: AddRoutes | None = None,
 ) -> web.Application:
     """Return the application, which runs the engine from start-up to clean-up.
 
@@ -50,12 +55,15 @@ def create_app(
         blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
         on_request: called with the connection of each request, when its headers have come.
         body_s: seconds that a client has to send the body of a request.
+        add_routes: adds routes beside SGLang's own, such as those of `agentrl.gateway`.
     """
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_guard(api_key, on_request, body_s)])
     GenerateRoute(engine).add_to(app)
     ControlRoutes(engine).add_to(app)
     GroupRoutes(engine.groups).add_to(app)
     InfoRoutes(engine, blocking_health=blocking_health).add_to(app)
+    if add_routes is not None:
+        add_routes(app, engine)
 
     async def run_engine(_: web.Application) -> AsyncIterator[None]:
         # aiohttp may enter and leave this in different cancel scopes, which an anyio task group does not allow. If the
@@ -79,21 +87,42 @@ def _guard(api_key: str | None, on_request: Callable[[asyncio.BaseProtocol], Non
         if expected is not None:
             given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, expected):
-                return json_reply({"error": "this server requires a key: send Authorization: Bearer <key>"}, status=401)
+                return _turned_away(request, 401, "this server requires a key: send Authorization: Bearer <key>")
         elif (why := _foreign(request)) is not None:
-            return json_reply({"error": f"{why}; a server without a key answers programs of this machine only"}, status=403)
+            return _turned_away(request, 403, f"{why}; a server without a key answers programs of this machine only")
         try:
             if not await _body_came(request, body_s):
-                reply = json_reply({"error": f"the body was not complete after {body_s:g} s"}, status=408)
+                reply = _turned_away(request, 408, f"the body was not complete after {body_s:g} s")
                 reply.force_close()
                 return reply
             return await handler(request)
         except RequestRejected as error:
             return refusal(error)
         except web.HTTPException as error:
+            if request.path.startswith(_OPENAI):
+                return openai_refusal(_unrouted(request, error), status=error.status)
             return json_reply({"detail": error.reason}, status=error.status)
 
     return guard
+
+
+def _turned_away(request: web.Request, status: int, message: str) -> web.Response:
+    """Return the response to a request that no route gets to see."""
+    if request.path.startswith(_OPENAI):
+        return openai_refusal(message, status=status)
+    return json_reply({"error": message}, status=status)
+
+
+def _unrouted(request: web.Request, error: web.HTTPException) -> str:
+    """Return the message for a call of the OpenAI API that no route answers, or that is too large."""
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return f"the body is larger than the {_MAX_BODY_BYTES} bytes that this server reads; send a shorter conversation"
+    if not isinstance(error, (web.HTTPNotFound, web.HTTPMethodNotAllowed)):
+        return error.reason
+    routes = {f"{route.method} {route.resource.canonical}" for route in request.app.router.routes() if route.resource}
+    there = sorted(route for route in routes if _OPENAI in route and not route.startswith("HEAD "))
+    hint = "" if len(there) > 1 else "; `agentrl serve CHECKPOINT` starts a server with the OpenAI API"
+    return f"there is no {request.method} {request.path} here; there is {', '.join(there)}{hint}"
 
 
 async def _body_came(request: web.Request, seconds: float) -> bool:

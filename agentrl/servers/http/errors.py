@@ -6,6 +6,7 @@ Invariant: every error in a call becomes a status and a message that names it; n
 - an unknown name or a wrong type in `sampling_params`: 400 `{"error": "message"}`
 - a value that the server cannot serve: 400 `{"error": {"message"}}`; in a streamed call, HTTP 200 and an error event
 - an unknown path or method: 404 or 405 `{"detail"}`
+- a call of the OpenAI API (`/v1/...`): OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`
 """
 
 from __future__ import annotations
@@ -58,6 +59,28 @@ def refusal(error: RequestRejected) -> web.Response:
             {"object": "error", "message": str(error), "type": "Bad Request", "param": None, "code": status}, status=status
         )
     return json_reply({"error": str(error) if isinstance(error, BadSampling) else {"message": str(error)}}, status=status)
+
+
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def openai_error(message: str, *, status: int, code: str | None = None) -> dict[str, object]:
+    """Return the body of an error in OpenAI's shape.
+
+    Example:
+        >>> openai_error("no such model", status=404, code="model_not_found")["error"]["type"]
+        'invalid_request_error'
+    """
+    kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def openai_refusal(message: str, *, status: int, code: str | None = None) -> web.Response:
+    """Return the response to a call of the OpenAI API that is refused or has failed."""
+    reply = json_reply(openai_error(message, status=status, code=code), status=status)
+    if status in (429, 503):
+        reply.headers["Retry-After"] = "1"
+    return reply
 
 
 def error_event(error: RequestRejected) -> bytes:

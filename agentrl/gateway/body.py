@@ -1,0 +1,87 @@
+"""The body of a call of the OpenAI API, split into what the gateway itself reads and what the client's code reads.
+
+Invariant: every field is read, harmless, or refused by name; none is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from agentrl.client.arguments import CreateArguments
+from agentrl.gateway.backend import SERVER_NAMES
+from agentrl.gateway.refusals import CallRefused
+from agentrl.servers.http.errors import decode_body
+
+MAX_CHOICES = 128
+"""Most choices of one call for each prompt."""
+_NOT_IN_BODY = frozenset({"timeout", "extra_body", "extra_headers", "extra_query"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAICall:
+    """The fields of a call that both kinds of completions have."""
+
+    model: str
+    stream: bool
+    n: int
+    """Choices for each prompt."""
+    include_usage: bool
+    """Send the usage of a stream as its last event."""
+    server_sampling: Mapping[str, object]
+    """Sampling arguments of `SERVER_NAMES`."""
+    rest: Mapping[str, object]
+    """All other fields that are not null."""
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """Raise `CallRefused` for a field of `rest` that is not in `known`."""
+        unknown = sorted(self.rest.keys() - known)
+        if unknown:
+            raise CallRefused(f"the call has {', '.join(unknown)}, which this server does not know; leave it out")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return `rest` as arguments of the client's `chat.completions.create`; it checks their names and values."""
+        own = CreateArguments.__annotations__.keys() - _NOT_IN_BODY
+        found: dict[str, Any] = {name: value for name, value in self.rest.items() if name in own}
+        extra = {name: value for name, value in self.rest.items() if name not in own and name != "messages"}
+        return {**found, "extra_body": extra} if extra else found
+
+
+def read_openai_call(body: bytes, served: str) -> OpenAICall:
+    """Return the body of a call.
+
+    Args:
+        body: JSON.
+        served: the name of the model that is served; a call without a name means that one.
+
+    Raises:
+        BadBody: it is no JSON object.
+        CallRefused: another model is named, or `stream`, `n` or `stream_options` is wrong.
+    """
+    sent = {name: value for name, value in decode_body(body, dict[str, object]).items() if value is not None}
+    model, stream, n = sent.pop("model", served), sent.pop("stream", False), sent.pop("n", 1)
+    if model != served:
+        raise CallRefused(
+            f"there is no model {model!r} here; this server has {served!r}: send that name, or leave `model` out",
+            status=404,
+            code="model_not_found",
+        )
+    if not isinstance(stream, bool):
+        raise CallRefused(f"stream must be true or false, got {stream!r:.80}")
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
+        raise CallRefused(f"n must be an integer in 1..{MAX_CHOICES}, got {n!r:.80}")
+    options = sent.pop("stream_options", {})
+    usage = cast("Mapping[str, object]", options).get("include_usage", False) if isinstance(options, Mapping) else None
+    if not isinstance(usage, bool):
+        raise CallRefused(f"stream_options must be an object whose include_usage is true or false, got {options!r:.80}")
+    extra = {name: sent.pop(name) for name in SERVER_NAMES if name in sent}
+    return OpenAICall(model=served, stream=stream, n=n, include_usage=usage, server_sampling=extra, rest=sent)
+
+
+def with_seed(arguments: Mapping[str, Any], choice: int) -> dict[str, Any]:
+    """Return the arguments for one choice: each has a seed of its own, counted up from that of the call."""
+    seed = arguments.get("seed")
+    if not choice or isinstance(seed, bool) or not isinstance(seed, int):
+        return dict(arguments)
+    return {**arguments, "seed": seed + choice}

@@ -1,0 +1,134 @@
+"""The routes of the OpenAI API, which `agentrl serve` adds to the server's own.
+
+Invariant: calls are stateless; a call that the server cannot hold is refused at once (429). A client that disconnects aborts
+what its call samples. Keys and sizes are checked before a route is reached (`agentrl.servers.http.app`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import aclosing, contextmanager
+from typing import Final
+
+from aiohttp import web
+
+from agentrl.client.config import SamplingConfig
+from agentrl.errors import AgentRLError
+from agentrl.gateway.body import read_openai_call
+from agentrl.gateway.chat import ChatCalls
+from agentrl.gateway.completions import TextCalls
+from agentrl.gateway.events import send_events
+from agentrl.gateway.refusals import CallRefused, code_of, status_of
+from agentrl.inference.backend import CONTEXT_HEADROOM
+from agentrl.servers.engine import InferenceEngine
+from agentrl.servers.http.errors import json_reply, openai_refusal
+from agentrl.tokens.renderer import Renderer
+
+MAX_CALLS: Final = 1024
+"""Calls that a server holds at once, running and waiting."""
+Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Gateway:
+    """Answers the OpenAI API for one model.
+
+    Example: `Gateway(renderer, model="demo").add_to(app, engine)`; `agentrl.servers.serve.serving` takes it as `add_routes`.
+
+    Args:
+        renderer: chat template and tokenizer of the model.
+        model: its name in the API.
+        sampling: the default of each sampling argument that a call leaves out; the default of `max_tokens` is what the
+            context leaves.
+        max_calls: calls held at once; further ones are refused (429).
+    """
+
+    def __init__(self, renderer: Renderer, *, model: str, sampling: SamplingConfig, max_calls: int = MAX_CALLS) -> None:
+        self._renderer = renderer
+        self._model = model
+        self._sampling = sampling
+        self._max_calls = max_calls
+        self._since = int(time.time())
+
+    def add_to(self, app: web.Application, engine: InferenceEngine) -> None:
+        """Add the routes to the application that serves `engine`."""
+        context = engine.info.max_context_tokens - CONTEXT_HEADROOM
+        sampling = self._sampling.model_copy(update={"max_tokens": context})
+        chat, text = ChatCalls(engine, self._renderer, sampling), TextCalls(engine, sampling)
+        calls = _Calls(chat, text, model=self._model, limit=self._max_calls)
+        app.router.add_post("/v1/chat/completions", _answering(calls.chat))
+        app.router.add_post("/v1/completions", _answering(calls.text))
+        entry = {
+            "id": self._model,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "agentrl",
+            "root": engine.info.model_path,
+            "max_model_len": context,
+        }
+
+        async def models(request: web.Request) -> web.Response:
+            return json_reply({"object": "list", "data": [entry]})
+
+        async def model(request: web.Request) -> web.Response:
+            name = request.match_info["name"]
+            if name == self._model:
+                return json_reply(entry)
+            message = f"there is no model {name!r} here; this server has {self._model!r}"
+            return openai_refusal(message, status=404, code="model_not_found")
+
+        app.router.add_get("/v1/models", models)
+        app.router.add_get("/v1/models/{name:.+}", model)
+
+
+class _Calls:
+    """The calls of one server."""
+
+    def __init__(self, chat: ChatCalls, text: TextCalls, *, model: str, limit: int) -> None:
+        self._chat, self._text, self._model, self._limit = chat, text, model, limit
+        self._held = 0
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer a chat call."""
+        with self._room():
+            body = read_openai_call(await request.read(), self._model)
+            if not body.stream:
+                return json_reply(await self._chat.complete(body))
+            async with self._chat.stream(body) as events:
+                return await send_events(request, events)
+
+    async def text(self, request: web.Request) -> web.StreamResponse:
+        """Answer a call that continues text or ids."""
+        with self._room():
+            body = read_openai_call(await request.read(), self._model)
+            if not body.stream:
+                return json_reply(await self._text.complete(body))
+            async with aclosing(self._text.stream(body)) as events:
+                return await send_events(request, events)
+
+    @contextmanager
+    def _room(self) -> Generator[None]:
+        """Count a call while it runs or waits.
+
+        Raises:
+            CallRefused: the server holds as many as it can.
+        """
+        if self._held >= self._limit:
+            raise CallRefused(f"{self._held} calls run or wait, the most that this server holds; call again", status=429)
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+
+def _answering(route: Route) -> Route:
+    """Return `route` with its errors as responses in OpenAI's shape."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await route(request)
+        except AgentRLError as error:
+            return openai_refusal(str(error), status=status_of(error), code=code_of(error))
+
+    return answer

@@ -1,0 +1,297 @@
+"""What each key of `metrics.jsonl` means: the source of `docs/reference/metrics.md`.
+
+Invariant: a run writes no key that is not listed here; a test compares the lists with the lines of real runs. In a key, a
+part in capitals stands for a name that the run gives, such as the stop reason in `failed_episodes.STOP_REASON`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class MetricKey(NamedTuple):
+    """A key of the lines of an event."""
+
+    event: str
+    """The `event` of the lines; `every` for a key that all lines have."""
+    key: str
+    unit: str
+    """What its number counts; empty for text and lists."""
+    meaning: str
+
+    def covers(self, key: str) -> bool:
+        """Return whether this entry describes `key`.
+
+        Example:
+            >>> MetricKey("step", "forks.REASON", "turns", "...").covers("forks.edited")
+            True
+        """
+        parts = [".+" if part.isupper() else re.escape(part) for part in self.key.split(".")]
+        return re.fullmatch(r"\.".join(parts), key) is not None
+
+
+EVENTS = {
+    "every": "keys of every line",
+    "step": "one line for each training step",
+    "evaluation": "one line for each evaluation, when it ends; its episodes ran beside training",
+    "evaluation_skipped": "an evaluation was due while one ran and one waited",
+    "episode_failed": "one line for each failed attempt",
+    "dropped_group": "a group left the run untrained",
+    "checkpoint": "a checkpoint was written",
+    "resumed": "another process continues from a checkpoint; `agentrl.open_run` leaves out the lines of work that was lost",
+    "end": "the run, or this process of it, ended; counts are of this process alone",
+}
+"""The events, and when a line of each is written."""
+
+_TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "every": (
+        ("event", "", "the kind of the line"),
+        ("wall_s", "seconds", "time on the run's clock, which continues over a resume"),
+        ("policy_version", "version", "of the weights that serve; in a `step` line, the version that the step trained"),
+    ),
+    "step": (
+        ("step", "step", "number of the step, from 1"),
+        ("episodes", "episodes", "in the batch"),
+        (
+            "success_rate",
+            "share",
+            "of the batch's episodes that succeeded: those with `client.record(success=...)` of at least 0.5, or "
+            "without that a final reward above 0",
+        ),
+        ("return_mean", "reward", "mean undiscounted return of the batch's episodes"),
+        ("return_std", "reward", "standard deviation of these returns"),
+        ("turns_mean", "turns", "per episode"),
+        ("output_tokens_mean", "tokens", "sampled per episode"),
+        ("limits.STOP_REASON", "episodes", "ended by a limit: `turn_limit`, `token_limit` or `context_limit`"),
+        ("workflow.NAME", "as recorded", "mean of what `client.record(NAME=...)` recorded, over the episodes that did"),
+        ("staleness_mean", "versions", "over the trained tokens of the batch"),
+        ("staleness_p50", "versions", "median of the same"),
+        ("staleness_p99", "versions", "99th percentile of the same"),
+        ("staleness_max", "versions", "largest of the same"),
+        ("groups", "groups", "in the batch"),
+        ("zero_variance_groups", "groups", "whose returns are all equal, so that they teach nothing"),
+        ("signal_share", "share", "of the groups whose returns differ"),
+        ("trained_groups", "", "numbers of the batch's groups, oldest first"),
+        ("loss_tokens", "tokens", "trained tokens of the batch"),
+        ("masked_tokens", "tokens", "left out of the loss because they were over age (policy `mask`)"),
+        ("forks.REASON", "turns", "of the batch that forked, by reason"),
+        ("kept_thinking_turns", "turns", "whose context holds reasoning that the chat template would have dropped"),
+        ("sampled_tokens", "tokens", "sampled since this process began, evaluations included"),
+        ("tokens_per_s", "tokens per second", "sampled since the last step"),
+        ("trainer_wait_s", "seconds", "the trainer waited for this batch"),
+        ("rollout_wait_s", "seconds", "rollouts waited for the staleness bound since the last step"),
+        ("train_s", "seconds", "preparing the batch and training on it"),
+        ("loop_blocked_s", "seconds", "code blocked the event loop for 0.2 s or more at a time since the last step"),
+        ("publish_s", "seconds", "writing the weights and computing the probe"),
+        ("update_s", "seconds", "replacing the weights at the servers"),
+        ("pause_s", "seconds", "servers were paused for it"),
+        ("update_bytes", "bytes", "of the weights, as each server read or was sent them"),
+        ("sync_share", "share", "`publish_s` and `update_s` of the time since the last step"),
+        ("probe_difference", "nats", "largest difference of log-probs between server and trainer on the probe"),
+        ("skipped", "", "why the weights stayed as they were: `zero_variance`, `no_tokens`, or the trainer's reason"),
+        ("dropped_groups.REASON", "groups", "dropped since this process began, by reason"),
+        (
+            "failed_episodes.STOP_REASON",
+            "episodes",
+            "training attempts that failed since this process began, by stop reason",
+        ),
+        (
+            "wasted_tokens.CAUSE",
+            "tokens",
+            "sampled for training since this process began and never trained: `failed_episode`, `dropped_group`, "
+            "`over_age`, `skipped_step`, `greedy` (temperature 0 has no policy gradient)",
+        ),
+        ("trainer.loss", "loss", "mean over the optimizer steps"),
+        ("trainer.grad_norm", "norm", "of the gradient before clipping, mean over the optimizer steps"),
+        ("trainer.lr", "rate", "learning rate of the last optimizer step"),
+        ("trainer.optimizer_steps", "steps", "optimizer steps taken"),
+        ("trainer.bad_minibatches", "minibatches", "left out because loss or gradient was not finite"),
+        ("trainer.tokens", "tokens", "of the batch's branches, contexts included"),
+        ("trainer.computed_tokens", "tokens", "of these, run through the model"),
+        ("trainer.loss_tokens", "tokens", "trained"),
+        ("trainer.num_loss_tokens", "tokens", "in the loss of the optimizer steps that were taken"),
+        ("trainer.max_staleness", "versions", "largest of the trained tokens"),
+        ("trainer.mean_staleness", "versions", "mean of the trained tokens"),
+        ("trainer.kl_behavior_proximal_k1", "nats per token", "KL(behavior, proximal) by the estimator -log w"),
+        ("trainer.kl_behavior_proximal_k3", "nats per token", "the same by w - 1 - log w, which is never negative"),
+        ("trainer.effective_sample_size", "share", "(sum w)^2 / (n sum w^2); 1 where all behavior weights are equal"),
+        ("trainer.behavior_weight_mean", "ratio", "of w = exp(proximal - behavior), before the cap"),
+        ("trainer.behavior_weight_max", "ratio", "largest w, before the cap"),
+        ("trainer.behavior_log_weight_mean", "nats", "mean of abs(log w), staleness included"),
+        ("trainer.behavior_log_weight_max", "nats", "largest of the same"),
+        ("trainer.ratio_max", "ratio", "largest exp(current - proximal)"),
+        (
+            "trainer.clip_fraction_positive",
+            "share",
+            "of the tokens with positive advantage: no gradient, because the ratio is above 1 + `clip_high`",
+        ),
+        (
+            "trainer.clip_fraction_negative",
+            "share",
+            "of the tokens with negative advantage: no gradient, because the ratio is below 1 - `clip_low`",
+        ),
+        ("trainer.cap_fraction_positive", "share", "of the tokens with positive advantage: w is above the cap"),
+        ("trainer.cap_fraction_negative", "share", "of the tokens with negative advantage: w is above the cap"),
+        ("trainer.entropy", "nats per token", "mean over the trained tokens, where the trainer computes it"),
+        ("trainer.num_fresh_tokens", "tokens", "trained tokens that the present version sampled"),
+        (
+            "trainer.mean_logprob_difference",
+            "nats",
+            "behavior against proximal log-probs of fresh tokens, mean; the two ought to agree",
+        ),
+        ("trainer.max_logprob_difference", "nats", "largest of the same"),
+        ("trainer.num_interrupted_tokens", "tokens", "trained tokens sampled after an update within their model call"),
+        ("trainer.num_interrupted_fresh_tokens", "tokens", "of these, sampled by the present version"),
+        ("trainer.mean_interrupted_difference", "nats", "as `mean_logprob_difference`, over the interrupted fresh tokens"),
+        ("trainer.max_interrupted_difference", "nats", "largest of the same"),
+        ("trainer.seconds", "seconds", "the trainer spent on the step"),
+        ("trainer.seconds_proximal", "seconds", "of these, on proximal log-probs"),
+        ("trainer.seconds_forward_backward", "seconds", "of these, on loss and gradients"),
+        ("trainer.seconds_optimizer", "seconds", "of these, on the optimizer"),
+        ("trainer.spot_check_tokens", "tokens", "recomputed before the step to check the servers"),
+        ("trainer.mean_spot_difference", "nats", "of these, log-probs of server and trainer, mean"),
+        ("trainer.max_spot_difference", "nats", "largest of the same"),
+        ("trainer.seconds_spot_check", "seconds", "the check took"),
+        ("trainer.unchecked_servers", "servers", "without a call that could be recomputed"),
+        ("trainer.NAME", "as reported", "what another trainer reports"),
+    ),
+    "evaluation": (
+        ("step", "step", "after which the evaluation was asked for"),
+        ("episodes", "episodes", "evaluated, failed ones included"),
+        ("failed", "episodes", "of these, failed: they have no result"),
+        ("failed_episodes.STOP_REASON", "episodes", "the same, by stop reason"),
+        ("success_rate", "share", "of the episodes that did not fail; no key where all did"),
+        ("return_mean", "reward", "mean undiscounted return of the same"),
+        ("return_std", "reward", "standard deviation of these returns"),
+        ("turns_mean", "turns", "per episode"),
+        ("output_tokens_mean", "tokens", "sampled per episode"),
+        ("limits.STOP_REASON", "episodes", "ended by a limit"),
+        ("workflow.NAME", "as recorded", "mean of what `client.record(NAME=...)` recorded"),
+        ("min_version", "version", "lowest of the sampled tokens: training continues meanwhile"),
+        ("max_version", "version", "highest of the sampled tokens"),
+        ("greedy", "", "whether it sampled at temperature 0"),
+        ("seconds", "seconds", "the evaluation took"),
+    ),
+    "evaluation_skipped": (("step", "step", "that is not evaluated"),),
+    "episode_failed": (
+        ("group", "", "number of the group; null for an evaluation"),
+        ("episode_id", "", "of the attempt"),
+        ("task_id", "", "of its task"),
+        ("stop_reason", "", "why the episode ended"),
+        ("kind", "", "name of the error's class"),
+        ("message", "", "of the error"),
+    ),
+    "dropped_group": (
+        ("group", "", "number of the group"),
+        ("reason", "", "why it was dropped"),
+    ),
+    "checkpoint": (
+        ("step", "step", "whose weights it holds"),
+        ("path", "", "its directory"),
+        ("seconds", "seconds", "writing it took"),
+    ),
+    "resumed": (
+        ("step", "step", "the last one done before"),
+        ("groups_admitted", "groups", "opened before the checkpoint"),
+        ("groups_open", "", "numbers of the groups whose episodes run again"),
+        ("evaluations_due", "", "steps whose evaluation runs again"),
+    ),
+    "end": (
+        ("error", "", "null, or why the run ended"),
+        ("train_steps", "steps", "finished, skipped ones and those of earlier processes included"),
+        ("resumed_from_step", "step", "steps of earlier processes"),
+        ("skipped_steps", "steps", "that left the weights as they were, by reason"),
+        ("max_staleness", "versions", "the bound"),
+        ("max_trained_staleness", "versions", "largest staleness of a trained token"),
+        ("mean_staleness", "versions", "over all trained tokens"),
+        ("episodes", "episodes", "training episodes that ended, each attempt counted"),
+        ("groups", "groups", "trained"),
+        ("zero_variance_groups", "groups", "of these, with equal returns"),
+        ("dropped_groups", "groups", "by reason"),
+        ("failed_episodes", "episodes", "attempts that failed, by stop reason"),
+        ("sampled_tokens", "tokens", "evaluations included"),
+        ("evaluation_tokens", "tokens", "of these, in evaluations"),
+        ("trained_tokens", "tokens", "in the loss of a step that was not skipped"),
+        ("wasted_tokens", "tokens", "sampled for training and never trained, by cause; `in_flight`: the run ended first"),
+        ("wall_seconds", "seconds", "of this process"),
+        ("run_seconds", "seconds", "on the run's clock, earlier processes included"),
+        ("trainer_wait_seconds", "seconds", "the trainer waited for groups"),
+        ("rollout_wait_seconds", "seconds", "the dispatcher waited for the staleness bound"),
+        ("train_seconds", "seconds", "of training"),
+        ("sync_seconds", "seconds", "publishing and updating weights"),
+        ("pause_seconds", "seconds", "servers were paused for updates"),
+        (
+            "max_logprob_difference",
+            "nats",
+            "largest difference of a behavior log-prob from the trainer's under the same version",
+        ),
+        ("unchecked_steps", "steps", "before which some server's log-probs could not be compared"),
+        ("interrupted_tokens", "tokens", "trained tokens sampled after weights had changed in their model call"),
+        (
+            "mean_interrupted_difference",
+            "nats",
+            "of those whose version the trainer still had, from the trainer's log-probs",
+        ),
+        ("max_interrupted_difference", "nats", "largest of the same"),
+        ("max_probe_difference", "nats", "largest difference on the probe after an update"),
+        ("evaluations", "", "the `evaluation` lines"),
+        ("checkpoint", "", "path of the last checkpoint; null where none was written"),
+    ),
+}
+
+METRIC_KEYS: tuple[MetricKey, ...] = tuple(MetricKey(event, *row) for event, rows in _TABLES.items() for row in rows)
+"""Every key of `metrics.jsonl`, in the order of the reference page."""
+
+
+def find_metric(key: str) -> list[MetricKey]:
+    """Return the entries that describe a key, one for each event that has it; exact names come before patterns.
+
+    Example:
+        >>> [found.event for found in find_metric("success_rate")]
+        ['step', 'evaluation']
+    """
+    exact = [entry for entry in METRIC_KEYS if entry.key == key]
+    return exact or [entry for entry in METRIC_KEYS if entry.covers(key)]
+
+
+def undocumented(event: str, keys: Iterable[str]) -> list[str]:
+    """Return the keys of a line that no entry describes.
+
+    Example:
+        >>> undocumented("checkpoint", ["event", "wall_s", "policy_version", "step", "path", "colour"])
+        ['colour']
+    """
+    known = [entry for entry in METRIC_KEYS if entry.event in ("every", event)]
+    return [key for key in keys if not any(entry.covers(key) for entry in known)]
+
+
+def metrics_page() -> str:
+    """Return `docs/reference/metrics.md`."""
+    return "\n".join(_page_lines()) + "\n"
+
+
+def _page_lines() -> Iterator[str]:
+    yield "# metrics.jsonl, field by field"
+    yield ""
+    yield "<!-- Written by `python -m agentrl.observe.metric_keys`; edit agentrl/observe/metric_keys.py. -->"
+    yield ""
+    yield "A run appends JSON lines to `runs/NAME/metrics.jsonl`. The `event` of a line names its kind; a key is missing where"
+    yield "there is nothing to report. In a key, a part in capitals stands for a name that the run gives."
+    yield "[Trackers](../howto/trackers.md) get the numbers of the `step` and `evaluation` lines."
+    for event, when in EVENTS.items():
+        yield ""
+        yield f"## {when.capitalize()}" if event == "every" else f"## {event}: {when}"
+        yield ""
+        yield "| key | unit | meaning |"
+        yield "|---|---|---|"
+        for entry in METRIC_KEYS:
+            if entry.event == event:
+                yield f"| `{entry.key}` | {entry.unit} | {entry.meaning} |"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(metrics_page())

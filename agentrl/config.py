@@ -173,6 +173,12 @@ class RunConfig(Config):
     sync: SyncConfig = SyncConfig()
     sft: SftConfig | None = None
     """The supervised warm start that `agentrl sft` runs; None: there is none."""
+    track: tuple[str, ...] = ()
+    """Where figures and episodes go beside the run directory: tensorboard, wandb, mlflow, jsonl, or `module:Class`."""
+    track_project: str = Field(default="agentrl", min_length=1)
+    """Project of wandb, experiment of mlflow."""
+    track_samples: int = Field(default=3, ge=0)
+    """Episodes of each step and each evaluation that trackers get as text: the best, the worst, and others at random."""
 
     @property
     def run_dir(self) -> Path:
@@ -199,6 +205,11 @@ class RunConfig(Config):
     def route(self) -> Route:
         """How weights reach the servers."""
         return route_of(self.sync, self.inference, self.trainer, self.engine)
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _accept_one_tracker(cls, given: object) -> object:
+        return (given,) if isinstance(given, str) else given
 
     @field_validator("sync", mode="before")
     @classmethod

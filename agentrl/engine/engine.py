@@ -36,6 +36,7 @@ from agentrl.errors import ConfigError, RunStopped
 from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.stall import StallTimer, WaitBoard
+from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.group import DroppedGroup, run_group
@@ -72,6 +73,7 @@ class Engine:
         send_dtype: type in which weights are sent from the trainer's memory; None: through files.
         resume: the state that an earlier process saved with the checkpoint of `trainer`; None: a new run.
         interrupt_s: seconds that a cancelled or failing run has to end its training step and save it; 0: it saves nothing.
+        trackers: get what the run records, beside its files; None: there are none.
 
     Raises:
         ConfigError: when there are no tasks, two have the same id, or neither a step nor an evaluation is left after
@@ -101,6 +103,7 @@ class Engine:
         resume: RunState | None = None,
         send_dtype: str | None = None,
         interrupt_s: float = INTERRUPT_S,
+        trackers: TrackerFeed | None = None,
     ) -> None:
         """Wire a run; `run` starts it."""
         self._workflow, self._renderer = workflow, renderer
@@ -124,7 +127,7 @@ class Engine:
         changed = Signal()
         self._clock = VersionClock(start=_first_version(self._resume, inference), changed=changed)
         self._buffer = self._make_buffer(changed)
-        self._journal = self._make_journal(run_dir, name)
+        self._journal = self._make_journal(run_dir, name, trackers)
         probe = probe_ids or renderer.encode_content(PROBE_TEXT)
         weights = WeightPublisher(
             trainer=trainer, inference=inference, run_dir=run_dir, config=engine, probe_ids=probe, send_dtype=send_dtype
@@ -183,7 +186,7 @@ class Engine:
             reopen=self._resume.groups_open,
         )
 
-    def _make_journal(self, run_dir: Path, name: str) -> Journal:
+    def _make_journal(self, run_dir: Path, name: str, trackers: TrackerFeed | None) -> Journal:
         return Journal(
             run_dir=run_dir,
             name=name,
@@ -195,6 +198,7 @@ class Engine:
             flights=self._flights,
             waits=self._waits,
             resume=self._resume,
+            trackers=trackers,
         )
 
     def report(self) -> RunReport:
@@ -217,6 +221,7 @@ class Engine:
         journal = self._journal
         finished = False
         try:
+            journal.start()
             async with task_group() as background:
                 background.start_soon(journal.write)
                 background.start_soon(self._watchdog.watch)

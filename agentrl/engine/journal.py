@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import msgspec
@@ -31,6 +32,7 @@ from agentrl.observe.metrics import MetricValue, prefixed
 from agentrl.observe.progress import Snapshot
 from agentrl.observe.records import BackgroundJsonLines, JsonLines, trajectory_record
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
+from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
 from agentrl.train.base import StepReport
 from agentrl.types import EpisodeFailure, Group, Trajectory
@@ -120,6 +122,7 @@ class Journal:
         flights: InFlight,
         waits: Callable[[], list[str]],
         resume: RunState,
+        trackers: TrackerFeed | None,
     ) -> None:
         """Write under `run_dir`; the other arguments supply the numbers of snapshots and reports.
 
@@ -131,6 +134,7 @@ class Journal:
         """
         self._name, self._steps, self._max_staleness = name, config.steps, max_staleness
         self._clock, self._buffer, self._flights, self._waits = clock, buffer, flights, waits
+        self._trackers = trackers
         self._metrics = JsonLines(run_dir / "metrics.jsonl")
         mark = resume.mark() if resume.step else None
         path = run_dir / "trajectories.jsonl"
@@ -150,6 +154,11 @@ class Journal:
         self._shown: Mapping[str, MetricValue] = {}
         if mark is not None:
             self._append("resumed", mark)
+
+    def start(self) -> None:
+        """Start the trackers."""
+        if self._trackers is not None:
+            self._trackers.start()
 
     @contextmanager
     def timed(self, timer: Timer) -> Generator[None, None, None]:
@@ -188,6 +197,8 @@ class Journal:
             step=self._totals.steps + 1 if step is None else step,
         )
         self._timeline.append_bytes(msgspec.json.encode(entry) + b"\n")
+        if self._trackers is not None:
+            self._trackers.activity(entry)
 
     def episode(self, trajectory: Trajectory, *, group: int | None) -> None:
         """Record a finished episode; `group` is None for an evaluation.
@@ -281,6 +292,8 @@ class Journal:
         trained = {**line, "trained_groups": [group.index for group in groups]}
         self._append("step", trained, policy_version=prepared.batch.policy_version)
         self._shown = line
+        if self._trackers is not None:
+            self._trackers.step(number, self._wall_s(), line, [episode for group in groups for episode in group.episodes])
 
     def checkpoint(self, step: int, path: Path, seconds: float) -> None:
         """Record a checkpoint that has just been written, and took `seconds`."""
@@ -311,6 +324,8 @@ class Journal:
         line = {"step": step, **report.metrics()}
         self._totals.evaluations.append(line)
         self._append("evaluation", line)
+        if self._trackers is not None:
+            self._trackers.evaluation(step, self._wall_s(), line, report.episodes)
 
     def evaluation_skipped(self, step: int) -> None:
         """Record an evaluation that was due while two earlier ones were unfinished."""
@@ -328,7 +343,7 @@ class Journal:
             step=self._totals.steps,
             steps=self._steps,
             policy_version=self._clock.version,
-            wall_s=time.perf_counter() - self._begin,
+            wall_s=self._wall_s(),
             max_staleness=self._max_staleness,
             sampled_tokens=self._flights.num_tokens,
             episodes_in_flight=len(self._flights),
@@ -348,7 +363,7 @@ class Journal:
 
     def report(self) -> RunReport:
         """Return what the run has done so far."""
-        run_seconds = time.perf_counter() - self._begin
+        run_seconds = self._wall_s()
         return self._totals.report(
             policy_version=self._clock.version,
             max_staleness=self._max_staleness,
@@ -378,12 +393,11 @@ class Journal:
         Raises:
             RunStopped: when the disk refuses.
 
-        Cancellation: shielded, for a few seconds at most.
+        Cancellation: shielded, for a few seconds at most; trackers have `FINISH_TIMEOUT_S`.
         """
         message = None
         if error is not None:
-            cancelled = isinstance(error, anyio.get_cancelled_exc_class())
-            message = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
+            message = "cancelled" if _status(error) == "interrupted" else f"{type(error).__name__}: {error}"
         try:
             if self._trajectories is not None:
                 await self._trajectories.close()
@@ -391,15 +405,24 @@ class Journal:
             self._append("end", {"error": message, **asdict(self.report())})
             self._metrics.close()
             self._timeline.close()
+            if self._trackers is not None:
+                await self._trackers.close("finished" if error is None else _status(error))
 
     def _append(self, event: str, fields: Mapping[str, object], *, policy_version: int | None = None) -> None:
         version = self._clock.version if policy_version is None else policy_version
-        wall_s = time.perf_counter() - self._begin
-        self._metrics.append({"event": event, "wall_s": round(wall_s, 3), "policy_version": version, **fields})
+        self._metrics.append({"event": event, "wall_s": round(self._wall_s(), 3), "policy_version": version, **fields})
+
+    def _wall_s(self) -> float:
+        """Return the time on the run's clock, seconds."""
+        return time.perf_counter() - self._begin
 
     def _number(self, key: str) -> float | None:
         value = self._shown.get(key)
         return value if isinstance(value, (int, float)) else None
+
+
+def _status(error: BaseException) -> Literal["failed", "interrupted"]:
+    return "interrupted" if isinstance(error, anyio.get_cancelled_exc_class()) else "failed"
 
 
 def _publication_metrics(published: PublishReport, elapsed: float) -> dict[str, MetricValue]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -40,9 +40,11 @@ from agentrl.jobs.garbage_collector import tuned_garbage_collector
 from agentrl.jobs.plan.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.jobs.run_lock import run_lock
 from agentrl.jobs.tasks import TaskSets, load_tasks
+from agentrl.jobs.trackers import load_trackers, make_feed
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.progress import Progress, make_progress
 from agentrl.observe.reading import read_metrics
+from agentrl.observe.trackers.base import Tracker
 from agentrl.tokens.renderer import Renderer
 from agentrl.train.checkpoint import latest_checkpoint
 from agentrl.train.worker.client import RemoteTrainer, launch_trainer, worker_ended
@@ -62,10 +64,11 @@ class Parts(NamedTuple):
     renderer: Renderer
     tasks: TaskSets
     workflow: RolloutWorkflow
+    trackers: Mapping[str, Tracker]
 
 
 def load_parts(run: RunConfig) -> Parts:
-    """Return tokenizer, tasks and workflow of a run.
+    """Return tokenizer, tasks, workflow and trackers of a run.
 
     Raises:
         ConfigError: one of them, a GPU or the SGLang to launch is missing or wrong.
@@ -74,7 +77,9 @@ def load_parts(run: RunConfig) -> Parts:
         raise ConfigError("; ".join(missing) + "; set it to auto or cpu, or run on a machine that has the GPUs")
     if run.inference.backend == "sglang" and not run.inference.urls:
         find_sglang_python(run.inference)
-    return Parts(load_renderer(run, run.model.path), load_tasks(run.tasks), load_workflow(run.workflow, run.workflow_args))
+    trackers = load_trackers(run)
+    renderer, workflow = load_renderer(run, run.model.path), load_workflow(run.workflow, run.workflow_args)
+    return Parts(renderer, load_tasks(run.tasks), workflow, trackers)
 
 
 def load_renderer(run: RunConfig, model: str | Path) -> Renderer:
@@ -215,6 +220,7 @@ def _engine(
         progress=progress,
         send_dtype=run.resolved_inference.dtype if run.route.method == "distributed" else None,
         resume=None if checkpoint is None else checkpoint.state,
+        trackers=make_feed(run, parts.trackers, parts.renderer, 0 if checkpoint is None else checkpoint.state.step),
     )
 
 

@@ -277,8 +277,8 @@ def _page_lines() -> Iterator[str]:
     yield ""
     yield "<!-- Written by `python -m agentrl.observe.metric_keys`; edit agentrl/observe/metric_keys.py. -->"
     yield ""
-    yield "A run appends JSON lines to `runs/NAME/metrics.jsonl`. The `event` of a line names its kind; a key is missing where"
-    yield "there is nothing to report. In a key, a part in capitals stands for a name that the run gives."
+    yield "A run appends JSON lines to `runs/NAME/metrics.jsonl`. The `event` of a line names its kind. A key is missing"
+    yield "where there is nothing to report. In a key, a part in capitals stands for a name that the run gives."
     yield "[Trackers](../howto/trackers.md) get the numbers of the `step` and `evaluation` lines."
     for event, when in EVENTS.items():
         yield ""

@@ -17,6 +17,7 @@ from agentrl.engine.report import RunReport
 from agentrl.engine.resume import RunState
 from agentrl.inference.backend import Inference
 from agentrl.observe.progress import Progress
+from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
@@ -53,6 +54,7 @@ def make_engine(
     resume: RunState | None = None,
     send_dtype: str | None = None,
     interrupt_s: float = 0,
+    trackers: TrackerFeed | None = None,
 ) -> Engine:
     """Return an engine with small groups and batches; it does not wait for a trainer that a test holds."""
     return Engine(
@@ -81,6 +83,7 @@ def make_engine(
         resume=resume,
         send_dtype=send_dtype,
         interrupt_s=interrupt_s,
+        trackers=trackers,
     )
 
 

@@ -20,6 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
 from agentrl.jobs.plan.memory import memory_rows, running_requests
 from agentrl.jobs.tasks import find_factory, read_tasks
+from agentrl.jobs.trackers import load_trackers
 from agentrl.workflow import load_workflow
 
 
@@ -50,6 +51,7 @@ def describe_plan(config: RunConfig) -> str:
         ("updates", _updates(config)),
         ("evaluation", _evaluation(config)),
         ("failures", _failures(config)),
+        *([("trackers", _trackers(config))] if config.track else []),
     ]
     return "\n".join(f"{name:<11} {text}" for name, text in rows)
 
@@ -101,6 +103,7 @@ def missing_here(config: RunConfig) -> list[str]:
     for field, path in (("tasks.path: ", tasks.path), ("tasks.eval_path: ", tasks.eval_path)):
         if path is not None:
             probes.append((field, partial(read_tasks, path)))
+    probes.append(("", partial(load_trackers, config)))
     if inference.backend == "sglang" and not inference.urls:
         probes.append(("", partial(find_sglang_python, inference)))
     missing: list[str] = []
@@ -229,6 +232,13 @@ def _evaluation(config: RunConfig) -> str:
     often += [f"every {engine.checkpoint_every_s:g} s"] if engine.checkpoint_every_s else []
     saved = ", ".join([*often, "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"
     return f"{when}; checkpoints: {saved}, the newest {engine.keep_checkpoints} are kept"
+
+
+def _trackers(config: RunConfig) -> str:
+    episodes = (
+        f"with {config.track_samples} episodes of each step and evaluation" if config.track_samples else "figures only"
+    )
+    return f"{', '.join(config.track)}, project {config.track_project}, {episodes}"
 
 
 def _failures(config: RunConfig) -> str:

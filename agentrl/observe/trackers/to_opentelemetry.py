@@ -1,0 +1,101 @@
+"""`track: [opentelemetry]`: spans of the run, its steps with the work in them, its evaluations, and its episodes.
+
+Invariant: spans go to the tracer provider of the program; where it has set none, to the OTLP endpoint of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.observe.timeline import Activity
+from agentrl.observe.trackers.base import RunStatus, TrackedRun, Tracker
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class OpenTelemetryTracker(Tracker):
+    """Makes spans from the records of a run, with the times of the records."""
+
+    def __init__(self) -> None:
+        """Check that there is somewhere to send spans to.
+
+        Raises:
+            ConfigError: there is neither a tracer provider nor an endpoint.
+        """
+        from opentelemetry import trace  # pyright: ignore[reportMissingImports]
+
+        self._own = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+        if self._own and not any(os.environ.get(name) for name in _ENDPOINTS):
+            raise ConfigError(
+                "track: opentelemetry has nowhere to send spans; set OTEL_EXPORTER_OTLP_ENDPOINT, such as "
+                "http://127.0.0.1:4318, or a tracer provider in your program"
+            )
+
+    def start(self, run: TrackedRun) -> None:
+        """Open the span of the run."""
+        from opentelemetry import trace  # pyright: ignore[reportMissingImports]
+
+        self._trace, self._began_at = trace, run.began_at
+        self._moments = time.time() - time.perf_counter()
+        self._provider: Any = _make_provider(run.name) if self._own else trace.get_tracer_provider()
+        self._tracer: Any = self._provider.get_tracer("agentrl")
+        attributes = {"agentrl.run": run.name, "agentrl.project": run.project, "agentrl.resumed_step": run.resumed_step}
+        self._run = self._open(f"run {run.name}", None, time.time(), attributes)
+        self._steps: dict[int, Any] = {}
+
+    def activity(self, activity: Activity) -> None:
+        """Make a span of an activity, inside that of its step; an evaluation stands beside the steps."""
+        begin, end = self._began_at + activity.start_s, self._began_at + activity.end_s
+        name = activity.activity.replace("_", " ")
+        attributes = {"agentrl.actor": activity.actor, "agentrl.step": activity.step}
+        parent = self._run if activity.actor == "evaluation" else self._step(activity.step, begin)
+        self._open(name, parent, begin, attributes).end(_nanoseconds(end))
+
+    def step(self, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:
+        """Close the span of a step, with its numbers as attributes."""
+        end = self._began_at + wall_s
+        span = self._step(step, end)
+        span.set_attributes({f"agentrl.{key}": value for key, value in numbers.items()})
+        span.end(_nanoseconds(end))
+        del self._steps[step]
+
+    def finish(self, status: RunStatus) -> None:
+        """Close the span of the run, and send what is left."""
+        for span in self._steps.values():
+            span.end()
+        self._run.set_attribute("agentrl.status", status)
+        if status == "failed":
+            self._run.set_status(self._trace.StatusCode.ERROR)
+        self._run.end()
+        if self._own:
+            self._provider.shutdown()
+
+    def _step(self, number: int, begin: float) -> Any:  # noqa: ANN401 - a span
+        if number not in self._steps:
+            self._steps[number] = self._open(f"step {number}", self._run, begin, {"agentrl.step": number})
+        return self._steps[number]
+
+    def _open(self, name: str, parent: Any, begin: float, attributes: Mapping[str, object]) -> Any:  # noqa: ANN401 - spans
+        context = None if parent is None else self._trace.set_span_in_context(parent)
+        return self._tracer.start_span(name, context=context, start_time=_nanoseconds(begin), attributes=attributes)
+
+
+def _make_provider(run: str) -> Any:  # noqa: ANN401 - of a package that may be missing
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]
+        OTLPSpanExporter,
+    )
+    from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
+    from opentelemetry.sdk.trace import TracerProvider  # pyright: ignore[reportMissingImports]
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # pyright: ignore[reportMissingImports]
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "agentrl", "service.instance.id": run}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def _nanoseconds(unix_s: float) -> int:
+    return round(unix_s * 1e9)

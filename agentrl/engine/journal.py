@@ -397,7 +397,7 @@ class Journal:
         """
         message = None
         if error is not None:
-            message = "cancelled" if _status(error) == "interrupted" else f"{type(error).__name__}: {error}"
+            message = "cancelled" if _run_status(error) == "interrupted" else f"{type(error).__name__}: {error}"
         try:
             if self._trajectories is not None:
                 await self._trajectories.close()
@@ -406,7 +406,7 @@ class Journal:
             self._metrics.close()
             self._timeline.close()
             if self._trackers is not None:
-                await self._trackers.close("finished" if error is None else _status(error))
+                await self._trackers.close("finished" if error is None else _run_status(error))
 
     def _append(self, event: str, fields: Mapping[str, object], *, policy_version: int | None = None) -> None:
         version = self._clock.version if policy_version is None else policy_version
@@ -421,7 +421,7 @@ class Journal:
         return value if isinstance(value, (int, float)) else None
 
 
-def _status(error: BaseException) -> Literal["failed", "interrupted"]:
+def _run_status(error: BaseException) -> Literal["failed", "interrupted"]:
     return "interrupted" if isinstance(error, anyio.get_cancelled_exc_class()) else "failed"
 
 

@@ -70,8 +70,10 @@ check: setup  ## check style, format, types and import layers
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-docs: setup  ## run every documentation snippet
-	$(BIN)/python -m pytest tests/contract/test_docs.py
+docs: setup  ## run every snippet of the documentation, and build its site into site/
+	$(BIN)/python -m pytest tests/contract/test_docs.py tests/contract/test_site.py
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 build: setup  ## build the wheel and the sdist
 	$(BIN)/python -m build --no-isolation
@@ -98,4 +100,4 @@ frameworks-install:  ## install agent frameworks into .frameworks-venv, for open
 	@PYTHON=$(PYTHON) bash scripts/frameworks_install.sh
 
 clean:  ## remove the files that builds and tests leave behind
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

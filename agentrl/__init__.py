@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl.client import Client, MessageLike, ToolError, reply_to, tool
-    from agentrl.engine.evaluate import evaluate
     from agentrl.env import Environment, open_environment
     from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
-    from agentrl.jobs.notebook import run_episode
+    from agentrl.jobs.python.episode import run_episode
+    from agentrl.jobs.python.evaluation import evaluate
+    from agentrl.jobs.python.serving import serve
+    from agentrl.jobs.python.training import train, train_async
     from agentrl.tokens.verify import verify
     from agentrl.tools.processes import in_process
     from agentrl.types import Group, Sample, StopReason, Task, Trajectory, Turn
@@ -43,7 +45,10 @@ __all__ = [
     "open_environment",
     "reply_to",
     "run_episode",
+    "serve",
     "tool",
+    "train",
+    "train_async",
     "verify",
 ]
 
@@ -62,12 +67,15 @@ _HOME = {
     "ToolError": "agentrl.client",
     "Trajectory": "agentrl.types",
     "Turn": "agentrl.types",
-    "evaluate": "agentrl.engine.evaluate",
+    "evaluate": "agentrl.jobs.python.evaluation",
     "in_process": "agentrl.tools.processes",
     "open_environment": "agentrl.env",
     "reply_to": "agentrl.client",
-    "run_episode": "agentrl.jobs.notebook",
+    "run_episode": "agentrl.jobs.python.episode",
+    "serve": "agentrl.jobs.python.serving",
     "tool": "agentrl.client",
+    "train": "agentrl.jobs.python.training",
+    "train_async": "agentrl.jobs.python.training",
     "verify": "agentrl.tokens.verify",
 }
 

@@ -27,7 +27,7 @@ from agentrl.fields import config_fields
 from agentrl.inference.config import InferenceConfig
 from agentrl.misspelled import guess_field
 from agentrl.rollout.config import RolloutConfig
-from agentrl.train.config import SftConfig, TrainerConfig
+from agentrl.trainer.config import SftConfig, TrainerConfig
 from agentrl.weights.config import SyncConfig
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
@@ -200,6 +200,13 @@ class RunConfig(Config):
             "logprob_tolerance": self.engine.logprob_tolerance or LOGPROB_TOLERANCE[dtype],
         }
         return self.engine.model_copy(update=tolerances)
+
+    def to_yaml(self) -> str:
+        """Return the run file of this run: the fields that were given, without the defaults."""
+        text = yaml.safe_dump(self.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True)
+        if not self.workflow.startswith("<"):
+            return text
+        return f"# {self.workflow} is a Python object: save it in a module, and set workflow: module:Name\n{text}"
 
     @property
     def route(self) -> Route:

@@ -184,6 +184,8 @@ def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWo
             workflow.
     """
     module_name, colon, name = spec.partition(":")
+    if spec.startswith("<"):
+        raise ConfigError(f"workflow: {spec} was a Python object; save it in a module, and set workflow: module:Name")
     if not (module_name and colon and name):
         raise ConfigError(f"workflow: expected module:Name, such as my_agent:Calculator, got {spec!r}")
     module = import_user_module(module_name)

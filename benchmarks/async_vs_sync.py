@@ -27,7 +27,7 @@ from rich.console import Console
 
 from agentrl.config import load_config
 from agentrl.jobs.files import write_json
-from agentrl.jobs.train import train
+from agentrl.jobs.train import train_run
 from agentrl.observe.progress import NoProgress
 from agentrl_workflows.calculator.recipe import FULL
 from agentrl_workflows.demo.warm_start import make_student
@@ -84,7 +84,7 @@ def measure(scratch: Path, model: Path, seed: int, mode: str, bound: int) -> Map
     overrides = [part for key, value in flags.items() for part in (f"--{key}", str(value))]
     run = load_config(FULL.run_file, overrides)
     cpu, wall = cpu_seconds(), time.perf_counter()
-    report = anyio.run(partial(train, run, progress=NoProgress()))
+    report = anyio.run(partial(train_run, run, progress=NoProgress()))
     cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
     events = [json.loads(line) for line in (scratch / name / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]

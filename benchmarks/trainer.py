@@ -31,10 +31,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from transformers.utils import logging
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.train.base import TrainBatch, TrainSample
-from agentrl.train.config import TrainerConfig
-from agentrl.train.model import PolicyModel
-from agentrl.train.policy import PolicyTrainer
+from agentrl.trainer.base import TrainBatch, TrainSample
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
 from agentrl.types import Sample
 
 RESULTS = Path(__file__).parent / "results" / "trainer.json"

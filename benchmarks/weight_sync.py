@@ -59,8 +59,8 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.publisher import PublishReport, WeightPublisher
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
-from agentrl.train.config import TrainerConfig
-from agentrl.train.worker.client import RemoteTrainer, launch_trainer
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.weights.process_group import join, listen
 from agentrl.weights.types import GroupAddress
 from benchmarks.machine import describe_machine

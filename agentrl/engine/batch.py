@@ -17,7 +17,7 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import StaleDataError
 from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics
 from agentrl.tokens.verify import verify
-from agentrl.train.base import TrainBatch, TrainSample
+from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.types import Group, Int32Array, Sample
 
 

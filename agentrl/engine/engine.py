@@ -42,7 +42,7 @@ from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.group import DroppedGroup, run_group
 from agentrl.rollout.score import score_episodes
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.base import Trainer
+from agentrl.trainer.base import Trainer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 

@@ -78,7 +78,7 @@ class EvalReport:
         return found if versions is None else {**found, "min_version": versions[0], "max_version": versions[1]}
 
 
-async def evaluate(
+async def evaluate_policy(
     workflow: RolloutWorkflow,
     tasks: Sequence[Task],
     *,
@@ -136,18 +136,18 @@ async def evaluate_with(
 
     Args:
         run: runs one episode.
-        tasks: as for `evaluate`.
+        tasks: as for `evaluate_policy`.
         max_concurrent: episodes at once.
         slots: shared with other episodes; each episode also holds one of these.
-        episodes: as for `evaluate`.
+        episodes: as for `evaluate_policy`.
         greedy: for the report alone; the runner decides how to sample.
         name: first part of the episode ids.
-        on_episode: as for `evaluate`.
+        on_episode: as for `evaluate_policy`.
 
     Raises:
         ConfigError: when there are no tasks, or `episodes` is below 1.
 
-    Cancellation: as for `evaluate`.
+    Cancellation: as for `evaluate_policy`.
     """
     check_tasks(tasks)
     count = len(tasks) if episodes is None else episodes

@@ -34,7 +34,7 @@ from agentrl.observe.records import BackgroundJsonLines, JsonLines, trajectory_r
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
-from agentrl.train.base import StepReport
+from agentrl.trainer.base import StepReport
 from agentrl.types import EpisodeFailure, Group, Trajectory
 from agentrl.watchdog.delays import loop_blocked_s
 

@@ -19,7 +19,7 @@ import numpy as np
 from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
 from agentrl.errors import WeightSyncError
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
-from agentrl.train.base import Trainer
+from agentrl.trainer.base import Trainer
 from agentrl.weights.disk import WEIGHTS_FILE, prune
 from agentrl.weights.types import WeightFeed
 

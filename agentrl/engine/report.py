@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from agentrl.engine.batch import PreparedBatch
 from agentrl.engine.publisher import PublishReport
 from agentrl.observe.metrics import MetricValue
-from agentrl.train.base import StepReport
+from agentrl.trainer.base import StepReport
 from agentrl.types import Group
 
 Timer: TypeAlias = Literal["trainer_wait_s", "rollout_wait_s", "train_s"]

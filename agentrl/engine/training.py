@@ -37,7 +37,7 @@ from agentrl.errors import AgentRLError, InvariantError, NothingLearned, ServerE
 from agentrl.inference.backend import Inference, ServerSet
 from agentrl.observe.progress import Progress
 from agentrl.observe.stall import StallTimer, WaitBoard
-from agentrl.train.base import StepReport, Trainer
+from agentrl.trainer.base import StepReport, Trainer
 from agentrl.types import Float32Array
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from agentrl.engine.config import EngineConfig
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.sglang import first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
-from agentrl.train.config import TrainerConfig
+from agentrl.trainer.config import TrainerConfig
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.types import is_loopback
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.engine.evaluate import EvalReport, evaluate, evaluate_with
+from agentrl.engine.evaluate import EvalReport, evaluate_policy, evaluate_with
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.inference.config import has_credentials
 from agentrl.inference.launch.pool import launch_pool
@@ -60,20 +60,17 @@ async def evaluate_target(
 
     Cancellation: ends episodes and servers; nothing is printed.
     """
-    key = _check_flags(run, target, episodes, output)
+    key = check_target(run, target, episodes)
+    if output is not None:
+        _check_output(output)
     tasks = load_tasks(run.tasks).evaluation
     if not tasks:
         raise ConfigError("tasks: there are no held-out tasks; set tasks.eval_path or tasks.eval_factory_args")
     workflow = load_workflow(run.workflow, run.workflow_args)
     count = run.engine.eval_episodes if episodes is None else episodes
-    with _logs(run) as logs:
-        with EpisodeBar(count) as advance:
-            if target.endpoint is not None:
-                report = await _at_endpoint(run, target, key, workflow, tasks, count, greedy, advance)
-            else:
-                report = await _at_checkpoint(run, target, logs, workflow, tasks, count, greedy, advance)
+    with server_logs(run) as logs:
+        report = await play_episodes(run, target, key, logs, workflow, tasks, count, greedy)
         _show(report)
-        logs.wanted = report.failed > 0
         unsaved = "" if output is None else _save(output, {"run": run.name, "target": _name(run, target), **_values(report)})
         if unsaved and report.failed:
             print(unsaved, file=sys.stderr)  # now, because `_report_failures` may raise
@@ -83,8 +80,38 @@ async def evaluate_target(
     return report
 
 
-def _check_flags(run: RunConfig, target: Target, episodes: int | None, output: Path | None) -> str:
-    """Check all flags and return the endpoint's key."""
+async def play_episodes(
+    run: RunConfig,
+    target: Target,
+    key: str,
+    logs: ServerLogs,
+    workflow: RolloutWorkflow,
+    tasks: Sequence[Task],
+    count: int,
+    greedy: bool,
+) -> EvalReport:
+    """Play `count` episodes against the target behind a progress bar and return the report; `key` is of `check_target`.
+
+    Raises:
+        ServerError: no server could be started or reached.
+
+    Cancellation: ends episodes and servers.
+    """
+    with EpisodeBar(count) as advance:
+        if target.endpoint is not None:
+            report = await _at_endpoint(run, target, key, workflow, tasks, count, greedy, advance)
+        else:
+            report = await _at_checkpoint(run, target, logs, workflow, tasks, count, greedy, advance)
+    logs.wanted = report.failed > 0
+    return report
+
+
+def check_target(run: RunConfig, target: Target, episodes: int | None) -> str:
+    """Check what is to be evaluated, and return the endpoint's key.
+
+    Raises:
+        ConfigError: settings of the target exclude each other, or its key is missing.
+    """
     if run.inference.urls and target.checkpoint is not None and target.endpoint is None:
         raise ConfigError(
             f"--checkpoint {target.checkpoint}: inference.urls names running servers, which sample from their own weights; "
@@ -103,8 +130,6 @@ def _check_flags(run: RunConfig, target: Target, episodes: int | None, output: P
         raise ConfigError(
             f"--episodes {episodes}: expected at least 1; omit it for engine.eval_episodes = {run.engine.eval_episodes}"
         )
-    if output is not None:
-        _check_output(output)
     key = os.environ.get(target.api_key_env or _KEY_VARIABLE)
     if target.api_key_env is not None and not key:
         raise ConfigError(
@@ -186,16 +211,18 @@ def _report_failures(run: RunConfig, report: EvalReport) -> None:
 
 
 @dataclass(slots=True)
-class _Logs:
+class ServerLogs:
+    """Where the servers of an evaluation write their logs."""
+
     folder: Path
     wanted: bool = False
     """Whether something failed, so that the logs stay."""
 
 
 @contextmanager
-def _logs(run: RunConfig) -> Generator[_Logs]:
+def server_logs(run: RunConfig) -> Generator[ServerLogs]:
     """Yield the folder of the servers' logs; afterwards print where it is, or remove it if nothing failed."""
-    logs = _Logs(Path(run.runs_dir) / "eval-logs" / f"{run.name}-{os.getpid()}")
+    logs = ServerLogs(Path(run.runs_dir) / "eval-logs" / f"{run.name}-{os.getpid()}")
     made = [folder for folder in (logs.folder, *logs.folder.parents) if not folder.exists()]
     try:
         yield logs
@@ -215,9 +242,9 @@ def _logs(run: RunConfig) -> Generator[_Logs]:
 async def _at_checkpoint(
     run: RunConfig,
     target: Target,
-    logs: _Logs,
+    logs: ServerLogs,
     workflow: RolloutWorkflow,
-    tasks: tuple[Task, ...],
+    tasks: Sequence[Task],
     episodes: int,
     greedy: bool,
     on_episode: Callable[[Trajectory], None],
@@ -228,7 +255,7 @@ async def _at_checkpoint(
         run.resolved_inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs.folder
     ) as pool:
         with tuned_garbage_collector():
-            return await evaluate(
+            return await evaluate_policy(
                 workflow,
                 tasks,
                 backend=pool,
@@ -247,7 +274,7 @@ async def _at_endpoint(
     target: Target,
     key: str,
     workflow: RolloutWorkflow,
-    tasks: tuple[Task, ...],
+    tasks: Sequence[Task],
     episodes: int,
     greedy: bool,
     on_episode: Callable[[Trajectory], None],

@@ -16,10 +16,10 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, TokenError
 from agentrl.jobs.files import check_writable, read_jsonl
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.config import SftConfig
+from agentrl.trainer.config import SftConfig
 
 if TYPE_CHECKING:
-    from agentrl.train.sft import EncodedExample, SftReport
+    from agentrl.trainer.sft import EncodedExample, SftReport
 
 
 def warm_start(run: RunConfig, output: Path) -> None:
@@ -48,7 +48,7 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
     Raises:
         ConfigError: a line cannot be used; the message names file and line.
     """
-    from agentrl.train.sft import EncodedExample
+    from agentrl.trainer.sft import EncodedExample
 
     examples: list[EncodedExample] = []
     for number, record in read_jsonl(path):
@@ -72,7 +72,7 @@ def run_sft_with_progress(
     model: str | Path, output: Path, config: SftConfig, examples: Sequence[EncodedExample]
 ) -> SftReport:
     """Run `run_sft` behind a progress bar and return its report."""
-    from agentrl.train.sft import run_sft
+    from agentrl.trainer.sft import run_sft
 
     columns = (
         TextColumn("warm start"),

@@ -9,11 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import orjson
+
 from agentrl.config import TasksConfig
 from agentrl.errors import ConfigError
 from agentrl.jobs.files import read_jsonl
 from agentrl.types import Task
 from agentrl.workflow import import_user_module
+
+_TASK_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 
 class TaskSets(NamedTuple):
@@ -48,6 +52,48 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
     """
     tasks = [Task(id=str(record.get("id", line)), data=record) for line, record in read_jsonl(path)]
     return _unique(tasks, str(path))
+
+
+TASK_FILES = ("tasks.jsonl", "eval_tasks.jsonl")
+"""Files of a run directory that hold the tasks of a run that was given them as objects."""
+
+
+def write_task_sets(folder: Path, tasks: TaskSets) -> None:
+    """Write tasks as `TASK_FILES`, from which `read_tasks` reads the same ids and fields.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    for name, some in zip(TASK_FILES, tasks, strict=True):
+        if some:
+            lines = [_task_line(task, number) for number, task in enumerate(some, start=1)]
+            (folder / name).write_bytes(b"\n".join([*lines, b""]))
+
+
+def _task_line(task: Task, number: int) -> bytes:
+    has_id = str(task.data.get("id", number)) == task.id
+    return orjson.dumps(dict(task.data) if has_id else {**task.data, "id": task.id}, option=_TASK_OPTIONS)
+
+
+def given_tasks(given: Sequence[object], where: str) -> tuple[Task, ...]:
+    """Return tasks from a list of `Task` or of mappings; a mapping without `id` gets its number, from 1.
+
+    Raises:
+        ConfigError: an entry is neither, its fields are not JSON, or two share an id; the message names it after `where`.
+    """
+    tasks: list[Task] = []
+    for number, entry in enumerate(given, start=1):
+        if isinstance(entry, Mapping):
+            fields = cast("Mapping[str, Any]", entry)
+            entry = Task(id=str(fields.get("id", number)), data=fields)
+        if not isinstance(entry, Task):
+            raise ConfigError(f"{where}[{number - 1}]: expected a mapping or agentrl.Task, got {type(entry).__name__}")
+        try:
+            orjson.dumps(dict(entry.data), option=_TASK_OPTIONS)
+        except TypeError as error:
+            raise ConfigError(f"{where}[{number - 1}]: the fields of a task must be JSON: {error}") from error
+        tasks.append(entry)
+    return _unique(tasks, where)
 
 
 def find_factory(name: str) -> Callable[..., object]:

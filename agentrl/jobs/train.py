@@ -39,15 +39,15 @@ from agentrl.jobs.files import write_json
 from agentrl.jobs.garbage_collector import tuned_garbage_collector
 from agentrl.jobs.plan.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.jobs.run_lock import run_lock
-from agentrl.jobs.tasks import TaskSets, load_tasks
+from agentrl.jobs.tasks import TaskSets, load_tasks, write_task_sets
 from agentrl.jobs.trackers import load_trackers, make_feed
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.progress import Progress, make_progress
 from agentrl.observe.reading import read_metrics
 from agentrl.observe.trackers.base import Tracker
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.checkpoint import latest_checkpoint
-from agentrl.train.worker.client import RemoteTrainer, launch_trainer, worker_ended
+from agentrl.trainer.checkpoint import latest_checkpoint
+from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer, worker_ended
 from agentrl.watchdog.loop import watched_loop
 from agentrl.watchdog.signals import describe_results
 from agentrl.workflow import RolloutWorkflow, load_workflow
@@ -67,8 +67,16 @@ class Parts(NamedTuple):
     trackers: Mapping[str, Tracker]
 
 
-def load_parts(run: RunConfig) -> Parts:
-    """Return tokenizer, tasks, workflow and trackers of a run.
+class RunObjects(NamedTuple):
+    """A workflow and tasks that a Python program gives as objects."""
+
+    workflow: RolloutWorkflow
+    tasks: TaskSets | None
+    """None: those that the run names. Others are written into the run directory, where the run's config names them."""
+
+
+def load_parts(run: RunConfig, objects: RunObjects | None = None) -> Parts:
+    """Return tokenizer, tasks, workflow and trackers of a run; `objects` replace what it names.
 
     Raises:
         ConfigError: one of them, a GPU or the SGLang to launch is missing or wrong.
@@ -78,8 +86,10 @@ def load_parts(run: RunConfig) -> Parts:
     if run.inference.backend == "sglang" and not run.inference.urls:
         find_sglang_python(run.inference)
     trackers = load_trackers(run)
-    renderer, workflow = load_renderer(run, run.model.path), load_workflow(run.workflow, run.workflow_args)
-    return Parts(renderer, load_tasks(run.tasks), workflow, trackers)
+    renderer = load_renderer(run, run.model.path)
+    tasks = load_tasks(run.tasks) if objects is None or objects.tasks is None else objects.tasks
+    workflow = load_workflow(run.workflow, run.workflow_args) if objects is None else objects.workflow
+    return Parts(renderer, tasks, workflow, trackers)
 
 
 def load_renderer(run: RunConfig, model: str | Path) -> Renderer:
@@ -102,7 +112,7 @@ Existing: TypeAlias = Literal["error", "replace", "use", "resume"]
 """What to do with an existing run directory: refuse it, delete it, write into it, or resume from its newest checkpoint."""
 
 
-async def train(
+async def train_run(
     run: RunConfig,
     *,
     existing: Existing = "error",
@@ -110,6 +120,7 @@ async def train(
     progress: Progress | None = None,
     max_block_s: float | None = None,
     may_exit: bool = False,
+    objects: RunObjects | None = None,
 ) -> RunReport:
     """Train as `run` says and return the report.
 
@@ -125,6 +136,7 @@ async def train(
         progress: how to show the run; None: live on a terminal, one line a step elsewhere.
         max_block_s: seconds the event loop may be blocked by code that does not await; None: `engine.stall_timeout_s`.
         may_exit: whether the process may write the summary and exit when a workflow ignores every interrupt.
+        objects: workflow and tasks, in place of what `run` names.
 
     Raises:
         ConfigError: before anything is started; also where another process runs this run, whose files stay as they are.
@@ -137,7 +149,7 @@ async def train(
     deaths: list[float] = []
     while True:
         try:
-            return await _train_once(run, existing, accept_changed_tasks, progress, max_block_s, may_exit)
+            return await _train_once(run, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit)
         except TrainerDied as error:
             deaths = [*(death for death in deaths if anyio.current_time() - death < RESTART_WINDOW_S), anyio.current_time()]
             if len(deaths) > run.trainer.restarts or not _has_checkpoint(run):
@@ -148,6 +160,7 @@ async def train(
 
 async def _train_once(
     run: RunConfig,
+    objects: RunObjects | None,
     existing: Existing,
     accept_changed_tasks: bool,
     progress: Progress | None,
@@ -163,13 +176,13 @@ async def _train_once(
 
     with ExitStack() as stack:
         async with watched():
-            parts = load_parts(run)
+            parts = load_parts(run, objects)
             stack.enter_context(run_lock(run.run_dir))
             await _earlier_trainer_ended(run)
             checkpoint = find_checkpoint(run, parts.tasks, accept_changed_tasks) if existing == "resume" else None
             if checkpoint is not None and checkpoint.is_complete(run):
                 return _conclude_complete(run, checkpoint)
-            _prepare_directory(run, existing)
+            _prepare_directory(run, existing, objects)
         try:
             started = enter_both(_pool(run, parts.renderer), _trainer(run))
             async with watched(on_exit=conclude if may_exit else None) as watch, started as (pool, trainer):
@@ -246,34 +259,35 @@ def _trainer(run: RunConfig) -> AbstractAsyncContextManager[RemoteTrainer]:
     )
 
 
-def _prepare_directory(run: RunConfig, existing: Existing) -> None:
+def _prepare_directory(run: RunConfig, existing: Existing, objects: RunObjects | None) -> None:
     folder = run.run_dir
     used = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
     if used and existing == "error":
         raise ConfigError(
             f"{folder} exists; choose another --name, pass --resume to continue from its newest checkpoint, or pass "
-            "--replace to delete it first"
+            "--replace to delete it first (in Python: name=, existing='resume', existing='replace')"
         )
     if folder.exists() and existing == "replace":
-        _check_inputs_survive(run, folder)
+        _check_inputs_survive(run, folder, {} if objects is not None and objects.tasks is not None else _task_files(run))
     try:
         if folder.exists() and existing == "replace":
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(resolved_yaml(run))
         (folder / "plan.txt").write_text(describe_plan(run) + "\n")
+        if objects is not None and objects.tasks is not None:
+            write_task_sets(folder, objects.tasks)
     except OSError as error:
         raise ConfigError(f"cannot write the run directory {folder}: {error.strerror}") from error
 
 
-def _check_inputs_survive(run: RunConfig, folder: Path) -> None:
+def _task_files(run: RunConfig) -> dict[str, str | None]:
+    return {"tasks.path": run.tasks.path, "tasks.eval_path": run.tasks.eval_path}
+
+
+def _check_inputs_survive(run: RunConfig, folder: Path, task_files: Mapping[str, str | None]) -> None:
     """Refuse to delete a file that the run reads."""
-    inputs = {
-        "model.path": run.model.path,
-        "tasks.path": run.tasks.path,
-        "tasks.eval_path": run.tasks.eval_path,
-        "sft.data": run.sft.data if run.sft else None,
-    }
+    inputs = {"model.path": run.model.path, **task_files, "sft.data": run.sft.data if run.sft else None}
     for name, path in inputs.items():
         if path is not None and Path(path).resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"--replace would delete {name} = {path}, which is inside {folder}; choose another --name")
@@ -386,7 +400,7 @@ async def _earlier_trainer_ended(run: RunConfig) -> None:
     except TimeoutError:
         raise ConfigError(
             f"the trainer worker of an earlier process still writes to {run.run_dir}; end it (python -m "
-            "agentrl.train.worker.process), or choose another --name"
+            "agentrl.trainer.worker.process), or choose another --name"
         ) from None
 
 

@@ -14,7 +14,7 @@ import anyio
 
 from agentrl.cli.main import run_command
 from agentrl.config import load_config
-from agentrl.jobs.train import train
+from agentrl.jobs.train import train_run
 from agentrl.observe.progress import PlainProgress, Snapshot
 from agentrl.watchdog.signals import describe_results, interrupt_note
 from tests.chaos.phases import Phase, announcer
@@ -56,7 +56,11 @@ def main() -> None:
     """Train as the run file says."""
     run = load_config(Path(sys.argv[1]), ())
     job = partial(
-        train, run, existing="resume" if "--resume" in sys.argv else "error", progress=AnnouncingProgress(), may_exit=True
+        train_run,
+        run,
+        existing="resume" if "--resume" in sys.argv else "error",
+        progress=AnnouncingProgress(),
+        may_exit=True,
     )
     with interrupt_note(partial(describe_results, run.run_dir)):
         anyio.run(job)

@@ -35,7 +35,7 @@ RUN_DEADLINE_S = 120.0
 END_DEADLINE_S = 15.0
 """Seconds in which everything that a run started has to end after its driver."""
 MARK = "AGENTRL_CHAOS_CELL"
-COMMANDS = {"trainer": "agentrl.train.worker", "server": "agentrl.servers.serve", "child": "for line in sys.stdin"}
+COMMANDS = {"trainer": "agentrl.trainer.worker", "server": "agentrl.servers.serve", "child": "for line in sys.stdin"}
 """Part of the command line by which a process is found."""
 
 

@@ -21,9 +21,9 @@ from agentrl.engine.batch import prepare_batch
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.serve import serving
-from agentrl.train.config import TrainerConfig
-from agentrl.train.model import PolicyModel
-from agentrl.train.policy import PolicyTrainer
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
 from agentrl.types import Group, Task, Trajectory, Turn, VersionSpan
 from tests.support.accounts import check_accounts
 from tests.support.interruption import Plan

@@ -28,11 +28,11 @@ from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.http import serve_scripted
 from agentrl.servers.scripted.script import Script
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.base import StepReport, TrainBatch
-from agentrl.train.config import TrainerConfig
-from agentrl.train.model import PolicyModel
-from agentrl.train.policy import PolicyTrainer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import Publication
 from tests.engine.harness import ANY_PROBE, make_engine

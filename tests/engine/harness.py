@@ -21,7 +21,7 @@ from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
 from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, make_server

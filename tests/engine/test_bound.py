@@ -11,7 +11,7 @@ import pytest
 from agentrl.client import Client
 from agentrl.engine.staleness import StalenessPolicy
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from tests.engine.harness import balance, make_engine, run
 from tests.rollout.harness import ask, workflow_of

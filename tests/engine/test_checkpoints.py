@@ -16,7 +16,7 @@ from agentrl.engine.tasks import TaskDigest
 from agentrl.errors import ConfigError, WeightSyncError
 from agentrl.observe.reading import read_episodes, read_metrics
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.weights.types import Publication
 from tests.engine.harness import TASKS, lines, make_engine, run

@@ -14,8 +14,8 @@ from agentrl.errors import ConfigError, NothingLearned, TrainError, WeightSyncEr
 from agentrl.observe.reading import read_episodes
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply, ScriptedServer
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.base import StepReport, TrainBatch
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
 from tests.engine.harness import TASKS, balance, coin, lines, make_engine, run

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from agentrl.client import Client
-from agentrl.engine.evaluate import EvalReport, evaluate
+from agentrl.engine.evaluate import EvalReport, evaluate_policy
 from agentrl.errors import ConfigError
 from agentrl.observe.progress import Snapshot
 from agentrl.rollout.config import RolloutConfig
@@ -23,7 +23,7 @@ from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, ask, make_server,
 
 async def evaluated(renderer: Renderer, workflow: RolloutWorkflow | None = None, **options: object) -> EvalReport:
     with anyio.fail_after(PATIENCE_S):
-        return await evaluate(
+        return await evaluate_policy(
             workflow or Judge(),
             TASKS,
             backend=make_server(renderer, says("good"), version=5),
@@ -121,7 +121,7 @@ async def test_an_evaluation_without_tasks_is_refused(renderer: Renderer) -> Non
         return "good"
 
     with pytest.raises(ConfigError, match="no tasks"):
-        await evaluate(
+        await evaluate_policy(
             Judge(),
             [],
             backend=make_server(renderer, script),

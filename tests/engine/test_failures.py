@@ -24,8 +24,8 @@ from agentrl.observe.progress import NoProgress, Snapshot
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.base import StepReport, TrainBatch
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory
 from tests.engine.harness import balance, coin, lines, make_engine, run
 from tests.rollout.harness import PATIENCE_S, ask, make_server, workflow_of

@@ -12,8 +12,8 @@ from agentrl.engine.resume import RunState
 from agentrl.errors import TrainError
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.base import TrainBatch
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.base import TrainBatch
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from tests.engine.harness import lines, make_engine, run
 from tests.rollout.harness import make_server

@@ -18,8 +18,8 @@ from agentrl.inference.pool.members import State
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import ScriptedServer, scripted_logprobs
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.base import StepReport, TrainBatch
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
 from tests.engine.harness import balance, coin, lines, make_engine, run

@@ -10,7 +10,7 @@ import pytest
 from agentrl.errors import TrainError
 from agentrl.observe.timeline import MIN_WAIT_S, read_timeline
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import TASKS, lines, make_engine, run
 
 

@@ -14,8 +14,8 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.script import Fault, Script, ScriptedCall
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.base import StepReport, TrainBatch
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import coin, lines, make_engine, run
 from tests.support.scripted import seen
 

@@ -11,13 +11,13 @@ import anyio
 import pytest
 
 from agentrl.client import SamplingConfig
-from agentrl.engine.evaluate import evaluate
+from agentrl.engine.evaluate import evaluate_policy
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd, environment_seed
 from agentrl.errors import ConfigError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.script import Script
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Message, StopReason, Task
 from agentrl_workflows.environment import PlayEnvironment
 from tests.engine.harness import lines, make_engine, run
@@ -98,7 +98,7 @@ async def test_an_environment_with_tools_gets_the_tool_calls(renderer: Renderer,
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>'
     ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(call, add_special_tokens=False).ids
     answers: list[Any] = ["Hm.", ids]
-    report = await evaluate(
+    report = await evaluate_policy(
         PlayEnvironment("tests.support.guessing:Caller"),
         [TASK],
         backend=make_server(renderer, lambda _: answers.pop(0)),
@@ -136,7 +136,7 @@ async def test_episodes_of_a_task_meet_the_same_world_unless_each_is_to_have_its
     tasks = [TASK, Task(id="t1", data=TASK.data)]
     for seed, seed_by in ((0, "task"), (1, "task"), (0, "episode")):
         SEEN.clear()
-        report = await evaluate(
+        report = await evaluate_policy(
             PlayEnvironment(f"{HERE}:Seeded", seed=seed, seed_by=seed_by),  # pyright: ignore[reportArgumentType]
             tasks,
             backend=make_server(renderer, says("0")),
@@ -154,7 +154,7 @@ async def test_episodes_of_a_task_meet_the_same_world_unless_each_is_to_have_its
 
 async def test_an_evaluation_keeps_the_instances_and_closes_them(renderer: Renderer) -> None:
     workflow = PlayEnvironment(GUESSING)
-    await evaluate(
+    await evaluate_policy(
         workflow,
         [TASK],
         backend=make_server(renderer, says("0")),

@@ -17,7 +17,7 @@ from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.script import Script, ScriptedCall
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import ForkReason, Group, Message, StopReason, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
 from agentrl_envs.games import game_tasks

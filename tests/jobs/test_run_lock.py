@@ -11,7 +11,7 @@ import pytest
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.run_lock import run_lock
-from agentrl.jobs.train import Existing, train
+from agentrl.jobs.train import Existing, train_run
 from tests.support.cli import write_run
 
 HOLD = """
@@ -77,7 +77,7 @@ async def test_a_run_that_is_running_is_neither_resumed_nor_replaced(
     before = [(path, path.stat().st_mtime_ns) for path in sorted(run.run_dir.rglob("*"))]
     with holder(run.run_dir, "alone") as process:
         with pytest.raises(ConfigError, match=rf"is running, process {process.pid}"):
-            await train(run, existing=existing)
+            await train_run(run, existing=existing)
         process.communicate(b"\n")
     assert [(path, path.stat().st_mtime_ns) for path in sorted(run.run_dir.rglob("*"))] == before
 

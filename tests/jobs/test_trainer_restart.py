@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.config import RunConfig, load_config
 from agentrl.errors import TrainerDied
-from agentrl.jobs.train import train
+from agentrl.jobs.train import train_run
 from agentrl.observe.progress import NoProgress, Snapshot
 from tests.support.cli import children, records, write_run
 
@@ -28,7 +28,7 @@ class KillsTrainer(NoProgress):
             return
         self.left -= 1
         for pid in children(os.getpid()):
-            if b"agentrl.train.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"agentrl.trainer.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -43,7 +43,7 @@ def test_a_killed_trainer_is_started_again_and_the_run_ends_with_all_steps(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = make_run(tmp_path, checkpoint, monkeypatch, restarts=1)
-    report = anyio.run(partial(train, run, progress=KillsTrainer(times=1)))
+    report = anyio.run(partial(train_run, run, progress=KillsTrainer(times=1)))
     assert (report.train_steps, report.resumed_from_step) == (3, 1)
     assert [event["step"] for event in records(run.run_dir / "metrics.jsonl", "resumed")] == [1]
     assert "The run continues from its newest checkpoint (trainer.restarts)" in caplog.text
@@ -54,5 +54,5 @@ def test_a_trainer_that_dies_too_often_ends_the_run(
 ) -> None:
     run = make_run(tmp_path, checkpoint, monkeypatch, restarts=1)
     with pytest.raises(TrainerDied, match="it died while"):
-        anyio.run(partial(train, run, progress=KillsTrainer(times=9)))
+        anyio.run(partial(train_run, run, progress=KillsTrainer(times=9)))
     assert len(records(run.run_dir / "metrics.jsonl", "resumed")) == 1

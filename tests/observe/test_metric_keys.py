@@ -14,12 +14,12 @@ from agentrl.engine.resume import RunState
 from agentrl.errors import AgentRLError
 from agentrl.observe.metric_keys import EVENTS, METRIC_KEYS, find_metric, metrics_page, undocumented
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.config import TrainerConfig
-from agentrl.train.model import PolicyModel
-from agentrl.train.policy import PolicyTrainer
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
 from tests.engine.harness import TASKS, lines, make_engine, run
 from tests.rollout.harness import Judge, make_renderer
-from tests.train.helpers import random_batch
+from tests.trainer.helpers import random_batch
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 

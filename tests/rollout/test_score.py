@@ -9,14 +9,14 @@ import anyio
 import pytest
 
 from agentrl.client import Client
-from agentrl.engine.evaluate import evaluate
+from agentrl.engine.evaluate import evaluate_policy
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault, InvariantError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import DroppedGroup, run_group
 from agentrl.rollout.score import score_episodes
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import EpisodeFailure, Group, StopReason, Task, Trajectory
 from agentrl.workflow import GroupWorkflow
 from tests.engine.harness import TASKS, balance, coin, lines, make_engine, run
@@ -234,7 +234,7 @@ async def test_a_run_counts_the_members_of_a_group_that_cannot_be_scored_as_fail
 
 async def test_an_evaluation_has_the_rewards_of_run(renderer: Renderer) -> None:
     workflow = Ranked()
-    report = await evaluate(
+    report = await evaluate_policy(
         workflow,
         TASKS,
         backend=make_server(renderer, coin),

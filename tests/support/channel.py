@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from agentrl.train.worker.client import TrainerChannel
-from agentrl.train.worker.protocol import (
+from agentrl.trainer.worker.client import TrainerChannel
+from agentrl.trainer.worker.protocol import (
     BeginSending,
     FinishSending,
     GroupsOpened,

@@ -76,8 +76,8 @@ def test_a_blocking_workflow_ends_the_run_with_its_file_and_line_in_the_summary(
     (tmp_path / "my_agent.py").write_text(BLOCKING)
     script = (
         "import anyio; from functools import partial; from agentrl.config import load_config\n"
-        "from agentrl.cli.main import run_command; from agentrl.jobs.train import train\n"
-        "run_command(lambda: anyio.run(partial(train, load_config('run.yaml'), max_block_s=1.5)))"
+        "from agentrl.cli.main import run_command; from agentrl.jobs.train import train_run\n"
+        "run_command(lambda: anyio.run(partial(train_run, load_config('run.yaml'), max_block_s=1.5)))"
     )
     with started(tmp_path, sys.executable, "-c", script) as process:
         read_until(process, "blocking")

@@ -36,7 +36,7 @@ from agentrl.jobs.train import load_renderer
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.sandbox import SandboxConfig, open_sandbox, python_program
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.worker.client import launch_trainer
+from agentrl.trainer.worker.client import launch_trainer
 from agentrl.types import Trajectory
 from agentrl.watchdog.loop import run_watched
 from agentrl.workflow import RolloutWorkflow, load_workflow

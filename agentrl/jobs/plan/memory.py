@@ -24,7 +24,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 _CUDA_BYTES = GIB
 """CUDA context and library workspaces of one process on a GPU."""
 _MAX_LOGITS = 1 << 27
-"""The most logits that the trainer makes at once (agentrl.train.model)."""
+"""The most logits that the trainer makes at once (agentrl.trainer.model)."""
 _BYTES_PER_LOGIT = 20
 """The head's output, its float32 copy, the scaled one, the log-softmax and the gradient."""
 

@@ -231,7 +231,7 @@ def _wire_tool(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": declared}
 
 
-async def serve(environment: Any, port: int, *, with_parent: bool) -> None:
+async def serve_environment(environment: Any, port: int, *, with_parent: bool) -> None:
     """Serve on 127.0.0.1 until the process is ended, or its standard input if `with_parent`."""
     async with anyio.create_task_group() as tasks:
         server = RolloutServer(environment, tasks)
@@ -267,7 +267,7 @@ def main() -> None:
     if environment.requires_group_rollouts:
         sys.exit(f"{options.environment} grades groups of rollouts together, which cannot be served one by one")
     logging.getLogger("verifiers.rubrics").addHandler(_GradingErrors())
-    anyio.run(functools.partial(serve, environment, options.port, with_parent=options.with_parent))
+    anyio.run(functools.partial(serve_environment, environment, options.port, with_parent=options.with_parent))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from agentrl.errors import ConfigError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe
 from agentrl.servers.scripted.server import ControlCall, Fault, Hold, ScriptedServer, scripted_logprobs
-from agentrl.train.scripted import ScriptedChannel
+from agentrl.trainer.scripted import ScriptedChannel
 from agentrl.weights.types import GroupRequest, WeightFeed
 from tests.support.scripted import VOCAB, all_serving, opaque_servers, outlive, pool_of, request, seen
 

@@ -26,8 +26,8 @@ from agentrl.inference.pool.members import State
 from agentrl.inference.sglang.groups import GroupCalls
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.transport import Control, Transport
-from agentrl.train.config import TrainerConfig
-from agentrl.train.worker.client import RemoteTrainer, launch_trainer
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.disk import publish
 from agentrl.weights.tensors import read_safetensors
@@ -35,7 +35,7 @@ from agentrl.weights.types import GroupAddress, WeightFeed
 from tests.support.channel import LocalTrainer
 from tests.support.scripted import all_serving, pool_of, request, seen
 from tests.support.tiny import build_tokenizer
-from tests.train.helpers import random_batch
+from tests.trainer.helpers import random_batch
 
 
 @pytest.fixture

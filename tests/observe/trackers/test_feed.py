@@ -14,7 +14,7 @@ from agentrl.observe.trackers.base import TrackedRun, Tracker
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.observe.trackers.to_jsonl import JsonlTracker
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import TASKS, lines, make_engine, run
 from tests.rollout.harness import make_renderer
 

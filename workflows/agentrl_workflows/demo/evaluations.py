@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agentrl.config import RunConfig
-from agentrl.engine.evaluate import EvalReport, evaluate
+from agentrl.engine.evaluate import EvalReport, evaluate_policy
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task
@@ -61,7 +61,7 @@ async def evaluate_checkpoint(
         console = Console(stderr=True)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task(label, total=recipe.eval_episodes)
-            return await evaluate(
+            return await evaluate_policy(
                 workflow,
                 tasks,
                 backend=pool,

@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.jobs.files import write_json
 from agentrl.jobs.tasks import load_tasks
-from agentrl.jobs.train import train
+from agentrl.jobs.train import train_run
 from agentrl.watchdog.loop import run_watched
 from agentrl.workflow import load_workflow
 from agentrl_workflows.demo.curve import draw_curve
@@ -111,4 +111,4 @@ async def _open_workflow(run: RunConfig) -> None:
 
 
 async def _train_student(run: RunConfig) -> RunReport:
-    return await train(run, existing="use")
+    return await train_run(run, existing="use")

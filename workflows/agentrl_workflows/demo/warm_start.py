@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agentrl.jobs.sft import encode_conversations, run_sft_with_progress
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.config import SftConfig
+from agentrl.trainer.config import SftConfig
 from agentrl_workflows.demo.recipe import DemoRecipe
 
 

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.train.base import TrainBatch
-from agentrl.train.model import Microbatch, PolicyModel, raw_tensor, resolve_device, torch_tensor
+from agentrl.trainer.base import TrainBatch
+from agentrl.trainer.model import Microbatch, PolicyModel, raw_tensor, resolve_device, torch_tensor
 from agentrl.weights.tensors import write_safetensors
 from tests.support.tiny import Architecture, tiny_checkpoint
-from tests.train.helpers import full_logprobs, load_plain, random_batch
+from tests.trainer.helpers import full_logprobs, load_plain, random_batch
 
 _CPU = torch.device("cpu")
 

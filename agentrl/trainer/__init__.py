@@ -1,9 +1,9 @@
 """The trainer: one optimizer over one model, in a process of its own. Importing this package does not import torch."""
 
-from agentrl.train.base import StepReport, TrainBatch, Trainer, TrainSample
-from agentrl.train.checkpoint import Checkpoint, latest_checkpoint
-from agentrl.train.scripted import ScriptedTrainer
-from agentrl.train.worker.client import RemoteTrainer, RestoreReport, launch_trainer
+from agentrl.trainer.base import StepReport, TrainBatch, Trainer, TrainSample
+from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.trainer.scripted import ScriptedTrainer
+from agentrl.trainer.worker.client import RemoteTrainer, RestoreReport, launch_trainer
 
 __all__ = [
     "Checkpoint",

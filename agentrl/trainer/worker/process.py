@@ -1,4 +1,4 @@
-"""The trainer process: `python -m agentrl.train.worker.process` answers requests on its standard streams, one at a time.
+"""The trainer process: `python -m agentrl.trainer.worker.process` answers requests on its standard streams, one at a time.
 
 Invariant: each request gets one reply, in order; heartbeats precede it while the worker runs. An error of `agentrl.errors`
 is a reply and leaves the worker usable; any other exception ends the process with a traceback on its standard error. The
@@ -22,15 +22,15 @@ import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, InvariantError, TrainError, UpdatePending
-from agentrl.train.checkpoint import read_checkpoint, write_checkpoint
-from agentrl.train.config import TrainerConfig
-from agentrl.train.worker import protocol
+from agentrl.trainer.checkpoint import read_checkpoint, write_checkpoint
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker import protocol
 from agentrl.watchdog.parent import ParentPipe
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.disk import publish
 
 if TYPE_CHECKING:
-    from agentrl.train.policy import PolicyTrainer
+    from agentrl.trainer.policy import PolicyTrainer
     from agentrl.weights.sender import WeightSender
 
 
@@ -180,8 +180,8 @@ def _set_up(request: protocol.WorkerRequest) -> tuple[_Worker, protocol.Ready]:
         raise InvariantError(f"the first request to a trainer worker must be Setup, not {type(request).__name__}")
     import torch
 
-    from agentrl.train.model import PolicyModel, resolve_device
-    from agentrl.train.policy import PolicyTrainer
+    from agentrl.trainer.model import PolicyModel, resolve_device
+    from agentrl.trainer.policy import PolicyTrainer
     from agentrl.weights.sender import WeightSender
 
     config = TrainerConfig.model_validate_json(request.trainer)

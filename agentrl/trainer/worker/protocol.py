@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import InvariantError
-from agentrl.train.base import TrainBatch, TrainSample
+from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import InvariantError
-from agentrl.train.base import TrainBatch, TrainSample
-from agentrl.train.worker.protocol import (
+from agentrl.trainer.base import TrainBatch, TrainSample
+from agentrl.trainer.worker.protocol import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     Array,

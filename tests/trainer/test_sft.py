@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, TrainError
-from agentrl.train.config import SftConfig
-from agentrl.train.sft import EncodedExample, run_sft
+from agentrl.trainer.config import SftConfig
+from agentrl.trainer.sft import EncodedExample, run_sft
 from agentrl.weights.disk import verify_directory
-from tests.train.helpers import load_plain
+from tests.trainer.helpers import load_plain
 
 
 def _counting(count: int = 40, seed: int = 0) -> list[EncodedExample]:

@@ -11,13 +11,13 @@ import torch
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ConfigError, TrainError
-from agentrl.train.checkpoint import TrainerState, latest_checkpoint, read_checkpoint, write_checkpoint
-from agentrl.train.config import TrainerConfig
-from agentrl.train.model import PolicyModel
-from agentrl.train.policy import PolicyTrainer
+from agentrl.trainer.checkpoint import TrainerState, latest_checkpoint, read_checkpoint, write_checkpoint
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
 from agentrl.weights.tensors import RawTensor
 from tests.support.tiny import tiny_checkpoint
-from tests.train.helpers import load_plain, random_batch
+from tests.trainer.helpers import load_plain, random_batch
 
 
 def _trainer(path: Path) -> PolicyTrainer:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from agentrl.errors import TrainError
-from agentrl.train.base import Trainer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.base import Trainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.weights.disk import verify_directory
 from agentrl.weights.types import scripted_logprobs
-from tests.train.helpers import random_batch
+from tests.trainer.helpers import random_batch
 
 
 async def test_it_records_batches_and_reports_what_its_script_says() -> None:

@@ -19,14 +19,14 @@ import torch
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ConfigError, InvariantError, StaleDataError, TrainError
-from agentrl.train.base import TrainBatch, TrainSample
-from agentrl.train.config import TrainerConfig
-from agentrl.train.model import PolicyModel
-from agentrl.train.policy import PolicyTrainer
-from agentrl.train.worker.client import RemoteTrainer, launch_trainer
-from agentrl.train.worker.protocol import HEARTBEAT, Saved, encode_frame
+from agentrl.trainer.base import TrainBatch, TrainSample
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
+from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
+from agentrl.trainer.worker.protocol import HEARTBEAT, Saved, encode_frame
 from agentrl.weights.disk import verify_directory
-from tests.train.helpers import load_plain, random_batch
+from tests.trainer.helpers import load_plain, random_batch
 
 _CONFIG = TrainerConfig(lr=1e-3, minibatches=2, max_bad_steps=2, call_timeout_s=120)
 _IDS = np.arange(30, dtype=np.int32)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from agentrl.errors import InvariantError, TrainError, UpdatePending
-from agentrl.train.base import StepReport, TrainBatch
+from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.disk import atomic_directory, publish, write_model
 from agentrl.weights.tensors import RawTensor

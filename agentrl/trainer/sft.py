@@ -19,9 +19,9 @@ from torch import nn
 
 from agentrl.algo.packing import sorted_microbatches
 from agentrl.errors import ConfigError, TrainError
-from agentrl.train.config import SftConfig
-from agentrl.train.model import PolicyModel, resolve_device
-from agentrl.train.optimizer import Muon, adamw, set_learning_rate
+from agentrl.trainer.config import SftConfig
+from agentrl.trainer.model import PolicyModel, resolve_device
+from agentrl.trainer.optimizer import Muon, adamw, set_learning_rate
 from agentrl.types import BoolArray, Int32Array
 from agentrl.weights.disk import atomic_directory, write_model
 

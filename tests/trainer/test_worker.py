@@ -11,9 +11,9 @@ import pytest
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError, TrainError
-from agentrl.train.config import TrainerConfig
-from agentrl.train.worker.process import answer_requests
-from agentrl.train.worker.protocol import (
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker.process import answer_requests
+from agentrl.trainer.worker.protocol import (
     HEADER_BYTES,
     HEARTBEAT,
     BeginSending,
@@ -33,7 +33,7 @@ from agentrl.train.worker.protocol import (
     encode_frame,
     pack_batch,
 )
-from tests.train.helpers import random_batch
+from tests.trainer.helpers import random_batch
 
 
 def _setup(path: Path) -> Setup:
@@ -115,7 +115,7 @@ def test_input_that_is_not_a_frame_ends_it_with_an_error() -> None:
 
 def test_prints_of_python_and_of_native_code_do_not_touch_the_replies() -> None:
     program = (
-        "import os; from agentrl.train.worker import process; process.main(); print('noise'); os.write(1, b'native noise')"
+        "import os; from agentrl.trainer.worker import process; process.main(); print('noise'); os.write(1, b'native noise')"
     )
 
     result = subprocess.run([sys.executable, "-c", program], input=encode_frame(Save("x")), capture_output=True, check=True)

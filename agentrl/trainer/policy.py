@@ -24,11 +24,11 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import LossMetrics, combine, decoupled_ppo_loss
 from agentrl.algo.packing import sorted_microbatches, split_minibatches
 from agentrl.errors import InvariantError, StaleDataError, TrainError
-from agentrl.train.base import StepReport, TrainBatch, TrainSample
-from agentrl.train.checkpoint import Checkpoint, TrainerState
-from agentrl.train.config import TrainerConfig
-from agentrl.train.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
-from agentrl.train.optimizer import adamw, schedule_factor, set_learning_rate
+from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
+from agentrl.trainer.checkpoint import Checkpoint, TrainerState
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
+from agentrl.trainer.optimizer import adamw, schedule_factor, set_learning_rate
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 from agentrl.weights.tensors import RawTensor
 

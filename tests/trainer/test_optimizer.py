@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from agentrl.train.optimizer import Muon, adamw, orthogonalize, schedule_factor
+from agentrl.trainer.optimizer import Muon, adamw, orthogonalize, schedule_factor
 
 
 @given(schedule=st.sampled_from(["linear", "cosine"]), warmup=st.integers(0, 20), total=st.integers(21, 200))

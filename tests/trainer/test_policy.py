@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.packing import split_minibatches
 from agentrl.errors import InvariantError, StaleDataError, TrainError
-from agentrl.train.base import TrainBatch, TrainSample
-from agentrl.train.config import TrainerConfig
-from agentrl.train.model import PolicyModel
-from agentrl.train.policy import PolicyTrainer
+from agentrl.trainer.base import TrainBatch, TrainSample
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
 from agentrl.types import Sample
-from tests.train.helpers import full_logprobs, load_plain, random_batch, slow_loss
+from tests.trainer.helpers import full_logprobs, load_plain, random_batch, slow_loss
 
 _CLAMP = AlgorithmConfig(behavior_weight_mode="clamp", behavior_weight_cap=2.0)
 

@@ -29,10 +29,10 @@ from agentrl import errors
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, TrainerDied, TrainError, UpdatePending
-from agentrl.train.base import StepReport, TrainBatch
-from agentrl.train.config import TrainerConfig
-from agentrl.train.worker import protocol
-from agentrl.train.worker.protocol import (
+from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker import protocol
+from agentrl.trainer.worker.protocol import (
     BeginSending,
     FinishSending,
     GroupsOpened,
@@ -453,7 +453,7 @@ async def launch_trainer(
     log = Path(log_path)
     with open_log(log) as output:
         process = await anyio.open_process(
-            [sys.executable, "-m", "agentrl.train.worker.process"], stderr=output, env=_environment(config)
+            [sys.executable, "-m", "agentrl.trainer.worker.process"], stderr=output, env=_environment(config)
         )
     trainer = RemoteTrainer(process, log, config.call_timeout_s)
     try:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.train.base import TrainBatch, TrainSample
+from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.types import Sample
 
 VOCAB = 300

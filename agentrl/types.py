@@ -141,6 +141,15 @@ class Turn:
     """Whether its context holds earlier reasoning that the chat template would have dropped (`history: keep`)."""
     prompt_digest: bytes = b""
     """16 bytes: digest of the decimal, comma-joined ids sent to the server for this call."""
+    messages: tuple[Message, ...] = ()
+    """The messages that the call added after its parent's answer; all of its messages for a root. Empty for a call made of
+    token ids."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """The tool schemas of the call where they differ from its parent's, or where it has no parent; None elsewhere."""
+    started_s: float | None = None
+    """When the request was made, seconds of `time.perf_counter`; None where it is not known."""
+    ended_s: float | None = None
+    """When the answer was recorded, seconds of the same clock."""
 
     def output_versions(self) -> Int32Array:
         """Return the policy version of each output token, [T] int32."""
@@ -207,6 +216,12 @@ class Trajectory:
     failure: EpisodeFailure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers the workflow recorded, such as `{"busy": 1.0}`."""
+    task: Task | None = None
+    """The task of the episode; None where only its id is known."""
+    started_s: float | None = None
+    """When the episode started, seconds of `time.perf_counter`; None where it is not known."""
+    ended_s: float | None = None
+    """When it ended, seconds of the same clock."""
 
     @property
     def episode_return(self) -> float:
@@ -240,6 +255,21 @@ class Trajectory:
             path.append(index)
             index = self.turns[index].parent
         return path[::-1]
+
+    def messages(self, leaf: int | None = None) -> list[Message]:
+        """Return the conversation that ends with the answer of turn `leaf`; None: the last turn. Without turns, [].
+
+        A call made of token ids adds no messages but its answer.
+
+        Raises:
+            IndexError: there is no turn `leaf`.
+        """
+        if not self.turns:
+            return []
+        conversation: list[Message] = []
+        for index in self.path(len(self.turns) - 1 if leaf is None else range(len(self.turns))[leaf]):
+            conversation += (*self.turns[index].messages, self.turns[index].message)
+        return conversation
 
     def branches(self) -> list[Sample]:
         """Return one sample for each leaf; a turn shared by several leaves is trained in the first of them only.

@@ -8,11 +8,12 @@ completion, with messages and rewards and without token ids, so it cannot be tra
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from json import JSONDecodeError
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NamedTuple, NoReturn, Self, cast
 
 import numpy as np
 import openai
@@ -24,10 +25,11 @@ from openai.types.chat.chat_completion import Choice
 from agentrl.client.arguments import RAW_RESPONSE_HEADER, MessageLike
 from agentrl.client.calls import RunningCall
 from agentrl.client.config import SamplingConfig
+from agentrl.client.conversations import Continued, Conversations
 from agentrl.client.episode import EpisodeRecord
 from agentrl.client.openai_base import Answered, CallTimeout, EpisodeClient, RawResponse
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
-from agentrl.types import StopReason, Turn
+from agentrl.types import ForkReason, StopReason, Turn
 
 _CUT_REASONS = frozenset({"abort", "content_filter", "error"})
 """The finish reasons of an answer that neither the model nor a limit of the call has ended."""
@@ -88,18 +90,17 @@ class EndpointClient(EpisodeClient["EndpointEpisode"]):
         raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
         replies = ReplyReader(episode.id, str(self._endpoint.base_url))
         with episode.start_call() as running:
-            sent_after = len(episode.turns)
+            request = episode.sent(messages := list(messages), filled)
             hides_usage = episode.limit_output(filled, stream=stream)
             with replies.errors():
                 create: Callable[..., Any] = self._endpoint.chat.completions.create
-                result: object = await create(messages=list(messages), stream=stream, extra_headers=headers, **filled)
+                result: object = await create(messages=messages, stream=stream, extra_headers=headers, **filled)
             if isinstance(result, ChatCompletion):
-                episode.record(result, replies, filled.get("temperature"), sent_after, player=self.player)
+                episode.record(result, replies, request, player=self.player)
                 running.complete()
             elif isinstance(result, AsyncStream):
                 chunks = cast("AsyncStream[ChatCompletionChunk]", result)
-                temperature, player = filled.get("temperature"), self.player
-                result = EndpointStream(chunks, episode, replies, temperature, sent_after, hides_usage, player=player)
+                result = EndpointStream(chunks, episode, replies, request, hides_usage, player=self.player)
             else:
                 raise replies.broken(f"{type(result).__name__} {result!r:.80}")
         return RawResponse(result, getattr(result, "id", "")) if raw else result
@@ -138,6 +139,17 @@ class EndpointClient(EpisodeClient["EndpointEpisode"]):
         return filled
 
 
+class SentRequest(NamedTuple):
+    """What a turn keeps of its request."""
+
+    continued: Continued
+    tools: Sequence[Mapping[str, Any]] | None
+    temperature: float
+    sent_after: int
+    """How many turns were complete when it was sent."""
+    started_s: float
+
+
 class EndpointEpisode(EpisodeRecord):
     """An episode whose tokens are sampled out of sight; its token budget counts what the endpoint reports."""
 
@@ -154,6 +166,20 @@ class EndpointEpisode(EpisodeRecord):
         super().__init__(episode_id, task_id, max_turns=max_turns, max_tokens=max_tokens, on_turn=on_turn)
         self._turns: list[Turn] = []
         self.turns = self._turns
+        self._conversations = Conversations()
+        self._tools: list[Sequence[Mapping[str, Any]] | None] = []
+        """The tools of each turn's request."""
+
+    def sent(self, messages: Sequence[MessageLike], arguments: Mapping[str, object]) -> SentRequest:
+        """Return what the turn of a request that is sent now will keep of it."""
+        temperature, tools = arguments.get("temperature"), arguments.get("tools")
+        return SentRequest(
+            continued=self._conversations.find(messages),
+            tools=cast("Sequence[Mapping[str, Any]]", tools) if isinstance(tools, Sequence) and tools else None,
+            temperature=float(temperature) if isinstance(temperature, (int, float)) else 1.0,
+            sent_after=len(self._turns),
+            started_s=time.perf_counter(),
+        )
 
     def limit_output(self, arguments: dict[str, object], *, stream: bool) -> bool:
         """Lower the output limit in a call's `arguments` to what is left of a token budget, and ask for a stream's usage.
@@ -179,10 +205,8 @@ class EndpointEpisode(EpisodeRecord):
             arguments["stream_options"] = {**options, "include_usage": True}
         return stream and not options.get("include_usage")
 
-    def record(
-        self, completion: ChatCompletion, replies: ReplyReader, temperature: object, sent_after: int, *, player: str
-    ) -> None:
-        """Add the turn of a call of `player` that is complete, which was sent when `sent_after` turns were complete.
+    def record(self, completion: ChatCompletion, replies: ReplyReader, request: SentRequest, *, player: str) -> None:
+        """Add the turn of a call of `player` that is complete.
 
         Raises:
             WorkflowError: the episode was closed while the call ran.
@@ -193,6 +217,8 @@ class EndpointEpisode(EpisodeRecord):
         sampled = _reported(completion, "completion_tokens") or 0
         if self.calls.max_tokens is not None and sampled <= 0:
             raise replies.without_usage()
+        parent = request.continued.parent
+        changed = request.tools != (None if parent is None else self._tools[parent])
         turn = Turn(
             context_ids=np.empty(0, np.int32),
             output_ids=np.empty(0, np.int32),
@@ -200,11 +226,18 @@ class EndpointEpisode(EpisodeRecord):
             spans=(),
             stop_reason=StopReason.LENGTH if choice.finish_reason == "length" else StopReason.STOP,
             player=player,
-            sent_after=sent_after,
-            parent=sent_after - 1 if sent_after else None,
+            sent_after=request.sent_after,
+            parent=parent,
             message=choice.message.model_dump(exclude_none=True),
-            temperature=float(temperature) if isinstance(temperature, (int, float)) else 1.0,
+            temperature=request.temperature,
+            fork=ForkReason.NEW_CONVERSATION if parent is None and self._turns else None,
+            messages=request.continued.added,
+            tools=(request.tools or ()) if changed else None,
+            started_s=request.started_s,
+            ended_s=time.perf_counter(),
         )
+        self._conversations.add(request.continued, turn.message)
+        self._tools.append(request.tools)
         self._turns.append(turn)
         for name in ("prompt_tokens", "completion_tokens"):
             count = _reported(completion, name)
@@ -296,8 +329,7 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
         inner: AsyncStream[ChatCompletionChunk],
         episode: EndpointEpisode,
         replies: ReplyReader,
-        temperature: object,
-        sent_after: int,
+        request: SentRequest,
         hides_usage: bool,
         *,
         player: str,
@@ -307,8 +339,7 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
         self._inner = inner
         self._episode = episode
         self._replies = replies
-        self._temperature = temperature
-        self._sent_after = sent_after
+        self._request = request
         self._hides_usage = hides_usage
         self._player = player
         self._running = RunningCall(episode.calls)
@@ -334,7 +365,7 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
                     self._recorded = True
                     with self._replies.reading("a stream without chunks"):
                         whole = self._state.current_completion_snapshot
-                    self._episode.record(whole, self._replies, self._temperature, self._sent_after, player=self._player)
+                    self._episode.record(whole, self._replies, self._request, player=self._player)
                     self._running.complete()
             raise
         except BaseException as error:

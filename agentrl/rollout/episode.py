@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
@@ -140,10 +141,11 @@ class _Failure:
 
 
 async def _drive(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeout_s: float) -> Trajectory:
+    started_s = time.perf_counter()
     with watch_sandboxes() as used:
         trajectory = await _play(workflow, task, client, timeout_s)
-    metrics = sandbox_metrics(used)
-    return replace(trajectory, metrics={**trajectory.metrics, **metrics}) if metrics else trajectory
+    metrics = {**trajectory.metrics, **sandbox_metrics(used)}
+    return replace(trajectory, metrics=metrics, task=task, started_s=started_s, ended_s=time.perf_counter())
 
 
 async def _play(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeout_s: float) -> Trajectory:

@@ -6,10 +6,11 @@ a `DroppedGroup` with a reason. A failed member never counts as a reward of 0.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import anyio
@@ -118,6 +119,7 @@ async def run_recorded(run: EpisodeRunner, task: Task, *, episode_id: str) -> Tr
     Cancellation: by a cancel scope, the episode is cancelled, and nothing is returned.
     """
     turns: list[Turn] = []
+    started_s = time.perf_counter()
     token = _turns.set(turns)
     try:
         async with stray_cancellation_raises(lambda: WorkflowError("the task of the episode was cancelled")):
@@ -125,7 +127,8 @@ async def run_recorded(run: EpisodeRunner, task: Task, *, episode_id: str) -> Tr
             turns += trajectory.turns  # for a cancellation that only the end of the block delivers
             return trajectory
     except WorkflowError:
-        return cancelled_episode(task, episode_id, turns)
+        cancelled = cancelled_episode(task, episode_id, turns)
+        return replace(cancelled, started_s=started_s, ended_s=time.perf_counter())
     finally:
         _turns.reset(token)
 
@@ -145,7 +148,12 @@ def cancelled_episode(task: Task, episode_id: str, turns: Sequence[Turn] = ()) -
     )
     failure = EpisodeFailure(kind=WorkflowError.__name__, message=message, traceback="")
     return Trajectory(
-        episode_id=episode_id, task_id=task.id, turns=tuple(turns), stop_reason=StopReason.WORKFLOW_ERROR, failure=failure
+        episode_id=episode_id,
+        task_id=task.id,
+        turns=tuple(turns),
+        stop_reason=StopReason.WORKFLOW_ERROR,
+        failure=failure,
+        task=task,
     )
 
 

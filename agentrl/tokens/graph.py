@@ -13,21 +13,21 @@ sent for it; `Turn.prompt_digest` proves it. Sampled ids are kept as they were s
 
 from __future__ import annotations
 
-import hashlib
 import re
+import time
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import msgspec
 import numpy as np
 
 from agentrl.errors import ContextOverflow, ReplyError, TokenError, WorkflowError
-from agentrl.inference.backend import INT32, Context, json_of
+from agentrl.inference.backend import INT32
 from agentrl.tokens.history import HistoryMatch, TurnIndex
-from agentrl.tokens.messages import role_of, tools_key
+from agentrl.tokens.messages import plain_fields, role_of, tools_key
+from agentrl.tokens.prompt import ContextBuilder, Extension, Prompt
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import PlainMessage, ToolSchemas
 from agentrl.types import (
@@ -46,41 +46,6 @@ from agentrl.validation import check_reward, check_spans, sound_logprobs
 __all__ = ["Prompt", "TokenGraph"]
 
 _THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
-
-
-class Extension(msgspec.Struct, frozen=True):
-    """What a model call adds to the turn that it extends."""
-
-    parent: int | None
-    """The extended turn; None for a root."""
-    ids: list[int]
-    """The context ids between the end of the parent and where the model writes."""
-    thinking_open: bool = False
-    """Whether the context ends inside `<think>`."""
-    fork: ForkReason | None = None
-    """Why it is a fork; None if it is not."""
-    kept_thinking: bool = False
-    """Whether the context keeps earlier reasoning that the template would drop (`history="keep"`)."""
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    """What one model call sends, and where its turn will stand in the graph."""
-
-    extension: Extension
-    added: bytes
-    """The ids of the extension, int32."""
-    context: Context
-    """All ids."""
-    match: HistoryMatch | None
-    """Where the request meets the recorded conversations; None for a call made of ids."""
-    tools_key: bytes
-    sent_after: int
-    """How many turns were complete when the request was prepared."""
-
-    @property
-    def tools(self) -> bool:
-        """Whether the request has tools, so that the output may hold tool calls."""
-        return bool(self.tools_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +137,10 @@ class TokenGraph:
         key = tools_key(tools)
         match = self._recorded.index.find(messages, key)
         extension = self._extensions.render(match, messages, tools)
-        return self._prompt(extension, match, key)
+        as_read, parent = match.request.messages, extension.parent
+        if parent is None:
+            return self._prompt(extension, match, key, plain_fields(as_read), tools)
+        return self._prompt(extension, match, key, plain_fields(as_read[self._recorded.index.lengths[parent] :]))
 
     def prepare_ids(self, context_ids: Sequence[int] | Int32Array, parent: int | None = None) -> Prompt:
         """Return the prompt of a token-level call: `context_ids` after the turn `parent`, exactly.
@@ -241,6 +209,10 @@ class TokenGraph:
             fork=extension.fork,
             kept_thinking=extension.kept_thinking,
             prompt_digest=self._contexts.record(len(self._turns), prompt, output),
+            messages=prompt.messages,
+            tools=prompt.schemas,
+            started_s=prompt.started_s,
+            ended_s=time.perf_counter(),
         )
         recorded = self._recorded
         recorded.turns.append(turn)
@@ -283,9 +255,17 @@ class TokenGraph:
             metrics=metrics or {},
         )
 
-    def _prompt(self, extension: Extension, match: HistoryMatch | None, key: bytes) -> Prompt:
-        added = array("i", extension.ids).tobytes()
-        return Prompt(extension, added, self._contexts.build(extension.parent, added), match, key, len(self._turns))
+    def _prompt(
+        self,
+        extension: Extension,
+        match: HistoryMatch | None,
+        key: bytes,
+        messages: tuple[Message, ...] = (),
+        schemas: ToolSchemas | None = None,
+    ) -> Prompt:
+        started_s, added = time.perf_counter(), array("i", extension.ids).tobytes()
+        context = self._contexts.build(extension.parent, added)
+        return Prompt(extension, added, context, match, key, len(self._turns), messages, schemas, started_s)
 
     def _check_output(self, output_ids: Int32Array, logprobs: Float32Array) -> None:
         if len(logprobs) != len(output_ids):
@@ -433,59 +413,3 @@ class ExtensionRenderer:
         history = renderer.plain(messages[:length], self._reasoning(match, messages))
         tokens = renderer.extend(history, new, tools, last_output_id=recorded.last_ids[parent])
         return Extension(parent, tokens.ids, tokens.thinking_open, fork)
-
-
-class ContextBuilder:
-    """Builds contexts over the turns of one episode; remembers the end of the last turn, which most calls extend."""
-
-    def __init__(self, turns: Sequence[Turn], bound: int) -> None:
-        """Build over `turns`, which grows as turns are recorded and whose ids are below `bound`."""
-        self._turns = turns
-        self._bound = bound
-        self._last: int | None = None
-        """The last recorded turn."""
-        self._pieces: list[bytes] = []
-        """The ids from the root to its end, int32; the last piece is its output."""
-        self._size = 0
-        """Number of these ids."""
-        self._json: tuple[bytes, ...] = ()
-        """The JSON of the ids before its output, in pieces as in `Context`."""
-        self._digest = hashlib.blake2b(digest_size=16)
-        """The digest of that JSON."""
-
-    def path_ids(self, turn: int | None) -> Int32Array:
-        """Return the ids from the root to the end of `turn`, [N] int32."""
-        return np.frombuffer(b"".join(self._path(turn)), np.int32)
-
-    def build(self, parent: int | None, added: bytes) -> Context:
-        """Return the context of a call that adds the int32 ids `added` to the end of `parent`."""
-        if parent == self._last:
-            pieces, json = (*self._pieces, added), self._json
-            size, fresh = self._size + len(added) // INT32.itemsize, b"".join([*self._pieces[-1:], added])
-        else:
-            fresh = b"".join([*self._path(parent), added])
-            pieces, json, size = (fresh,), (), len(fresh) // INT32.itemsize
-        written = json_of(fresh)
-        if written:
-            json = (*json, b"," + written if json else written)
-        return Context(pieces, json, size, self._bound)
-
-    def record(self, turn: int, prompt: Prompt, output: bytes) -> bytes:
-        """Remember the end of `turn`, which is recorded now; return the digest of its context's JSON."""
-        parent, json = prompt.extension.parent, prompt.context.json
-        if parent == self._last:  # also when the prompt was built, because a parent precedes its children
-            pieces, digest, new = self._pieces, self._digest, json[len(self._json) :]
-        else:
-            pieces, digest, new = self._path(parent), hashlib.blake2b(digest_size=16), json
-        digest.update(b"".join(new))
-        self._last, self._pieces, self._json, self._digest = turn, [*pieces, prompt.added, output], json, digest
-        self._size = prompt.context.size + len(output) // INT32.itemsize
-        return digest.digest()
-
-    def _path(self, turn: int | None) -> list[bytes]:
-        pieces: list[bytes] = []
-        while turn is not None:
-            record = self._turns[turn]
-            pieces += (record.output_ids.tobytes(), record.context_ids.tobytes())
-            turn = record.parent
-        return pieces[::-1]

@@ -36,6 +36,8 @@ class ReadRequest(NamedTuple):
     """The digest of the conversation up to each message, that message included."""
     reasoning: Mapping[int, str]
     """The reasoning that the request's assistant messages have, by position."""
+    messages: Sequence[object]
+    """The messages as they were read: shallow copies of mappings, and the other messages themselves."""
 
 
 def next_prefix(prefix: bytes, key: bytes) -> bytes:
@@ -58,7 +60,7 @@ class MessageReader:
             TokenError: for a message that cannot be rendered.
         """
         known = self._longest_known(messages)
-        prefixes, reasoning = known.prefixes.copy(), known.reasoning.copy()
+        prefixes, reasoning, as_read = known.prefixes.copy(), known.reasoning.copy(), known.messages.copy()
         remembering = True
         for at in range(len(prefixes), len(messages)):
             message = messages[at]
@@ -71,7 +73,9 @@ class MessageReader:
             if key.reasoning is not None:
                 reasoning[at] = key.reasoning
             remembering = remembering and known.add(message, key.reasoning, prefix)
-        return ReadRequest(prefixes, reasoning)
+            copied = message if isinstance(cast("object", message), BaseModel) else dict(message)
+            as_read.append(known.messages[at] if remembering else copied)
+        return ReadRequest(prefixes, reasoning, as_read)
 
     def _longest_known(self, messages: Sequence[Message]) -> RememberedConversation:
         """Return the latest conversation that `messages` begins with; a new and empty one if there is none."""
@@ -84,13 +88,13 @@ class MessageReader:
 class RememberedConversation:
     """Messages in the state in which they were read, with their keys."""
 
-    __slots__ = ("_copies", "_messages", "_models", "_mutable", "_types", "prefixes", "reasoning")
+    __slots__ = ("_copies", "_models", "_mutable", "_types", "messages", "prefixes", "reasoning")
 
     def __init__(self) -> None:
         """Start without messages."""
         self.prefixes: list[bytes] = []
         self.reasoning: dict[int, str] = {}
-        self._messages: list[object] = []
+        self.messages: list[object] = []
         """Shallow copies of the messages that are dicts, and the other messages themselves."""
         self._types: list[type] = []
         self._models: list[tuple[BaseModel, Message]] = []
@@ -123,7 +127,7 @@ class RememberedConversation:
             self.reasoning[len(self.prefixes)] = reasoning
         self.prefixes.append(prefix)
         self._types.append(kind)
-        self._messages.append(copy if kind is dict else part)
+        self.messages.append(copy if kind is dict else part)
         if kind is not dict:
             self._models.append((part, copy))
         self._mutable += mutable
@@ -132,8 +136,8 @@ class RememberedConversation:
 
     def begins(self, messages: Sequence[Message]) -> bool:
         """Return whether `messages` begins with these messages, unchanged."""
-        top = messages[: len(self._messages)]
-        same = [*map(type, top)] == self._types and top == self._messages  # a class may equal anything
+        top = messages[: len(self.messages)]
+        same = [*map(type, top)] == self._types and top == self.messages  # a class may equal anything
         return same and self._mutable == self._copies and all(model.__dict__ == copy for model, copy in self._models)
 
 

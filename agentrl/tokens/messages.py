@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from agentrl.errors import TokenError
 from agentrl.tokens.parse import parse_json
 from agentrl.tokens.template.rendering import PlainMessage, Roles, ToolSchemas
+from agentrl.types import Message
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles a message may have. Templates build control tokens out of the role, so it is not free text."""
@@ -149,6 +150,17 @@ def _reasoning_and_text(get: Callable[[str], Any], text: str) -> tuple[str | Non
         if isinstance(value, str) and value:
             return str.__str__(value), text
     return inline, text
+
+
+def plain_fields(messages: Sequence[object]) -> tuple[Message, ...]:
+    """Return the messages as mappings: openai objects without the fields that are null, and mappings as they are."""
+    return tuple([_fields(message) for message in messages])
+
+
+def _fields(message: object) -> Message:
+    if isinstance(message, BaseModel):
+        return message.model_dump(exclude_none=True, warnings=False)
+    return cast("Message", message)
 
 
 class MessageKey(NamedTuple):

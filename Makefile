@@ -74,6 +74,7 @@ docs: setup  ## run every snippet of the documentation, and build its site into 
 	$(BIN)/python -m pytest tests/contract/test_docs.py tests/contract/test_site.py
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in site/index.html; $(BIN)/mkdocs serve shows it with its search"
 
 build: setup  ## build the wheel and the sdist
 	$(BIN)/python -m build --no-isolation

@@ -17,7 +17,7 @@ from agentrl.workflow import RolloutWorkflow, as_workflow
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-GUIDES = sorted(ROOT.glob("docs/howto/*.md"))
+GUIDES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/howto/*.md")])
 README_PAGE = ROOT / "README.md"
 README = README_PAGE.read_text()
 METRICS_OF_THE_TRAINER = [entry for entry in METRIC_KEYS if entry.key.startswith("trainer.") and entry.key != "trainer.NAME"]
@@ -104,3 +104,13 @@ def test_the_code_of_the_page_on_frameworks_is_that_of_its_examples() -> None:
     parts = [part.strip("\n") for block in blocks for part in block.split("\n\n\n")]
     assert len(parts) >= 8
     assert [part for part in parts if part not in examples] == []
+
+
+def test_the_versions_on_the_page_on_frameworks_are_the_pinned_ones() -> None:
+    packages = {"pydantic-ai": "pydantic-ai-slim", "autogen": "autogen-agentchat", "llamaindex": "llama-index-core"}
+    packages |= {"openai agents sdk": "openai-agents"}
+    pins = "".join(path.read_text() for path in ROOT.glob("scripts/frameworks_*_requirements.txt"))
+    page = (ROOT / "docs" / "howto" / "frameworks.md").read_text()
+    rows = re.findall(r"^\| \[([^\]]+)\]\(#[\w-]+\) ([\d.]+) \|", page, re.M)
+    assert len(rows) == 8
+    assert [row for row in rows if f"\n{packages.get(row[0].lower(), row[0].lower())}=={row[1]}\n" not in pins] == []

@@ -35,6 +35,13 @@ def test_the_navigation_names_every_page_once() -> None:
     assert sorted(nav) == [str(page.relative_to(DOCS)) for page in PAGES], "add the page to `nav` in mkdocs.yml"
 
 
+def test_the_page_on_decisions_lists_each_with_its_title() -> None:
+    listed = (DOCS / "decisions.md").read_text()
+    for page in sorted(DOCS.glob("adr/*.md")):
+        number, _, title = page.read_text().splitlines()[0].removeprefix("# ").partition(". ")
+        assert f"- {number}: [{title}](adr/{page.name})\n" in listed, page.name
+
+
 def test_the_reference_of_the_run_file_is_current() -> None:
     assert run_file_reference.PAGE.read_text() == run_file_reference.page(), "run `python -m scripts.run_file_reference`"
 

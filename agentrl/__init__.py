@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agentrl.jobs.python.evaluation import evaluate
     from agentrl.jobs.python.serving import serve
     from agentrl.jobs.python.training import train, train_async
+    from agentrl.runs.run import open_run
     from agentrl.tokens.verify import verify
     from agentrl.tools.processes import in_process
     from agentrl.types import Group, Sample, StopReason, Task, Trajectory, Turn
@@ -43,6 +44,7 @@ __all__ = [
     "evaluate",
     "in_process",
     "open_environment",
+    "open_run",
     "reply_to",
     "run_episode",
     "serve",
@@ -70,6 +72,7 @@ _HOME = {
     "evaluate": "agentrl.jobs.python.evaluation",
     "in_process": "agentrl.tools.processes",
     "open_environment": "agentrl.env",
+    "open_run": "agentrl.runs.run",
     "reply_to": "agentrl.client",
     "run_episode": "agentrl.jobs.python.episode",
     "serve": "agentrl.jobs.python.serving",

@@ -5,7 +5,7 @@ Run: .venv/bin/python -m benchmarks.kill_and_resume [--kills 40] [--only synchro
 A synchronous run with one episode at a time is killed, resumed, killed again and so on, and then ends. After each kill the
 newest checkpoint of the resumed process, weights and optimizer, is compared byte by byte with the same step of a run that
 was left alone. An asynchronous run with evaluations is killed in the same way. Its files, by the readers of
-`agentrl.observe.reading`, must hold every group trained once, every episode once and every evaluation once. The model is a
+`agentrl.runs.reading`, must hold every group trained once, every episode once and every evaluation once. The model is a
 tiny random one on the embedded server.
 """
 

@@ -7,7 +7,7 @@ versions again on its side of the process boundary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import StaleDataError
+from agentrl.observe.episode_record import trained_record
 from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics
 from agentrl.tokens.verify import verify
 from agentrl.trainer.base import TrainBatch, TrainSample
@@ -34,6 +35,8 @@ class PreparedBatch:
     """Tokens removed from the loss because they were over age."""
     skip: str | None
     """Why a step on this batch cannot change the weights; None when it can."""
+    episode_ids: tuple[str, ...] = ()
+    """The episode of each sample of `batch`."""
 
 
 def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
@@ -46,18 +49,20 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
         InvariantError: when a branch does not reproduce what its server saw, or an episode failed.
     """
     samples: list[TrainSample] = []
+    episode_ids: list[str] = []
     staleness: list[Int32Array] = []
     masked = zero_variance = 0
     for group in groups:
         branches = [verify(episode) for episode in group.episodes]
         estimate = advantages(group, algorithm)
         zero_variance += estimate.zero_variance
-        for episode_branches, per_turn in zip(branches, estimate.per_turn, strict=True):
+        for episode, episode_branches, per_turn in zip(group.episodes, branches, estimate.per_turn, strict=True):
             for branch in episode_branches:
                 sample, over_age = _within_bound(branch, group, version, algorithm)
                 masked += over_age
                 if sample.loss_mask.any():
                     samples.append(TrainSample(sample=sample, advantages=token_advantages(sample, per_turn)))
+                    episode_ids.append(episode.episode_id)
                     staleness.append(version - sample.token_versions[sample.loss_mask])
     ages = np.concatenate(staleness) if staleness else np.empty(0, np.int32)
     episodes = [episode for group in groups for episode in group.episodes]
@@ -76,7 +81,30 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
         staleness=ages,
         masked_tokens=masked,
         skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) else None,
+        episode_ids=tuple(episode_ids),
     )
+
+
+def trained_records(groups: Sequence[Group], prepared: PreparedBatch, *, step: int) -> Iterator[Mapping[str, object]]:
+    """Yield the line of `episodes/trained-NNNNNN.jsonl.gz` for each episode of the batch, in the order of the groups."""
+    samples: dict[str, list[TrainSample]] = {}
+    for episode_id, sample in zip(prepared.episode_ids, prepared.batch.samples, strict=True):
+        samples.setdefault(episode_id, []).append(sample)
+    for group in groups:
+        for episode in group.episodes:
+            advantages: list[float | None] = [None] * len(episode.turns)
+            for item in samples.get(episode.episode_id, ()):
+                trained = np.flatnonzero(item.sample.loss_mask)
+                for turn in np.unique(item.sample.turn_index[trained]).tolist():
+                    of_turn = trained[item.sample.turn_index[trained] == turn]
+                    advantages[turn] = float(item.advantages[of_turn[0]])
+            yield trained_record(
+                episode,
+                step=step,
+                policy_version=prepared.batch.policy_version,
+                advantages=advantages,
+                proximal_logprobs=[None] * len(episode.turns),
+            )
 
 
 def _within_bound(branch: Sample, group: Group, version: int, algorithm: AlgorithmConfig) -> tuple[Sample, int]:

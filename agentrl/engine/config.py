@@ -48,4 +48,6 @@ class EngineConfig(Config):
     stall_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds without progress after which the run stops and names each wait; longer than an episode's deadline."""
     save_trajectories: bool = True
-    """Write every episode to `trajectories.jsonl` in the run directory."""
+    """Write every episode, and what each step trained, into `episodes/` in the run directory."""
+    keep_episode_steps: int | None = Field(default=None, ge=1)
+    """Steps whose training episodes stay on disk; the index and the evaluations stay anyway. None: all steps."""

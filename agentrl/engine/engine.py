@@ -59,7 +59,7 @@ class Engine:
         inference: the running servers; they get the trainer's weights before the first episode.
         renderer: chat template and tokenizer of the model.
         trainer: owns the weights.
-        run_dir: directory of the metrics, trajectories, weights and checkpoints.
+        run_dir: directory of the metrics, episodes, weights and checkpoints.
         algorithm: groups, advantage, staleness.
         rollout: budgets and failures.
         sampling: defaults of the model calls.

@@ -12,13 +12,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import anyio
 import msgspec
 
-from agentrl.engine.batch import PreparedBatch
+from agentrl.engine.batch import PreparedBatch, trained_records
 from agentrl.engine.buffer import GroupBuffer, VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.evaluate import EvalReport
@@ -28,9 +29,11 @@ from agentrl.engine.report import RunReport, Timer, Totals
 from agentrl.engine.resume import RunState
 from agentrl.errors import ErrorBudgetExceeded
 from agentrl.observe.clock import last_wall_s
+from agentrl.observe.episode_files import EpisodeFiles
+from agentrl.observe.episode_record import EndedEpisode
 from agentrl.observe.metrics import MetricValue, prefixed
 from agentrl.observe.progress import Snapshot
-from agentrl.observe.records import BackgroundJsonLines, JsonLines, trajectory_record
+from agentrl.observe.records import JsonLines
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
@@ -137,10 +140,11 @@ class Journal:
         self._trackers = trackers
         self._metrics = JsonLines(run_dir / "metrics.jsonl")
         mark = resume.mark() if resume.step else None
-        path = run_dir / "trajectories.jsonl"
-        self._trajectories = None
+        self._episodes = None
         if config.save_trajectories:
-            self._trajectories = BackgroundJsonLines(path, None if mark is None else {"event": "resumed", **mark})
+            self._episodes = EpisodeFiles(
+                run_dir / "episodes", next_step=resume.step + 1, keep_steps=config.keep_episode_steps, mark=mark
+            )
         self._budget = ErrorBudget(rollout)
         self._totals = Totals(first_step=resume.step, steps=resume.step)
         self._timeline = JsonLines(run_dir / "timeline.jsonl")
@@ -207,10 +211,16 @@ class Journal:
             ErrorBudgetExceeded: when too many training episodes have failed.
             RunStopped: when the disk does not keep up.
         """
-        if self._trajectories is not None:
-            purpose = "evaluation" if group is None else "training"
-            record = trajectory_record(trajectory, purpose=purpose, group=group, policy_version=self._clock.version)
-            self._trajectories.put(record)
+        if self._episodes is not None:
+            ended = EndedEpisode(
+                trajectory=trajectory,
+                purpose="evaluation" if group is None else "training",
+                group=group,
+                step=self._totals.steps + 1,
+                policy_version=self._clock.version,
+                run_begin_s=self._begin,
+            )
+            self._episodes.put(ended)
         if trajectory.failure is not None:
             self._append(
                 "episode_failed",
@@ -243,16 +253,18 @@ class Journal:
         if reason not in ("over_age", "unverified"):  # these say nothing about the workflow
             self._budget.group_dropped(reason)
 
-    def check_in_place(self) -> None:
+    async def check_in_place(self) -> None:
         """Check that the files of the run are still where people will look for them.
 
         Raises:
             RunStopped: one was deleted or replaced.
+
+        Cancellation: nothing is changed.
         """
         self._metrics.check_in_place()
         self._timeline.check_in_place()
-        if self._trajectories is not None:
-            self._trajectories.check_in_place()
+        if self._episodes is not None:
+            await self._episodes.check_in_place()
 
     def step(
         self,
@@ -291,6 +303,8 @@ class Journal:
             line["skipped"] = report.skipped
         trained = {**line, "trained_groups": [group.index for group in groups]}
         self._append("step", trained, policy_version=prepared.batch.policy_version)
+        if self._episodes is not None:
+            self._episodes.end_step(number, partial(trained_records, groups, prepared, step=number))
         self._shown = line
         if self._trackers is not None:
             self._trackers.step(number, self._wall_s(), line, [episode for group in groups for episode in group.episodes])
@@ -310,8 +324,8 @@ class Journal:
 
         Cancellation: `close` writes the rest.
         """
-        if self._trajectories is not None:
-            await self._trajectories.flush()
+        if self._episodes is not None:
+            await self._episodes.flush()
 
     async def evaluation(self, step: int, report: EvalReport) -> None:
         """Record an evaluation that began after `step` and has just ended, once its episodes are on disk.
@@ -377,15 +391,15 @@ class Journal:
         )
 
     async def write(self) -> None:
-        """Write trajectories until cancelled.
+        """Write the records of episodes until cancelled.
 
         Raises:
             RunStopped: when the disk refuses.
 
         Cancellation: `close` writes the remaining records.
         """
-        if self._trajectories is not None:
-            await self._trajectories.write()
+        if self._episodes is not None:
+            await self._episodes.write()
 
     async def close(self, error: BaseException | None) -> None:
         """Write the remaining records and the `end` event, and close the files.
@@ -399,8 +413,8 @@ class Journal:
         if error is not None:
             message = "cancelled" if _run_status(error) == "interrupted" else f"{type(error).__name__}: {error}"
         try:
-            if self._trajectories is not None:
-                await self._trajectories.close()
+            if self._episodes is not None:
+                await self._episodes.close()
         finally:
             self._append("end", {"error": message, **asdict(self.report())})
             self._metrics.close()

@@ -281,7 +281,7 @@ class TrainLoop:
             if not self._interrupted:
                 raise InvariantError(f"the buffer was closed before step {number}")
             return False
-        self._journal.check_in_place()
+        await self._journal.check_in_place()
         version = self._clock.version
         with self._board.waiting("the trainer", f"its worker to train batch {number}"), self._journal.timed("train_s"):
             self._held = None

@@ -43,8 +43,8 @@ from agentrl.jobs.tasks import TaskSets, load_tasks, write_task_sets
 from agentrl.jobs.trackers import load_trackers, make_feed
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.progress import Progress, make_progress
-from agentrl.observe.reading import read_metrics
 from agentrl.observe.trackers.base import Tracker
+from agentrl.runs.reading import read_metrics
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer, worker_ended
@@ -127,7 +127,7 @@ async def train_run(
     Where the trainer worker dies, the run starts its processes again and continues from its newest checkpoint, at most
     `trainer.restarts` times within an hour.
 
-    `run.run_dir` gets config.yaml, plan.txt, metrics.jsonl, trajectories.jsonl, weights/, checkpoints/, logs/, summary.json.
+    `run.run_dir` gets config.yaml, plan.txt, metrics.jsonl, episodes/, weights/, checkpoints/, logs/, summary.json.
 
     Args:
         run: the whole run.

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.errors import ConfigError
+from agentrl.runs.run import open_run
 from agentrl_workflows.calculator.recipe import SMOKE
 from agentrl_workflows.demo.run import run_demo
 
@@ -34,8 +35,7 @@ def test_the_smallest_demo_learns_and_keeps_its_invariants(tmp_path: Path, backe
     assert summary["episodes_evaluated"] == SMOKE.eval_episodes
     assert "had a busy error" in out.getvalue()
     assert (tmp_path / "smoke" / "curve.png").stat().st_size > 10_000
-    lines = (tmp_path / "smoke" / "trajectories.jsonl").read_text().splitlines()
-    assert len(lines) == summary["train_episodes"]
+    assert len(open_run(tmp_path / "smoke").episodes()) == summary["train_episodes"]
 
 
 def test_the_demo_refuses_running_servers_and_a_missing_sglang_before_it_starts(

@@ -242,7 +242,7 @@ class CellRun:
                 ((at, line) for at, line in watched.lines if at >= struck_at and re.search(fault.names, line)), None
             )
         steps = [record["step"] for record in await self._records("metrics.jsonl") if record.get("event") == "step"]
-        failed = [record for record in await self._records("trajectories.jsonl") if record.get("failure")]
+        failed = [record for record in await self._records("episodes/index.jsonl") if record.get("failure")]
         return Row(
             fault=fault.name,
             phase=self.cell.phase,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.runs.run import open_run
 from tests.support.cli import AGENTRL, agentrl, children, records, write_run
 
 
@@ -61,9 +62,9 @@ def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: P
     assert summary["train_steps"] == 2
     assert summary["max_logprob_difference"] < 1e-4
     assert summary["max_trained_staleness"] <= 2
-    episodes = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    episodes = list(open_run(folder).read_episodes())
     assert len(episodes) == summary["episodes"] == 8
-    assert all(episode["metrics"]["frozen_objects"] > 10_000 for episode in episodes), "the tuned garbage collector"
+    assert all(episode.trajectory.metrics["frozen_objects"] > 10_000 for episode in episodes), "the tuned garbage collector"
     assert (folder / "config.yaml").exists()
 
     again = agentrl(tmp_path, "train", "run.yaml")

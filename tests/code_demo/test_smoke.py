@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from agentrl.errors import ConfigError
+from agentrl.runs.run import open_run
 from agentrl_workflows.code_demo.recipe import CODE, CODE_SMOKE
 from agentrl_workflows.demo.run import run_demo
 from tests.support.sandboxes import usable_host
@@ -28,8 +28,7 @@ def test_the_smallest_code_demo_learns_and_its_later_attempts_matter(tmp_path: P
     assert summary["failed_episodes"] == {}
     assert summary["failed_evaluation_episodes"] == {"before": {}, "after": {}}
     assert summary["max_logprob_difference"] < 1e-4
-    recorded = [json.loads(line) for line in (tmp_path / "smoke" / "trajectories.jsonl").read_text().splitlines()]
-    assert len(recorded) == summary["train_episodes"]
+    assert len(open_run(tmp_path / "smoke").episodes()) == summary["train_episodes"]
 
 
 def test_a_machine_without_a_sandbox_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from agentrl.inference.backend import Inference
 from agentrl.observe.progress import Progress
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
+from agentrl.runs.reading import read_records
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
@@ -97,6 +98,11 @@ def lines(path: Path, event: str | None = None) -> list[dict[str, Any]]:
     """Return the records of a JSONL file, those of one event if given."""
     records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
     return [record for record in records if event is None or record["event"] == event]
+
+
+def episodes(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the records of the episodes of a run, those of lost work left out."""
+    return [json.loads(found.record) for found in read_records(run_dir)]
 
 
 def balance(report: RunReport) -> int:

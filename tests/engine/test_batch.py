@@ -18,7 +18,7 @@ from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, Group, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
-from tests.engine.harness import coin, lines, make_engine, run
+from tests.engine.harness import coin, episodes, lines, make_engine, run
 from tests.rollout.harness import SAMPLING, TASK, Judge, make_server, says
 from tests.tokens.families import FAMILIES, write_family
 
@@ -117,7 +117,7 @@ async def test_forks_and_kept_reasoning_are_counted_in_the_runs_files(tmp_path: 
     renderer = Renderer.load(write_family(tmp_path / "model", FAMILIES["qwen3"]))
     server = make_server(renderer, lambda call: f"<think>\n{call.episode_id}?\n</think>\n\n{coin(call)}")
     await run(make_engine(tmp_path, renderer, inference=server, workflow=Forgetful(), steps=2))
-    steps, records = lines(tmp_path / "metrics.jsonl", "step"), lines(tmp_path / "trajectories.jsonl")
+    steps, records = lines(tmp_path / "metrics.jsonl", "step"), episodes(tmp_path)
     assert [(step["forks.history_edited"], step["kept_thinking_turns"]) for step in steps] == [(6, 6), (6, 6)]
     assert len(records) == 12
     for record in records:

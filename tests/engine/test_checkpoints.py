@@ -14,12 +14,12 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.resume import RunState
 from agentrl.engine.tasks import TaskDigest
 from agentrl.errors import ConfigError, WeightSyncError
-from agentrl.observe.reading import read_episodes, read_metrics
+from agentrl.runs.reading import read_index, read_metrics
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.weights.types import Publication
-from tests.engine.harness import TASKS, lines, make_engine, run
+from tests.engine.harness import TASKS, episodes, lines, make_engine, run
 from tests.rollout.harness import PATIENCE_S, ask, workflow_of
 
 HELD_OUT = [Task(id=f"h{i}", data={"question": "Say good.", "answer": "good"}) for i in range(4)]
@@ -144,7 +144,7 @@ async def test_an_evaluation_without_a_result_is_due_in_the_state_and_done_by_th
     report = await run(make_engine(again, renderer, steps=4, eval_tasks=HELD_OUT, engine=evaluating, resume=states[-1]))
     assert [line["step"] for line in report.evaluations] == list(states[-1].evaluations_due)
     assert (report.train_steps, report.groups) == (4, 0)
-    assert {episode["episode_id"] for episode in read_episodes(again)} >= {f"eval.4.{number}" for number in range(4)}
+    assert {episode["episode_id"] for episode in episodes(again)} >= {f"eval.4.{number}" for number in range(4)}
 
 
 async def test_readers_get_each_episode_and_step_once_however_often_a_run_went_back(
@@ -162,10 +162,11 @@ async def test_readers_get_each_episode_and_step_once_however_often_a_run_went_b
     assert sorted(evaluated) == [2, 4]
     trained = [group for event in events if event["event"] == "step" for group in event["trained_groups"]]
     assert sorted(trained) == list(range(8))
-    ids = Counter(episode["episode_id"] for episode in read_episodes(tmp_path))
+    ids = Counter(summary.episode_id for summary in read_index(tmp_path))
     assert set(ids.values()) == {1}
     assert {int(identity.split(".")[0]) for identity in ids if not identity.startswith("eval")} == set(range(8))
-    raw = [line["episode_id"] for line in lines(tmp_path / "trajectories.jsonl") if "event" not in line]
+    assert sorted(record["episode_id"] for record in episodes(tmp_path)) == sorted(ids)
+    raw = [line for line in lines(tmp_path / "episodes" / "index.jsonl") if "episode_id" in line]
     assert len(raw) > len(ids)
 
 
@@ -175,7 +176,7 @@ async def test_an_episode_of_a_trained_group_is_on_disk_before_the_checkpoint(tm
     class Looking(ScriptedTrainer):
         async def save(self, directory: str, note: str = "") -> None:
             state = RunState.from_note(note, where="here")
-            groups = {line["group"] for line in lines(tmp_path / "trajectories.jsonl")}
+            groups = {line["group"] for line in episodes(tmp_path)}
             assert groups >= set(range(state.groups_admitted)) - set(state.groups_open)
             seen.append(state.step)
             await super().save(directory, note)

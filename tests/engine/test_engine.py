@@ -11,14 +11,13 @@ import pytest
 from agentrl.client import Client
 from agentrl.engine.resume import RunState
 from agentrl.errors import ConfigError, NothingLearned, TrainError, WeightSyncError
-from agentrl.observe.reading import read_episodes
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply, ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
-from tests.engine.harness import TASKS, balance, coin, lines, make_engine, run
+from tests.engine.harness import TASKS, balance, coin, episodes, lines, make_engine, run
 from tests.rollout.harness import PATIENCE_S, ask, make_server, says
 
 
@@ -41,7 +40,7 @@ async def test_a_run_trains_publishes_and_reports_every_step(tmp_path: Path, ren
 async def test_every_episode_of_a_run_is_on_disk_and_every_group_is_trained_once(tmp_path: Path, renderer: Renderer) -> None:
     trainer = ScriptedTrainer()
     await run(make_engine(tmp_path, renderer, trainer=trainer, steps=5))
-    recorded = lines(tmp_path / "trajectories.jsonl")
+    recorded = episodes(tmp_path)
     assert Counter(record["group"] for record in recorded) == dict.fromkeys(range(10), 3)
     assert len({record["episode_id"] for record in recorded}) == 30
     trained = sum(len(batch.samples) for batch in trainer.batches)
@@ -157,7 +156,7 @@ async def test_evaluation_runs_beside_training_and_names_the_versions_it_saw(tmp
     for event in events:
         assert event["episodes"] == 5
         assert event["step"] + 1 <= event["min_version"] <= event["max_version"] <= 7
-    recorded = [r for r in lines(tmp_path / "trajectories.jsonl") if r["purpose"] == "evaluation"]
+    recorded = [r for r in episodes(tmp_path) if r["purpose"] == "evaluation"]
     assert {r["task_id"] for r in recorded} == {"h0", "h1", "h2", "h3"}
     assert report.evaluation_tokens > 0
     assert balance(report) == 0
@@ -209,7 +208,7 @@ async def test_metrics_of_the_workflow_and_rewards_of_turns_reach_the_step(tmp_p
     await run(make_engine(tmp_path, renderer, workflow=Recording(), steps=1))
     [step] = lines(tmp_path / "metrics.jsonl", "step")
     assert (step["workflow.busy"], step["success_rate"], step["turns_mean"]) == (1.0, 0.0, 2.0)
-    [first, *_] = lines(tmp_path / "trajectories.jsonl")
+    [first, *_] = episodes(tmp_path)
     assert first["turns"][0]["reward"] == -0.25
 
 
@@ -247,7 +246,7 @@ async def test_groups_that_were_open_at_the_checkpoint_are_opened_again_under_th
     server = make_server(renderer, coin)
     state = RunState(step=3, policy_version=3, groups_admitted=9, groups_open=(5, 7))
     await run(make_engine(tmp_path, renderer, inference=server, resume=state, algorithm={"max_staleness": 0}))
-    assert {line["group"] for line in read_episodes(tmp_path)} == {5, 7}
+    assert {line["group"] for line in episodes(tmp_path)} == {5, 7}
 
 
 async def test_servers_ahead_of_the_checkpoint_get_a_version_they_never_had(tmp_path: Path, renderer: Renderer) -> None:

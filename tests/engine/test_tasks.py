@@ -7,7 +7,7 @@ from pathlib import Path
 from agentrl.engine.tasks import TaskOrder
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task
-from tests.engine.harness import TASKS, lines, make_engine, run
+from tests.engine.harness import TASKS, episodes, make_engine, run
 
 
 def test_tasks_that_are_not_shuffled_are_drawn_in_their_own_order_in_every_pass() -> None:
@@ -21,5 +21,5 @@ async def test_a_run_that_does_not_shuffle_opens_its_groups_in_the_order_of_the_
     tmp_path: Path, renderer: Renderer
 ) -> None:
     await run(make_engine(tmp_path, renderer, shuffle_tasks=False))
-    opened = {record["group"]: record["task_id"] for record in lines(tmp_path / "trajectories.jsonl")}
+    opened = {record["group"]: record["task_id"] for record in episodes(tmp_path)}
     assert [opened[group] for group in sorted(opened)] == [task.id for task in TASKS[: len(opened)]]

@@ -14,9 +14,15 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.script import Fault, Script, ScriptedCall
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
+<<<<<<< HEAD
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import coin, lines, make_engine, run
+=======
+from agentrl.train.base import StepReport, TrainBatch
+from agentrl.train.scripted import ScriptedTrainer
+from tests.engine.harness import coin, episodes, lines, make_engine, run
+>>>>>>> 41afd82 (Write episodes by step with an index, and read them with open_run)
 from tests.support.scripted import seen
 
 
@@ -128,7 +134,7 @@ async def test_a_server_restarted_with_its_launch_weights_never_passes_for_the_f
     servers = two_servers(renderer, script)
     async with pool_of(*servers, health_interval_s=60) as pool:
         await run(make_engine(tmp_path, renderer, inference=pool, steps=1))
-    turns = [turn for line in lines(tmp_path / "trajectories.jsonl") for turn in line["turns"]]
+    turns = [turn for line in episodes(tmp_path) for turn in line["turns"]]
     assert {version for turn in turns for _, _, version in turn["spans"]} == {1}
     assert [publication.version for publication in servers[0].updates] == [1, 1, 2]
 

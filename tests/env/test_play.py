@@ -20,7 +20,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Message, StopReason, Task
 from agentrl_workflows.environment import PlayEnvironment
-from tests.engine.harness import lines, make_engine, run
+from tests.engine.harness import episodes, make_engine, run
 from tests.rollout.harness import SAMPLING, TASK, episode, make_renderer, make_server, says
 from tests.support.guessing import Guessing, huge_message
 
@@ -197,7 +197,7 @@ async def test_a_run_counts_and_repeats_the_episodes_of_a_broken_environment_and
     engine = make_engine(tmp_path, renderer, workflow=workflow, trainer=trainer, rollout={"episode_retries": 2})
     report = await run(engine)
     assert (report.train_steps, report.groups) == (4, 8)
-    recorded = lines(tmp_path / "trajectories.jsonl")
+    recorded = episodes(tmp_path)
     broken = [record for record in recorded if record["stop_reason"] == "environment_fault"]
     assert len(broken) == Flaky.num_steps // 7 > 2
     assert all(record["final_reward"] is None and "HTTP 503" in record["failure"]["message"] for record in broken)

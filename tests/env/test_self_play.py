@@ -23,7 +23,7 @@ from agentrl.workflow import RolloutWorkflow
 from agentrl_envs.games import game_tasks
 from agentrl_workflows.environment import PlayEnvironment
 from agentrl_workflows.self_play import SelfPlay
-from tests.engine.harness import lines, make_engine, run
+from tests.engine.harness import episodes, make_engine, run
 from tests.rollout.harness import PATIENCE_S, make_renderer, make_server, says
 
 GAMES = "agentrl_envs.games:GameEnvironment"
@@ -179,7 +179,7 @@ async def test_a_run_trains_both_players_and_records_them(renderer: Renderer, tm
     inference, trainer = make_server(renderer, script), ScriptedTrainer()
     engine = make_engine(tmp_path, renderer, workflow=workflow, inference=inference, trainer=trainer, tasks=tasks)
     await run(engine)
-    recorded = lines(tmp_path / "trajectories.jsonl")
+    recorded = episodes(tmp_path)
     assert all(record["failure"] is None for record in recorded)
     assert {turn["player"] for record in recorded for turn in record["turns"]} == {"first", "second"}
     assert trainer.batches

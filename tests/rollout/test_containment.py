@@ -13,7 +13,8 @@ import pytest
 from agentrl.client import Client
 from agentrl.engine.evaluate import evaluate_with
 from agentrl.errors import RunStopped
-from agentrl.observe.records import encode_line, trajectory_record
+from agentrl.observe.episode_record import EndedEpisode, trajectory_record
+from agentrl.observe.records import encode_line
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.group import DroppedGroup, run_group, run_recorded
@@ -259,4 +260,5 @@ async def test_the_record_of_a_failure_has_no_control_characters(renderer: Rende
     assert trajectory.failure is not None
     assert r"\x1b[2J\x07 two" in trajectory.failure.message
     assert trajectory.failure.message.endswith("\nlines \\u202e \\ud800")
-    encode_line(trajectory_record(trajectory))
+    ended = EndedEpisode(trajectory, purpose="training", group=0, step=1, policy_version=1, run_begin_s=0.0)
+    encode_line(trajectory_record(ended))

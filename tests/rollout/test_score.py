@@ -19,7 +19,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import EpisodeFailure, Group, StopReason, Task, Trajectory
 from agentrl.workflow import GroupWorkflow
-from tests.engine.harness import TASKS, balance, coin, lines, make_engine, run
+from tests.engine.harness import TASKS, balance, coin, episodes, lines, make_engine, run
 from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, ask, make_renderer, make_server
 
 
@@ -214,7 +214,7 @@ async def test_a_run_trains_on_the_scores_and_records_them(renderer: Renderer, t
     workflow, trainer = Ranked(judge_is_gone), ScriptedTrainer()
     report = await run(make_engine(tmp_path, renderer, workflow=workflow, trainer=trainer))
     assert (report.train_steps, report.groups, balance(report)) == (4, 8, 0)
-    recorded = lines(tmp_path / "trajectories.jsonl")
+    recorded = episodes(tmp_path)
     assert {round(record["final_reward"] % 1, 1) for record in recorded} == {0.0, 0.1, 0.2}
     assert len({record["episode_id"] for record in recorded}) == len(recorded) == report.episodes
     assert sum("score_retries" in record["metrics"] for record in recorded) == 3

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.observe.reading import read_episodes, read_metrics
+from agentrl.runs.reading import read_index, read_metrics
 from tests.support.cli import AGENTRL, write_run
 
 GROUP_SIZE, GROUPS_PER_STEP = 2, 2
@@ -136,10 +136,10 @@ def account(folder: Path, *, kills: int, seed: int, steps: int) -> Accounts:
     due = range(EVAL_EVERY, steps + 1, EVAL_EVERY)
     ids: Counter[str] = Counter()
     members: Counter[int] = Counter()
-    for episode in read_episodes(broken):
-        ids[episode["episode_id"]] += 1
-        if episode["group"] is not None and episode["failure"] is None:
-            members[episode["group"]] += 1
+    for episode in read_index(broken):
+        ids[episode.episode_id] += 1
+        if episode.group is not None and episode.failure is None:
+            members[episode.group] += 1
     groups = range(steps * GROUPS_PER_STEP)
     return Accounts(
         kills=kills,

@@ -45,6 +45,6 @@ def demo_app(full: DemoRecipe, smoke: DemoRecipe, *, names: tuple[str, str], abo
         run_name = name or (names[smoke] if seed == 0 else f"{names[smoke]}-{seed}")
         with interrupt_note(partial(describe_results, runs_dir / run_name)):
             outcome = run_demo(recipes[smoke], seed=seed, runs_dir=runs_dir, name=run_name, overrides=overrides)
-        Console().print(f"Everything is in {outcome.run_dir}/: summary.json, curve.png, metrics.jsonl, trajectories.jsonl")
+        Console().print(f"Everything is in {outcome.run_dir}/: summary.json, curve.png, metrics.jsonl, episodes/")
 
     return app

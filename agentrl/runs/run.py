@@ -1,0 +1,133 @@
+"""A run, read from its directory: `run = agentrl.open_run("runs/demo")`.
+
+Invariant: nothing is written, and nothing is kept: each call reads the files as they are, also while the run writes them.
+Work that was lost when a process was killed is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from agentrl.config import RunConfig, load_config
+from agentrl.errors import ConfigError
+from agentrl.observe.episode_files import read_lines, trained_file
+from agentrl.observe.episode_record import TRAINED_HEADER, EpisodeSummary, TrainedEpisode
+from agentrl.runs.reading import check_header, read_index, read_metrics, read_record, read_records
+from agentrl.runs.stored import StoredEpisode, stored_trajectory
+from agentrl.runs.table import EpisodeTable
+from agentrl.runs.tokenizer import TokenTexts
+
+Purpose = Literal["training", "evaluation"]
+_TRAINED = msgspec.json.Decoder(TrainedEpisode)
+
+
+def open_run(path: str | Path) -> Run:
+    """Return the run whose directory is `path`, such as `runs/demo`.
+
+    Raises:
+        ConfigError: there is no run in `path`.
+    """
+    folder = Path(path)
+    if not (folder / "metrics.jsonl").is_file():
+        raise ConfigError(f"{folder} is no run directory: expected a directory with metrics.jsonl, such as runs/NAME")
+    return Run(folder)
+
+
+class Run:
+    """The files of a run.
+
+    Example:
+        run = agentrl.open_run("runs/demo")
+        for summary in run.episodes(step=7).worst(3):
+            run.episode(summary.episode_id).trajectory.show()
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the directory `path`."""
+        self.path = path
+        """The directory."""
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return self.path.resolve().name
+
+    @property
+    def config(self) -> RunConfig | None:
+        """The run file with its defaults; None where the directory has none.
+
+        Raises:
+            ConfigError: this release does not accept the file.
+        """
+        file = self.path / "config.yaml"
+        return load_config(file) if file.is_file() else None
+
+    def metrics(self, event: str | None = None) -> list[Mapping[str, Any]]:
+        """Return the lines of `metrics.jsonl` in order, those of one event (`step`, `evaluation`, ...) if given."""
+        return [line for line in read_metrics(self.path) if event is None or line["event"] == event]
+
+    def episodes(self, step: int | None = None, purpose: Purpose | None = None) -> EpisodeTable:
+        """Return the finished attempts, in the order in which they ended.
+
+        Args:
+            step: the training step that was the next to complete when the episode ended; None: all steps.
+            purpose: None: both.
+        """
+        return EpisodeTable([row for row in read_index(self.path) if _wanted(row, step, purpose)])
+
+    def episode(self, episode_id: str) -> StoredEpisode:
+        """Return one episode.
+
+        Raises:
+            ConfigError: the run has no such episode, or its record was pruned.
+        """
+        for row in read_index(self.path):
+            if row.episode_id == episode_id:
+                return self._stored(row, read_record(self.path, row), self._texts())
+        raise ConfigError(f"{self.path} has no episode {episode_id!r}; run.episodes() lists those that have ended")
+
+    def read_episodes(self, step: int | None = None, purpose: Purpose | None = None) -> Iterator[StoredEpisode]:
+        """Yield episodes one at a time, without those whose records were pruned; the arguments are those of `episodes`."""
+        texts = self._texts()
+        for found in read_records(self.path, self.episodes(step, purpose)):
+            yield self._stored(found.summary, found.record, texts)
+
+    def _stored(self, row: EpisodeSummary, record: bytes, texts: TokenTexts) -> StoredEpisode:
+        return StoredEpisode(
+            summary=row,
+            trajectory=stored_trajectory(record),
+            read_trained=lambda: self._trained(row),
+            read_texts=texts,
+        )
+
+    def _trained(self, row: EpisodeSummary) -> TrainedEpisode | None:
+        for event in read_metrics(self.path):
+            if event["event"] == "step" and row.group in event["trained_groups"]:
+                return self._trained_in(event["step"], row.episode_id)
+        return None
+
+    def _trained_in(self, step: int, episode_id: str) -> TrainedEpisode | None:
+        path = trained_file(self.path / "episodes", step)
+        if not path.exists():
+            return None  # not written yet, or pruned
+        lines = read_lines(path.with_suffix(""))
+        check_header(path, next(lines, None), TRAINED_HEADER)
+        return next((found for found in map(_TRAINED.decode, lines) if found.episode_id == episode_id), None)
+
+    def _texts(self) -> TokenTexts:
+        def model_path() -> str | None:
+            config = self.config
+            return None if config is None else config.model.path
+
+        return TokenTexts(self.path, model_path)
+
+
+def _wanted(row: EpisodeSummary, step: int | None, purpose: Purpose | None) -> bool:
+    return (step is None or row.step == step) and (purpose is None or row.purpose == purpose)

@@ -1,0 +1,103 @@
+"""The episodes of a run as a table: one row for each finished attempt.
+
+Invariant: a table keeps the order in which the episodes ended, except where a method sorts them. No method reads a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import msgspec
+
+from agentrl.errors import ConfigError
+from agentrl.observe.episode_record import EpisodeSummary
+
+if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingImports]
+    import polars  # pyright: ignore[reportMissingImports]
+
+
+class EpisodeTable(Sequence[EpisodeSummary]):
+    """Summaries of episodes."""
+
+    def __init__(self, rows: Sequence[EpisodeSummary]) -> None:
+        """Hold `rows`."""
+        self._rows = tuple(rows)
+
+    @overload
+    def __getitem__(self, at: int) -> EpisodeSummary: ...
+    @overload
+    def __getitem__(self, at: slice) -> EpisodeTable: ...
+    def __getitem__(self, at: int | slice) -> EpisodeSummary | EpisodeTable:
+        return EpisodeTable(self._rows[at]) if isinstance(at, slice) else self._rows[at]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[EpisodeSummary]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        failed = len(self.failed())
+        return f"EpisodeTable({len(self)} episodes, {failed} failed)"
+
+    def where(self, keep: Callable[[EpisodeSummary], bool]) -> EpisodeTable:
+        """Return the rows for which `keep` is true."""
+        return EpisodeTable([row for row in self._rows if keep(row)])
+
+    def best(self, n: int = 5) -> EpisodeTable:
+        """Return the `n` rows with the highest returns, highest first; failed episodes have none."""
+        return EpisodeTable(self._by_return(reverse=True)[:n])
+
+    def worst(self, n: int = 5) -> EpisodeTable:
+        """Return the `n` rows with the lowest returns, lowest first; failed episodes have none."""
+        return EpisodeTable(self._by_return(reverse=False)[:n])
+
+    def failed(self) -> EpisodeTable:
+        """Return the rows of attempts without a usable result."""
+        return self.where(lambda row: row.failure is not None)
+
+    def forked(self) -> EpisodeTable:
+        """Return the rows of episodes in which a request did not extend the latest turn of its conversation."""
+        return self.where(lambda row: bool(row.forks))
+
+    def of_group(self, group: int) -> EpisodeTable:
+        """Return the rows of one group, failed attempts included."""
+        return self.where(lambda row: row.group == group)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return each row as a dict of plain values."""
+        return [msgspec.structs.asdict(row) for row in self._rows]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a pandas data frame with one row for each episode; `forks` and `players` hold dicts and lists.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ConfigError("EpisodeTable.to_pandas needs pandas; install it with: pip install pandas") from None
+        return pandas.DataFrame(self.to_dicts(), columns=_COLUMNS)
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return a polars data frame with one row for each episode; `forks` is JSON text, `players` a list.
+
+        Raises:
+            ConfigError: polars is not installed.
+        """
+        try:
+            import polars  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ConfigError("EpisodeTable.to_polars needs polars; install it with: pip install polars") from None
+        rows = [{**row, "forks": msgspec.json.encode(row["forks"]).decode()} for row in self.to_dicts()]
+        return polars.DataFrame(rows, schema=_COLUMNS, infer_schema_length=None)
+
+    def _by_return(self, *, reverse: bool) -> list[EpisodeSummary]:
+        done = [(row.episode_return, row) for row in self._rows if row.episode_return is not None]
+        return [row for _, row in sorted(done, key=lambda pair: pair[0], reverse=reverse)]
+
+
+_COLUMNS = list(EpisodeSummary.__struct_fields__)

@@ -42,7 +42,7 @@ def play(renderer: Renderer, *, num_tokens: int, num_turns: int, seed: int) -> t
     """Return a graph of `num_turns` turns and `num_tokens` tokens, half of them sampled, and its conversation."""
     rng = np.random.default_rng(seed)
     piece = num_tokens // num_turns // 2 - 10
-    graph = TokenGraph(renderer, episode_id=f"{seed:032x}", task_id=str(seed))
+    graph = TokenGraph(renderer, episode_id=f"{seed:032x}")
     messages: list[dict[str, Any]] = []
     for _ in range(num_turns):
         messages.append({"role": "user", "content": text_of(renderer, piece, rng)})

@@ -60,7 +60,7 @@ def _same(known: Message, given: Message) -> bool:
     if known.get("role") != given.get("role"):
         return False
     if known.get("role") == "assistant":
-        return _text(known) == _text(given) and _calls(known) == _calls(given)
+        return _stripped(known) == _stripped(given) and _called(known) == _called(given)
     return _given(known) == _given(given)
 
 
@@ -68,12 +68,12 @@ def _given(message: Message) -> Mapping[str, object]:
     return {name: value for name, value in message.items() if value is not None}
 
 
-def _text(message: Message) -> object:
+def _stripped(message: Message) -> object:
     content = message.get("content")
     return content.strip() if isinstance(content, str) else content or ""
 
 
-def _calls(message: Message) -> list[tuple[object, object]]:
+def _called(message: Message) -> list[tuple[object, object]]:
     calls: list[tuple[object, object]] = []
     given = message.get("tool_calls")
     for call in given if isinstance(given, Sequence) else ():

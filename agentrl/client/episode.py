@@ -234,9 +234,7 @@ class Episode(EpisodeRecord):
         self.sampling = sampling
         limits = [limit for limit in (max_context_tokens, renderer.max_context) if limit is not None]
         self._max_context = min(limits, default=None)
-        self.graph = TokenGraph(
-            renderer, episode_id=episode_id, task_id=task_id, history=sampling.history, max_context=self._max_context
-        )
+        self.graph = TokenGraph(renderer, episode_id=episode_id, history=sampling.history, max_context=self._max_context)
         self.turns = self.graph.turns
 
     def prepare(self, messages: Sequence[Message], tools: ToolSchemas | None) -> Prompt:

@@ -65,7 +65,7 @@ def read_index(run_dir: str | Path) -> list[EpisodeSummary]:
     return found
 
 
-def read_records(run_dir: str | Path, summaries: Sequence[EpisodeSummary] | None = None) -> Iterator[RecordedLine]:
+def read_record_lines(run_dir: str | Path, summaries: Sequence[EpisodeSummary] | None = None) -> Iterator[RecordedLine]:
     """Yield the records of episodes, one file after the other, in the order of each file; pruned ones are left out.
 
     Args:
@@ -98,7 +98,7 @@ def read_record(run_dir: str | Path, summary: EpisodeSummary) -> bytes:
     Raises:
         ConfigError: the record was pruned.
     """
-    for found in read_records(run_dir, [summary]):
+    for found in read_record_lines(run_dir, [summary]):
         return found.record
     raise ConfigError(
         f"{step_file(Path(run_dir) / 'episodes', summary.step)} no longer holds the record of episode {summary.episode_id}: "

@@ -16,7 +16,8 @@ from agentrl.config import RunConfig, load_config
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import read_lines, trained_file
 from agentrl.observe.episode_record import TRAINED_HEADER, EpisodeSummary, TrainedEpisode
-from agentrl.runs.reading import check_header, read_index, read_metrics, read_record, read_records
+from agentrl.observe.timeline import Activity, read_timeline
+from agentrl.runs.reading import check_header, read_index, read_metrics, read_record, read_record_lines
 from agentrl.runs.stored import StoredEpisode, stored_trajectory
 from agentrl.runs.table import EpisodeTable
 from agentrl.runs.tokenizer import TokenTexts
@@ -73,6 +74,10 @@ class Run:
         """Return the lines of `metrics.jsonl` in order, those of one event (`step`, `evaluation`, ...) if given."""
         return [line for line in read_metrics(self.path) if event is None or line["event"] == event]
 
+    def timeline(self) -> list[Activity]:
+        """Return who worked and who waited when, in the order in which the activities ended."""
+        return list(read_timeline(self.path))
+
     def episodes(self, step: int | None = None, purpose: Purpose | None = None) -> EpisodeTable:
         """Return the finished attempts, in the order in which they ended.
 
@@ -96,7 +101,7 @@ class Run:
     def read_episodes(self, step: int | None = None, purpose: Purpose | None = None) -> Iterator[StoredEpisode]:
         """Yield episodes one at a time, without those whose records were pruned; the arguments are those of `episodes`."""
         texts = self._texts()
-        for found in read_records(self.path, self.episodes(step, purpose)):
+        for found in read_record_lines(self.path, self.episodes(step, purpose)):
             yield self._stored(found.summary, found.record, texts)
 
     def _stored(self, row: EpisodeSummary, record: bytes, texts: TokenTexts) -> StoredEpisode:

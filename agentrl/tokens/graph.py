@@ -13,6 +13,7 @@ sent for it; `Turn.prompt_digest` proves it. Sampled ids are kept as they were s
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from array import array
@@ -21,23 +22,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from agentrl.errors import ContextOverflow, ReplyError, TokenError, WorkflowError
-from agentrl.inference.backend import INT32
+from agentrl.inference.backend import INT32, Context, json_of
 from agentrl.tokens.history import HistoryMatch, TurnIndex
 from agentrl.tokens.messages import plain_fields, role_of, tools_key
-from agentrl.tokens.prompt import ContextBuilder, Extension, Prompt
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import PlainMessage, ToolSchemas
 from agentrl.types import (
-    EpisodeFailure,
     Float32Array,
     ForkReason,
     Int32Array,
     Message,
     StopReason,
-    Trajectory,
     Turn,
     VersionSpan,
 )
@@ -46,6 +45,47 @@ from agentrl.validation import check_reward, check_spans, sound_logprobs
 __all__ = ["Prompt", "TokenGraph"]
 
 _THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """What a model call adds to the turn that it extends."""
+
+    parent: int | None
+    """The extended turn; None for a root."""
+    ids: list[int]
+    """The context ids between the end of the parent and where the model writes."""
+    thinking_open: bool = False
+    """Whether the context ends inside `<think>`."""
+    fork: ForkReason | None = None
+    """Why it is a fork; None if it is not."""
+    kept_thinking: bool = False
+    """Whether the context keeps earlier reasoning that the template would drop (`history="keep"`)."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What one model call sends, and where its turn will stand in the graph."""
+
+    extension: Extension
+    added: bytes
+    """The ids of the extension, int32."""
+    context: Context
+    """All ids."""
+    match: HistoryMatch | None
+    """Where the request meets the recorded conversations; None for a call made of ids."""
+    tools_key: bytes
+    sent_after: int
+    """How many turns were complete when the request was prepared."""
+    messages: tuple[Message, ...] = ()
+    """The messages that the request adds to the conversation of the extended turn."""
+    schemas: ToolSchemas | None = None
+    """The tools of the request, if it starts a conversation; the turn that it extends has the same tools."""
+    started_s: float = 0.0
+    """When the request was prepared, seconds of `time.perf_counter`."""
+
+    @property
+    def tools(self) -> bool:
+        """Whether the request has tools, so that the output may hold tool calls."""
+        return bool(self.tools_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +115,6 @@ class TokenGraph:
         renderer: Renderer,
         *,
         episode_id: str,
-        task_id: str,
         history: Literal["keep", "as_template"] = "keep",
         max_context: int | None = None,
     ) -> None:
@@ -84,14 +123,12 @@ class TokenGraph:
         Args:
             renderer: the model's renderer, shared by all episodes.
             episode_id: names the episode in messages.
-            task_id: the task of the episode.
             history: what to do where the template rewrites earlier turns: keep the sampled ids as context (marked by
                 `Turn.kept_thinking`), or fork as the template demands.
             max_context: longest context in tokens; messages that cannot fit are refused before they are encoded.
         """
         self._renderer = renderer
         self._episode_id = episode_id
-        self._task_id = task_id
         self._turns: list[Turn] = []
         self._recorded = RecordedTurns(self._turns, TurnIndex(self._turns), array("i"), [])
         self._max_context = max_context
@@ -214,15 +251,17 @@ class TokenGraph:
             started_s=prompt.started_s,
             ended_s=time.perf_counter(),
         )
+        self._record(turn, prompt, numbers[-1] if numbers else -1, has_reasoning=parsed.reasoning is not None)
+        return len(self._turns) - 1
+
+    def _record(self, turn: Turn, prompt: Prompt, last_id: int, *, has_reasoning: bool) -> None:
         recorded = self._recorded
         recorded.turns.append(turn)
         recorded.index.add(prompt.match, prompt.tools_key, turn.message)
-        recorded.last_ids.append(numbers[-1] if numbers else -1)
-        earlier = parent is not None and recorded.has_reasoning[parent]
-        recorded.has_reasoning.append(earlier or parsed.reasoning is not None)
-        if extension.fork is not None:
-            self._forks[extension.fork] += 1
-        return len(self._turns) - 1
+        recorded.last_ids.append(last_id)
+        recorded.has_reasoning.append(has_reasoning or (turn.parent is not None and recorded.has_reasoning[turn.parent]))
+        if turn.fork is not None:
+            self._forks[turn.fork] += 1
 
     def set_reward(self, turn: int, value: float) -> None:
         """Set the reward of a turn, replacing an earlier one.
@@ -235,25 +274,6 @@ class TokenGraph:
             raise WorkflowError(f"episode {self._episode_id}: no turn {turn} to reward; there are {len(self._turns)}")
         reward = check_reward(value, f"episode {self._episode_id}, turn {turn}")
         self._turns[turn] = replace(self._turns[turn], reward=reward)
-
-    def trajectory(
-        self,
-        *,
-        stop_reason: StopReason,
-        final_reward: float | None = None,
-        failure: EpisodeFailure | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> Trajectory:
-        """Return the record of the episode."""
-        return Trajectory(
-            episode_id=self._episode_id,
-            task_id=self._task_id,
-            turns=tuple(self._turns),
-            stop_reason=stop_reason,
-            final_reward=final_reward,
-            failure=failure,
-            metrics=metrics or {},
-        )
 
     def _prompt(
         self,
@@ -413,3 +433,59 @@ class ExtensionRenderer:
         history = renderer.plain(messages[:length], self._reasoning(match, messages))
         tokens = renderer.extend(history, new, tools, last_output_id=recorded.last_ids[parent])
         return Extension(parent, tokens.ids, tokens.thinking_open, fork)
+
+
+class ContextBuilder:
+    """Builds contexts over the turns of one episode; remembers the end of the last turn, which most calls extend."""
+
+    def __init__(self, turns: Sequence[Turn], bound: int) -> None:
+        """Build over `turns`, which grows as turns are recorded and whose ids are below `bound`."""
+        self._turns = turns
+        self._bound = bound
+        self._last: int | None = None
+        """The last recorded turn."""
+        self._pieces: list[bytes] = []
+        """The ids from the root to its end, int32; the last piece is its output."""
+        self._size = 0
+        """Number of these ids."""
+        self._json: tuple[bytes, ...] = ()
+        """The JSON of the ids before its output, in pieces as in `Context`."""
+        self._digest = hashlib.blake2b(digest_size=16)
+        """The digest of that JSON."""
+
+    def path_ids(self, turn: int | None) -> Int32Array:
+        """Return the ids from the root to the end of `turn`, [N] int32."""
+        return np.frombuffer(b"".join(self._path(turn)), np.int32)
+
+    def build(self, parent: int | None, added: bytes) -> Context:
+        """Return the context of a call that adds the int32 ids `added` to the end of `parent`."""
+        if parent == self._last:
+            pieces, json = (*self._pieces, added), self._json
+            size, fresh = self._size + len(added) // INT32.itemsize, b"".join([*self._pieces[-1:], added])
+        else:
+            fresh = b"".join([*self._path(parent), added])
+            pieces, json, size = (fresh,), (), len(fresh) // INT32.itemsize
+        written = json_of(fresh)
+        if written:
+            json = (*json, b"," + written if json else written)
+        return Context(pieces, json, size, self._bound)
+
+    def record(self, turn: int, prompt: Prompt, output: bytes) -> bytes:
+        """Remember the end of `turn`, which is recorded now; return the digest of its context's JSON."""
+        parent, json = prompt.extension.parent, prompt.context.json
+        if parent == self._last:  # also when the prompt was built, because a parent precedes its children
+            pieces, digest, new = self._pieces, self._digest, json[len(self._json) :]
+        else:
+            pieces, digest, new = self._path(parent), hashlib.blake2b(digest_size=16), json
+        digest.update(b"".join(new))
+        self._last, self._pieces, self._json, self._digest = turn, [*pieces, prompt.added, output], json, digest
+        self._size = prompt.context.size + len(output) // INT32.itemsize
+        return digest.digest()
+
+    def _path(self, turn: int | None) -> list[bytes]:
+        pieces: list[bytes] = []
+        while turn is not None:
+            record = self._turns[turn]
+            pieces += (record.output_ids.tobytes(), record.context_ids.tobytes())
+            turn = record.parent
+        return pieces[::-1]

@@ -47,6 +47,25 @@ async def test_an_episode_runs_against_an_endpoint_with_the_same_surface():
     assert not trajectory.branches()[0].loss_mask.any()
 
 
+async def test_a_turn_keeps_what_its_call_added_to_the_conversation_that_it_continues():
+    endpoint, tools = Endpoint(), [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    more, other = {"role": "user", "content": "more"}, [{"role": "user", "content": "another talk"}]
+    async with serving(endpoint.answer) as connection:
+        client = endpoint_client(connection)
+        first = await client.chat.completions.create(messages=HI, tools=tools)
+        assert isinstance(first, ChatCompletion)
+        answer = first.choices[0].message
+        await client.chat.completions.create(messages=other)
+        await client.chat.completions.create(messages=[*HI, answer, more], tools=tools)
+        await client.chat.completions.create(messages=[*HI, {"role": "assistant", "content": "Hello there"}, more])
+        trajectory = client.close(StopReason.COMPLETED, 1.0)
+    assert [turn.parent for turn in trajectory.turns] == [None, None, 0, 0]
+    assert [turn.messages for turn in trajectory.turns] == [tuple(HI), tuple(other), (more,), (more,)]
+    assert [turn.tools for turn in trajectory.turns] == [tools, None, None, ()]
+    assert [message["role"] for message in trajectory.messages(2)] == ["user", "assistant", "user", "assistant"]
+    assert trajectory.turns[1].fork == "new_conversation"
+
+
 async def test_streams_and_raw_responses_are_turns_too():
     endpoint = Endpoint()
     async with serving(endpoint.answer) as connection:

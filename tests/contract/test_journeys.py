@@ -227,7 +227,8 @@ async def test_a_group_enters_few_files_on_its_way_to_the_loss(
                 steps=2,
                 algorithm=algorithm,
                 rollout={"max_concurrent_episodes": 1},
-                engine={"logprob_tolerance": ANY_PROBE},  # the server answers from a script, not with the trainer's model
+                # The server answers from a script, not with the trainer's model. Records of episodes are written beside.
+                engine={"logprob_tolerance": ANY_PROBE, "save_trajectories": False},
             )
             await engine.run()
     assert [report.skipped for report in trainer.reports] == [None, None]

@@ -19,7 +19,7 @@ from agentrl.inference.backend import Inference
 from agentrl.observe.progress import Progress
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
-from agentrl.runs.reading import read_records
+from agentrl.runs.reading import read_record_lines
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
@@ -102,7 +102,7 @@ def lines(path: Path, event: str | None = None) -> list[dict[str, Any]]:
 
 def episodes(run_dir: Path) -> list[dict[str, Any]]:
     """Return the records of the episodes of a run, those of lost work left out."""
-    return [json.loads(found.record) for found in read_records(run_dir)]
+    return [json.loads(found.record) for found in read_record_lines(run_dir)]
 
 
 def balance(report: RunReport) -> int:

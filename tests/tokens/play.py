@@ -17,7 +17,7 @@ class Player:
 
     def __init__(self, renderer: Renderer, *, history: Literal["keep", "as_template"] = "keep") -> None:
         self.renderer = renderer
-        self.graph = TokenGraph(renderer, episode_id="episode", task_id="task", history=history)
+        self.graph = TokenGraph(renderer, episode_id="episode", history=history)
         self.sent: list[list[int]] = []
         self.sampled: list[list[int]] = []
 
@@ -67,9 +67,15 @@ class Player:
         """Prepare a request and answer it."""
         return self.answer(self.graph.prepare(messages, tools), text, end=end, stop=stop, version=version)
 
-    def trajectory(self) -> Trajectory:
+    def trajectory(self, final_reward: float = 1.0) -> Trajectory:
         """Return the record."""
-        return self.graph.trajectory(stop_reason=StopReason.COMPLETED, final_reward=1.0)
+        return Trajectory(
+            episode_id="episode",
+            task_id="task",
+            turns=tuple(self.graph.turns),
+            stop_reason=StopReason.COMPLETED,
+            final_reward=final_reward,
+        )
 
     def parents(self) -> list[int | None]:
         """Return the parent of each turn."""

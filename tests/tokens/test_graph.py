@@ -54,6 +54,27 @@ def test_a_linear_episode_is_one_branch_of_the_ids_sent_and_sampled(player: Play
     verify(trajectory)
 
 
+def test_a_turn_keeps_what_its_call_added_and_the_tools_where_they_changed(player: Player):
+    messages: list[dict[str, Any]] = [system("Be brief."), user("1 + 2?")]
+    first = player.ask(messages, CALL, TOOLS)
+    result = reply(first, "3")
+    player.ask([*messages, first, result], "It is 3.", TOOLS)
+    messages[1]["content"] = "changed in place"
+    other = [user("Translate: three")]
+    player.ask(other, "drei")
+    trajectory = player.trajectory()
+    one, two, three = trajectory.turns
+    assert one.messages == (system("Be brief."), user("1 + 2?"))
+    assert (two.messages, three.messages) == ((result,), tuple(other))
+    assert (one.tools, two.tools, three.tools) == (TOOLS, None, None)
+    assert trajectory.messages(1) == [*one.messages, one.message, result, two.message]
+    assert trajectory.messages() == [*other, three.message]
+    assert trajectory.turns[0].started_s is not None
+    assert [turn.ended_s for turn in trajectory.turns] == sorted(turn.ended_s or 0.0 for turn in trajectory.turns)
+    with pytest.raises(IndexError):
+        trajectory.messages(3)
+
+
 def test_the_context_is_exactly_what_the_template_writes_between_outputs(player: Player):
     message = player.ask([user("x?")], CALL, TOOLS)
     player.ask([user("x?"), message, reply(message, "3"), user("sure?")], "yes", TOOLS)
@@ -501,7 +522,7 @@ def test_requests_that_cannot_be_rendered_are_token_errors(player: Player, rende
     with pytest.raises(TokenError, match="expected JSON schemas"):
         player.graph.prepare([user("x")], [{"function": object()}])
     with pytest.raises(TokenError, match="does not show tools"):
-        TokenGraph(renderer_of("deepseek_r1"), episode_id="e", task_id="t").prepare([user("x")], TOOLS)
+        TokenGraph(renderer_of("deepseek_r1"), episode_id="e").prepare([user("x")], TOOLS)
 
 
 def test_hostile_tool_output_in_a_turn_adds_no_control_token(player: Player):

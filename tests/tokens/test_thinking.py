@@ -10,7 +10,7 @@ import pytest
 from agentrl.algo.advantage import returns_to_go
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
-from agentrl.types import ForkReason, StopReason
+from agentrl.types import ForkReason
 from tests.tokens.dialogues import TOOL, assistant, system, user
 from tests.tokens.play import Player
 
@@ -82,7 +82,7 @@ def test_a_turn_reward_reaches_the_turns_before_a_fork(
     player.ask([user("A summary of it all. z?")], THOUGHT)
     player.graph.set_reward(2, 1.0)
     player.graph.set_reward(3, 2.0)
-    trajectory = player.graph.trajectory(stop_reason=StopReason.COMPLETED, final_reward=0.0)
+    trajectory = player.trajectory(final_reward=0.0)
     assert returns_to_go(trajectory, 1.0).tolist() == [3.0, 3.0, 3.0, 2.0]
 
 

@@ -14,15 +14,9 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.script import Fault, Script, ScriptedCall
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
-<<<<<<< HEAD
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
-from tests.engine.harness import coin, lines, make_engine, run
-=======
-from agentrl.train.base import StepReport, TrainBatch
-from agentrl.train.scripted import ScriptedTrainer
 from tests.engine.harness import coin, episodes, lines, make_engine, run
->>>>>>> 41afd82 (Write episodes by step with an index, and read them with open_run)
 from tests.support.scripted import seen
 
 

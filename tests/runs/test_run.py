@@ -18,7 +18,7 @@ from agentrl.runs.reading import read_index
 from agentrl.runs.run import Run, open_run
 from agentrl.runs.table import EpisodeTable
 from agentrl.tokens.renderer import Renderer
-from agentrl.train.scripted import ScriptedTrainer
+from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import TASKS, make_engine, run
 
 HELD_OUT = TASKS[:2]

@@ -37,7 +37,7 @@ def main(folder: Path = ASSETS) -> None:
     _arrow(axes, (6.3, 4.4), (5.3, 4.4), "completion", below=True)
     _arrow(axes, (8.4, 4.5), (9.4, 4.5))
     _arrow(axes, (11.5, 4.6), (12.5, 4.6), "token ids")
-    _arrow(axes, (12.5, 4.4), (11.5, 4.4), "ids, log-probs", below=True)
+    _arrow(axes, (12.5, 4.4), (11.5, 4.4), "sampled ids", below=True)
     _arrow(axes, (4.25, 4.0), (4.25, 3.2), both=True)
     _arrow(axes, (10.45, 4.0), (10.45, 3.2))
     _arrow(axes, (10.45, 2.2), (10.45, 1.4))

@@ -36,6 +36,11 @@ def episodes(example: Path) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def without_call_ids(episode: dict[str, Any]) -> dict[str, Any]:
+    """Return an episode without the random ids of tool calls, which smolagents writes into the context."""
+    return episode | {"added": [re.sub(r"'id': '\w+'", "'id': ...", text) for text in episode["added"]]}
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_agent_calls_its_tool_and_answers(example: Path) -> None:
     played = episodes(example)["scripted"]
@@ -59,6 +64,13 @@ def test_smolagents_rewrites_the_tool_call_in_its_history() -> None:
     played = episodes(ROOT / "examples" / "frameworks" / "smolagents_agent.py")["scripted"]
     assert (played["samples"], len(played["parents"])) == (2, 2)
     assert "Calling tools:" in played["added"][1]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_episodes_that_run_at_once_do_not_mix(example: Path) -> None:
+    played = episodes(example)
+    alone, at_once = without_call_ids(played["scripted"]), [without_call_ids(each) for each in played["at_once"]]
+    assert [each == alone for each in at_once] == [True] * 8
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""Play the agent of an example under `examples/frameworks` three times, and print what was recorded as JSON.
+"""Play the agent of an example under `examples/frameworks` in several ways, and print what was recorded as JSON.
 
 Run by the Python of a virtual environment in which the framework is installed, with the path of the example.
 """
@@ -31,6 +31,19 @@ async def play(workflow: object, task: agentrl.Task, replies: Sequence[str]) -> 
     }
 
 
+async def play_at_once(workflow: object, task: agentrl.Task, replies: Sequence[str], count: int) -> list[dict[str, object]]:
+    """Return what `count` episodes recorded that ran at the same time."""
+    played: list[dict[str, object]] = []
+
+    async def one() -> None:
+        played.append(await play(workflow, task, replies))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(one)
+    return played
+
+
 async def main() -> None:
     example = runpy.run_path(sys.argv[1])
     workflow, task, replies = example["Calculator"], example["TASK"], example["REPLIES"]
@@ -38,6 +51,7 @@ async def main() -> None:
         "scripted": await play(workflow, task, replies),
         "endless": await play(workflow, task, [replies[0]] * 20),
         "broken": await play(workflow, task, replies[:1]),
+        "at_once": await play_at_once(workflow, task, replies, count=8),
     }
     sys.stdout.write(json.dumps(result) + "\n")
 

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "python.md"
 def test_the_calls_of_the_page_train_evaluate_and_serve(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path / "runs" / "demo" / "warm-start")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-    program = "\n".join([*blocks, "import anyio", "anyio.run(compare)", "anyio.run(look)"])
+    program = "\n".join([*blocks, "import anyio", "anyio.run(compare)", "anyio.run(look)", "read()"])
     (tmp_path / "page.py").write_text(program)
     command = [sys.executable, "page.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300, check=False)

@@ -1,4 +1,4 @@
-"""The `agentrl` command: train, eval, serve, sft, doctor, validate, envs, explain, config.
+"""The `agentrl` command: train, eval, serve, sft, view, doctor, validate, envs, explain, config.
 
 Invariant: bad input prints one message and exits with status 2; a failed run prints one message and exits with status 1.
 Ctrl-C and SIGTERM end everything that the command started and print where the results are. A traceback on the terminal is
@@ -176,6 +176,24 @@ def sft_command(config: Path, output: Path, /, *overrides: Overrides) -> None:
 
     with interrupt_note(partial(describe_results, output)):
         warm_start(_read_run(config, overrides), output)
+
+
+@app.command(name="view")
+def view_command(
+    run: Path, /, *, port: int = 0, open: bool = True, html: Path | None = None, episode: str | None = None
+) -> None:
+    """Show a run in the browser, live or ended: curves, who waits for whom, episodes as conversations and as tokens.
+
+    Args:
+        run: Directory of the run, such as runs/NAME.
+        port: Port to listen on at 127.0.0.1; 0 picks a free one.
+        open: Open the page in the browser of this machine.
+        html: Write one episode to this file instead, which opens without a server.
+        episode: The episode to show first, or to write with --html; there the default is the best of the newest step.
+    """
+    from agentrl.view.command import view_run
+
+    view_run(run, port=port, opens_browser=open, html=html, episode_id=episode)
 
 
 @app.command(name="doctor")

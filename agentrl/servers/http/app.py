@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeAlias
-from urllib.parse import urlsplit
 
 import anyio
 from aiohttp import web
@@ -25,6 +23,7 @@ from agentrl.servers.http.control import ControlRoutes, GroupRoutes
 from agentrl.servers.http.errors import json_reply, openai_refusal, refusal
 from agentrl.servers.http.generate import GenerateRoute
 from agentrl.servers.http.info import InfoRoutes
+from agentrl.servers.loopback import names_loopback
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
 BODY_S: Final = 30.0
@@ -139,7 +138,7 @@ def _foreign(request: web.Request) -> str | None:
     send JSON without the server's consent.
     """
     host = request.headers.get("Host", "")
-    if not _is_loopback(host):
+    if not names_loopback(host):
         return f"Host {host!r} is not this machine"
     origin = request.headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
@@ -147,11 +146,3 @@ def _foreign(request: web.Request) -> str | None:
     if request.can_read_body and request.content_type != "application/json":
         return f"Content-Type {request.content_type!r} is not application/json"
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname or ""
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

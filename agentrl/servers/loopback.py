@@ -1,0 +1,20 @@
+"""Whether a request names this machine: a host name of another site may lead here too (DNS rebinding)."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+
+def names_loopback(host: str) -> bool:
+    """Return whether a `Host` header, such as `127.0.0.1:30000`, names this machine's loopback.
+
+    Example:
+        >>> names_loopback("localhost:8000"), names_loopback("[::1]:8000"), names_loopback("rebound.example:8000")
+        (True, True, False)
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

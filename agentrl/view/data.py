@@ -1,0 +1,157 @@
+"""What the page shows of a run directory, as JSON: read from the disk at each request, so that it is live.
+
+Invariant: the viewer writes nothing. What a resumed run took back is never shown: the answer that holds the mark replaces
+all that was sent before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+import orjson
+import yaml
+
+from agentrl.errors import ConfigError
+from agentrl.jobs.run_lock import is_locked
+from agentrl.observe.episode_record import EpisodeSummary
+from agentrl.runs.reading import read_index, read_metrics
+from agentrl.runs.run import open_run
+from agentrl.types import JsonValue
+from agentrl.view.episode import episode_json
+from agentrl.view.records import trained_ages
+
+Item = TypeVar("Item")
+_HEADER: Final = b'{"format":'
+_MARK: Final = b'{"event":"resumed"'
+_COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(EpisodeSummary) if field.name not in ("file", "line"))
+_READS: Final = 5
+"""How often a file that grows while it is read is read again."""
+
+
+class NewLines(NamedTuple):
+    """The whole lines of a file from an offset on."""
+
+    lines: list[bytes]
+    next: int
+    """The offset behind them."""
+    is_reset: bool
+    """Whether what was read before no longer stands: the file was replaced, or its new lines take something back."""
+
+
+class _NewItems(NamedTuple, Generic[Item]):
+    items: Sequence[Item]
+    next: int
+    is_reset: bool
+
+
+class RunData:
+    """Reads one run directory; every method may be called from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Read from `path`.
+
+        Raises:
+            ConfigError: it is no run directory.
+        """
+        if not path.is_dir():
+            raise ConfigError(f"{path}: expected the directory of a run, such as runs/NAME")
+        if not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "episodes")):
+            raise ConfigError(f"{path}: expected the directory of a run, with config.yaml or metrics.jsonl in it")
+        self.path = path.resolve()
+        self._decoder = msgspec.json.Decoder(EpisodeSummary)
+
+    def run(self) -> bytes:
+        """Return what the frame of the page shows: `name`, `path`, `is_running`, `saves_episodes`."""
+        return orjson.dumps(run_json(self.path, is_running=is_locked(self.path)))
+
+    def metrics(self, offset: int) -> bytes:
+        """Return the events of metrics.jsonl from a byte on: `next`, `reset` and `events`."""
+        read = self._read_new("metrics.jsonl", offset, orjson.loads, lambda: list(read_metrics(self.path)))
+        return _encoded({"next": read.next, "reset": read.is_reset, "events": read.items})
+
+    def timeline(self, offset: int) -> bytes:
+        """Return the spans of timeline.jsonl from a byte on: `next`, `reset` and `spans`."""
+        new = new_lines(self.path / "timeline.jsonl", offset)  # no later line takes one back: the time was spent
+        return _encoded({"next": new.next, "reset": new.is_reset, "spans": [orjson.loads(line) for line in new.lines]})
+
+    def episodes(self, offset: int) -> bytes:
+        """Return the lines of the index from a byte on, by column: `next`, `reset`, `count` and `columns`."""
+        read = self._read_new("episodes/index.jsonl", offset, self._decoder.decode, lambda: read_index(self.path))
+        columns = {name: [getattr(summary, name) for summary in read.items] for name in _COLUMNS}
+        return _encoded({"next": read.next, "reset": read.is_reset, "count": len(read.items), "columns": columns})
+
+    def episode(self, episode_id: str) -> bytes:
+        """Return one episode with the text of each token.
+
+        Raises:
+            ConfigError: the run has no such episode, or its record was pruned.
+        """
+        return orjson.dumps(episode_json(open_run(self.path).episode(episode_id)), option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def staleness(self, step: int) -> bytes:
+        """Return how many tokens of each age a step trained: `step` and `tokens`, ages in versions."""
+        ages = trained_ages(self.path, step)
+        return _encoded({"step": step, "tokens": {str(age): count for age, count in sorted(ages.items())}})
+
+    def _read_new(
+        self, name: str, offset: int, decode: Callable[[bytes], Item], standing: Callable[[], Sequence[Item]]
+    ) -> _NewItems[Item]:
+        """Decode the new lines of a file; read all that stands where some of them take others back."""
+        path = self.path / name
+        new = new_lines(path, offset)
+        if not any(line.startswith(_MARK) for line in new.lines):
+            return _NewItems(_decoded(new.lines, decode), new.next, new.is_reset)
+        for _ in range(_READS):
+            end = new_lines(path, new.next).next
+            items = standing()
+            if new_lines(path, end).next == end:
+                return _NewItems(items, end, True)
+        raise ValueError(f"{name} grows faster than it is read; ask again")
+
+
+def run_json(path: Path, *, is_running: bool) -> dict[str, JsonValue]:
+    """Return what the frame of the page shows of a run."""
+    return {
+        "name": path.resolve().name,
+        "path": str(path),
+        "is_running": is_running,
+        "saves_episodes": _saves_episodes(path),
+    }
+
+
+def _saves_episodes(path: Path) -> bool:
+    """Return whether episodes are there, or may come."""
+    file = path / "config.yaml"
+    if (path / "episodes" / "index.jsonl").exists() or not file.exists():
+        return True
+    fields = yaml.safe_load(file.read_text(encoding="utf-8"))
+    engine = fields.get("engine") if isinstance(fields, dict) else None
+    return not isinstance(engine, dict) or engine.get("save_trajectories") is not False
+
+
+def new_lines(path: Path, offset: int) -> NewLines:
+    """Return the whole lines of a file from a byte on, without a header; none where it does not exist."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            is_reset = offset > size
+            start = 0 if is_reset else offset
+            file.seek(start)
+            text = file.read(size - start)
+    except FileNotFoundError:
+        return NewLines([], 0, offset > 0)
+    whole = text[: text.rfind(b"\n") + 1]
+    lines = [line for line in whole.splitlines() if not line.startswith(_HEADER)]
+    return NewLines(lines, start + len(whole), is_reset)
+
+
+def _decoded(lines: Sequence[bytes], decode: Callable[[bytes], Item]) -> list[Item]:
+    return [decode(line) for line in lines]
+
+
+def _encoded(value: Mapping[str, object]) -> bytes:
+    return orjson.dumps(value, default=msgspec.to_builtins)

@@ -1,0 +1,115 @@
+// How old the trained tokens were: over the run from the metrics, and token by token for one step.
+
+const BAR_HEIGHT = 220;
+
+const stalenessView = {
+  open(container) {
+    this.container = container;
+    this.counts = null;
+    this.build();
+  },
+
+  update(changed) {
+    if (changed.has("metrics")) this.build();
+  },
+
+  resize() {
+    this.draw();
+  },
+
+  close() {
+    hideTip();
+    this.container = null;
+  },
+
+  build() {
+    const steps = stepEvents().filter((event) => isNumber(event.staleness_mean));
+    if (!steps.length) {
+      fill(this.container, emptyState("No step has trained a token yet", "The histogram appears with the first training step."));
+      return;
+    }
+    const asked = Number(readRoute().query.get("step") ?? NaN);
+    this.steps = steps;
+    this.step = steps.some((event) => event.step === asked) ? asked : steps[steps.length - 1].step;
+    this.over = el("canvas", { class: "chart pick", title: "Click picks a step" });
+    this.bars = el("canvas", { class: "chart" });
+    this.heading = el("h3", {});
+    this.note = el("p", { class: "note" });
+    const pick = el("input", { type: "range", min: steps[0].step, max: steps[steps.length - 1].step, value: this.step, "aria-label": "Step" });
+    pick.addEventListener("input", () => this.pick(Number(pick.value)));
+    this.slider = pick;
+    const legend = el("div", { class: "legend" }, ["mean", "p50", "p99", "max"].map((name, number) => {
+      const swatch = el("i");
+      swatch.style.background = seriesColor(number);
+      return el("span", { class: "item" }, swatch, name);
+    }));
+    const overview = el("section", { class: "card" }, el("h3", {}, "Staleness of trained tokens by step, versions"), this.over, legend);
+    const detail = el("section", { class: "card" }, this.heading, labelled("Step", pick), this.bars, this.note);
+    fill(this.container, el("div", { class: "stack" }, overview, detail));
+    this.over.addEventListener("click", (event) => this.scales && this.pick(Math.round(this.scales.toX(event.offsetX))));
+    this.draw();
+    this.load();
+  },
+
+  pick(step) {
+    const nearest = this.steps[nearestIndex(this.steps.map((event) => event.step), step)];
+    this.step = nearest.step;
+    this.slider.value = this.step;
+    setQuery({ step: String(this.step) });
+    this.draw();
+    this.load();
+  },
+
+  async load() {
+    const step = this.step;
+    try {
+      const counts = await fetchJson(`data/staleness?step=${step}`);
+      if (this.step === step && this.container) this.counts = counts;
+    } catch (error) {
+      this.counts = { step, tokens: {}, problem: error.message };
+    }
+    this.draw();
+  },
+
+  draw() {
+    if (!this.over || !this.container) return;
+    const xs = this.steps.map((event) => event.step);
+    const series = ["mean", "p50", "p99", "max"].map((name, number) => ({
+      color: seriesColor(number),
+      xs,
+      ys: this.steps.map((event) => numberOf(event[`staleness_${name}`])),
+    }));
+    const yRange = finiteRange(series.flatMap((one) => one.ys));
+    yRange[0] = Math.min(0, yRange[0]);
+    const chart = { series, xRange: finiteRange(xs, 0), yRange, hoverX: this.step, xText: formatNumber };
+    this.scales = drawChart(this.over, chart, 150);
+    this.drawBars();
+  },
+
+  drawBars() {
+    const known = this.counts && this.counts.step === this.step ? this.counts : null;
+    fill(this.heading, `Trained tokens of step ${this.step} by staleness`);
+    const ages = known ? Object.keys(known.tokens).map(Number).sort((a, b) => a - b) : [];
+    const width = this.bars.clientWidth;
+    if (!width) return;
+    const context = startDrawing(this.bars, width, BAR_HEIGHT);
+    fill(this.note, known ? known.problem || (ages.length ? "" : "No record says which episodes this step trained.") : "Counting…");
+    if (!ages.length) return;
+    const total = ages.reduce((sum, age) => sum + known.tokens[age], 0);
+    const most = Math.max(...ages.map((age) => known.tokens[age]));
+    const slot = Math.min(90, (width - CHART.left) / (ages[ages.length - 1] - ages[0] + 1));
+    context.textAlign = "center";
+    for (const age of ages) {
+      const count = known.tokens[age];
+      const [x, height] = [CHART.left + (age - ages[0]) * slot, ((BAR_HEIGHT - 52) * count) / most];
+      context.fillStyle = themeColor("series-0");
+      context.fillRect(x + slot * 0.1, BAR_HEIGHT - 24 - height, slot * 0.8, height);
+      context.fillStyle = themeColor("text");
+      if (slot > 34) context.fillText(formatShare(count / total), x + slot / 2, BAR_HEIGHT - 30 - height);
+      context.fillStyle = themeColor("muted");
+      context.fillText(String(age), x + slot / 2, BAR_HEIGHT - 8);
+    }
+    const parts = ages.map((age) => `${formatNumber(known.tokens[age])} of age ${age}`);
+    fill(this.note, `${formatNumber(total)} tokens: ${parts.join(", ")}.`);
+  },
+};

@@ -1,0 +1,319 @@
+// Who works and who waits: a lane for each actor, and the episodes in flight below them, over the run's clock.
+
+const LANES = ["trainer", "dispatcher", "servers", "evaluation"];
+const ROW = 24;
+const LANE_GAP = 8;
+const FLIGHT_HEIGHT = 170;
+const LANE_LEFT = 92;
+const LANE_RIGHT = 28;
+const AXIS_HEIGHT = 22;
+/** Colors by meaning: work of the trainer, weights, waits, the rest. */
+const ACTIVITY_COLORS = {
+  train: "series-0",
+  publish: "series-2",
+  update: "series-4",
+  pause: "series-5",
+  checkpoint: "series-3",
+  evaluate: "series-1",
+  spot_check: "series-6",
+  wait_for_batch: "wait",
+  wait_for_bound: "wait",
+  wait_for_slot: "wait-2",
+};
+
+const timelineView = {
+  open(container) {
+    this.container = container;
+    this.drag = null;
+    this.build();
+  },
+
+  update(changed) {
+    if (changed.has("timeline") || changed.has("episodes")) this.build();
+  },
+
+  resize() {
+    this.draw();
+  },
+
+  close() {
+    hideTip();
+  },
+
+  build() {
+    this.flight = inFlight(store.columns);
+    this.whole = timelineRange(store.spans, this.flight);
+    if (!this.whole) {
+      fill(this.container, emptyState("No spans are recorded yet", "timeline.jsonl of the run directory is empty or missing."));
+      return;
+    }
+    this.lanes = LANES.map((actor) => packLane(actor, store.spans.filter((span) => span.actor === actor)));
+    const query = readRoute().query;
+    const asked = [Number(query.get("from") ?? NaN), Number(query.get("to") ?? NaN)];
+    this.range = asked[1] > asked[0] ? asked : [...this.whole];
+    this.canvas = el("canvas", { class: "timeline", tabindex: "0", "aria-label": "Timeline" });
+    this.totals = el("div", { class: "totals" });
+    this.listen();
+    const zoom = (factor) => () => this.zoom((this.range[0] + this.range[1]) / 2, factor);
+    const controls = el(
+      "div",
+      { class: "controls" },
+      el("button", { onclick: zoom(0.5), title: "Zoom in (+)" }, "+"),
+      el("button", { onclick: zoom(2), title: "Zoom out (-)" }, "−"),
+      el("button", { onclick: () => this.setRange(this.whole), title: "Show the whole run (0)" }, "Whole run"),
+      el("button", { onclick: () => this.setRange([this.whole[1] - 60, this.whole[1]]) }, "Last minute"),
+      el("span", { class: "note" }, "Wheel zooms, drag moves, hover names a span."),
+    );
+    fill(this.container, controls, this.canvas, this.totals);
+    this.draw();
+  },
+
+  listen() {
+    const canvas = this.canvas;
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      this.zoom(this.toTime(event.offsetX), event.deltaY > 0 ? 1.25 : 0.8);
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      this.drag = { x: event.offsetX, range: [...this.range] };
+    });
+    canvas.addEventListener("pointerup", () => {
+      this.drag = null;
+      setQuery({ from: this.range[0].toFixed(3), to: this.range[1].toFixed(3) });
+    });
+    canvas.addEventListener("pointermove", (event) => this.move(event));
+    canvas.addEventListener("pointerleave", hideTip);
+    canvas.addEventListener("dblclick", () => this.setRange(this.whole));
+  },
+
+  keys: {
+    "+": (view) => view.zoom((view.range[0] + view.range[1]) / 2, 0.5),
+    "-": (view) => view.zoom((view.range[0] + view.range[1]) / 2, 2),
+    0: (view) => view.setRange(view.whole),
+  },
+
+  toTime(x) {
+    const width = this.canvas.clientWidth - LANE_LEFT - LANE_RIGHT;
+    return this.range[0] + ((x - LANE_LEFT) / width) * (this.range[1] - this.range[0]);
+  },
+
+  toX(time) {
+    const width = this.canvas.clientWidth - LANE_LEFT - LANE_RIGHT;
+    return LANE_LEFT + ((time - this.range[0]) / (this.range[1] - this.range[0])) * width;
+  },
+
+  zoom(center, factor) {
+    const [low, high] = this.range;
+    if ((high - low) * factor < 0.01) return;
+    this.setRange([center - (center - low) * factor, center + (high - center) * factor]);
+  },
+
+  setRange([low, high]) {
+    this.range = [Math.max(low, this.whole[0]), Math.min(high, this.whole[1])];
+    const isWhole = this.range[0] === this.whole[0] && this.range[1] === this.whole[1];
+    setQuery(isWhole ? { from: "", to: "" } : { from: this.range[0].toFixed(3), to: this.range[1].toFixed(3) });
+    this.draw();
+  },
+
+  move(event) {
+    if (this.drag) {
+      const width = this.canvas.clientWidth - LANE_LEFT - LANE_RIGHT;
+      const [low, high] = this.drag.range;
+      const wanted = ((this.drag.x - event.offsetX) / width) * (high - low);
+      const shift = Math.min(Math.max(wanted, this.whole[0] - low), this.whole[1] - high);
+      this.range = [low + shift, high + shift];
+      this.draw();
+      return;
+    }
+    const hit = this.spanAt(event.offsetX, event.offsetY);
+    const time = this.toTime(event.offsetX);
+    if (hit) {
+      const rows = [["from", formatSeconds(hit.start_s)], ["to", formatSeconds(hit.end_s)]];
+      rows.push(["length", formatSeconds(hit.end_s - hit.start_s)]);
+      if (isNumber(hit.step)) rows.push(["step", formatNumber(hit.step)]);
+      showTip(event, `${hit.actor}: ${hit.activity.replaceAll("_", " ")}`, rows);
+    } else if (event.offsetY > this.flightTop && event.offsetX > LANE_LEFT && time <= this.whole[1]) {
+      const rows = [["training", flightAt(this.flight.training, time)], ["evaluation", flightAt(this.flight.evaluation, time)]];
+      showTip(event, `Episodes in flight at ${formatSeconds(time)}`, rows.map(([name, count]) => [name, String(count)]));
+    } else hideTip();
+  },
+
+  spanAt(x, y) {
+    for (const lane of this.lanes) {
+      const row = Math.floor((y - lane.top) / ROW);
+      if (row < 0 || row >= lane.rows.length) continue;
+      return lane.rows[row].find((span) => this.toX(span.start_s) - 1 <= x && x <= Math.max(this.toX(span.end_s), this.toX(span.start_s) + 2));
+    }
+    return null;
+  },
+
+  draw() {
+    if (!this.canvas || !this.canvas.clientWidth) return;
+    let top = 6;
+    for (const lane of this.lanes) {
+      lane.top = top;
+      top += lane.rows.length * ROW + LANE_GAP;
+    }
+    this.flightTop = top + 10;
+    const width = this.canvas.clientWidth;
+    const height = this.flightTop + FLIGHT_HEIGHT + AXIS_HEIGHT;
+    const context = startDrawing(this.canvas, width, height);
+    this.drawTimes(context, width, height);
+    for (const lane of this.lanes) this.drawLane(context, lane, width);
+    this.drawFlight(context, width);
+    this.fillTotals();
+  },
+
+  drawTimes(context, width, height) {
+    context.strokeStyle = themeColor("grid");
+    context.fillStyle = themeColor("muted");
+    context.textAlign = "center";
+    context.textBaseline = "top";
+    for (const time of ticks(this.range[0], this.range[1], Math.max(2, Math.floor(width / 120)))) {
+      const x = Math.round(this.toX(time)) + 0.5;
+      strokeLine(context, x, 0, x, height - AXIS_HEIGHT);
+      context.fillText(formatSeconds(time), x, height - AXIS_HEIGHT + 5);
+    }
+  },
+
+  drawLane(context, lane, width) {
+    context.fillStyle = themeColor("text");
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    context.fillText(lane.actor, LANE_LEFT - 10, lane.top + ROW / 2);
+    const right = width - LANE_RIGHT;
+    lane.rows.forEach((row, number) => {
+      const top = lane.top + number * ROW;
+      for (const span of row) {
+        if (span.end_s < this.range[0] || span.start_s > this.range[1]) continue;
+        const left = Math.max(this.toX(span.start_s), LANE_LEFT);
+        const length = Math.max(Math.min(this.toX(span.end_s), right) - left, 0.8);
+        const color = ACTIVITY_COLORS[span.activity] || "series-7";
+        context.fillStyle = themeColor(color);
+        context.fillRect(left, top + 2, length, ROW - 4);
+        if (length < 46) continue;
+        context.fillStyle = themeColor(color.startsWith("wait") ? "text" : "on-series");
+        context.textAlign = "left";
+        context.save();
+        context.beginPath();
+        context.rect(left, top, length - 4, ROW);
+        context.clip();
+        context.fillText(span.activity.replaceAll("_", " "), left + 5, top + ROW / 2 + 0.5);
+        context.restore();
+      }
+    });
+  },
+
+  drawFlight(context, width) {
+    const { training, evaluation } = this.flight;
+    const bottom = this.flightTop + FLIGHT_HEIGHT;
+    const columns = [];
+    let most = 1;
+    for (let x = LANE_LEFT; x < width - LANE_RIGHT; x += 1) {
+      const time = this.toTime(x + 0.5);
+      const counts = [flightAt(training, time), flightAt(evaluation, time)];
+      columns.push(counts);
+      most = Math.max(most, counts[0] + counts[1]);
+    }
+    const scale = (FLIGHT_HEIGHT - 14) / most;
+    columns.forEach(([train, evaluate], index) => {
+      context.fillStyle = themeColor("series-0");
+      context.globalAlpha = 0.55;
+      context.fillRect(LANE_LEFT + index, bottom - train * scale, 1, train * scale);
+      context.fillStyle = themeColor("series-1");
+      context.fillRect(LANE_LEFT + index, bottom - (train + evaluate) * scale, 1, evaluate * scale);
+      context.globalAlpha = 1;
+    });
+    context.fillStyle = themeColor("text");
+    context.textAlign = "right";
+    context.fillText("episodes", LANE_LEFT - 10, this.flightTop + 8);
+    context.fillText("in flight", LANE_LEFT - 10, this.flightTop + 22);
+    context.fillStyle = themeColor("muted");
+    context.fillText(String(most), LANE_LEFT - 10, bottom - most * scale + 26);
+    context.fillText("0", LANE_LEFT - 10, bottom - 5);
+  },
+
+  fillTotals() {
+    const totals = activityTotals(store.spans, this.range);
+    const seconds = this.range[1] - this.range[0];
+    const head = el("tr", {}, ["Actor", "Activity", "Spans", "Time", "Share"].map((name, at) => el("th", { class: at > 1 ? "number" : "" }, name)));
+    const rows = totals.map((total) => {
+      const swatch = el("i", { class: "swatch" });
+      swatch.style.background = themeColor(ACTIVITY_COLORS[total.activity] || "series-7");
+      const cells = [formatNumber(total.count), formatSeconds(total.seconds), formatShare(total.seconds / seconds)];
+      return el(
+        "tr",
+        {},
+        el("td", {}, total.actor),
+        el("td", {}, swatch, total.activity.replaceAll("_", " ")),
+        cells.map((text) => el("td", { class: "number" }, text)),
+      );
+    });
+    const title = `What took the time, from ${formatSeconds(this.range[0])} to ${formatSeconds(this.range[1])}`;
+    fill(this.totals, el("h3", {}, title), el("table", { class: "plain" }, head, rows));
+  },
+};
+
+/** Spread spans that overlap over rows, so that each is visible. */
+function packLane(actor, spans) {
+  const rows = [];
+  for (const span of [...spans].sort((a, b) => a.start_s - b.start_s)) {
+    const row = rows.find((taken) => taken[taken.length - 1].end_s <= span.start_s + 1e-9);
+    if (row) row.push(span);
+    else rows.push([span]);
+  }
+  return { actor, rows: rows.length ? rows : [[]] };
+}
+
+/** Return the sorted starts and ends of episodes, by purpose. */
+function inFlight(columns) {
+  const found = { training: { starts: [], ends: [] }, evaluation: { starts: [], ends: [] } };
+  for (let row = 0; row < columns.count; row += 1) {
+    const lists = found[columns.purpose[row] === "evaluation" ? "evaluation" : "training"];
+    if (!isNumber(columns.started_s[row])) continue;
+    lists.starts.push(columns.started_s[row]);
+    lists.ends.push(columns.ended_s[row]);
+  }
+  for (const lists of Object.values(found)) {
+    lists.starts = Float64Array.from(lists.starts).sort();
+    lists.ends = Float64Array.from(lists.ends).sort();
+  }
+  return found;
+}
+
+function flightAt({ starts, ends }, time) {
+  return countUpTo(starts, time) - countUpTo(ends, time);
+}
+
+/** Return how many of the sorted values are at most `bound`. */
+function countUpTo(values, bound) {
+  let [low, high] = [0, values.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] <= bound) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+function timelineRange(spans, flight) {
+  const last = (values) => (values.length ? values[values.length - 1] : 0);
+  let end = Math.max(last(flight.training.ends), last(flight.evaluation.ends));
+  for (const span of spans) end = Math.max(end, span.end_s);
+  return end > 0 ? [0, end] : null;
+}
+
+function activityTotals(spans, [low, high]) {
+  const totals = new Map();
+  for (const span of spans) {
+    const seconds = Math.min(span.end_s, high) - Math.max(span.start_s, low);
+    if (seconds < 0) continue;
+    const key = `${span.actor} ${span.activity}`;
+    const total = totals.get(key) || { actor: span.actor, activity: span.activity, count: 0, seconds: 0 };
+    total.count += 1;
+    total.seconds += seconds;
+    totals.set(key, total);
+  }
+  return [...totals.values()].sort((a, b) => LANES.indexOf(a.actor) - LANES.indexOf(b.actor) || b.seconds - a.seconds);
+}

@@ -1,0 +1,83 @@
+"""Search the texts of the recorded episodes, newest first.
+
+Invariant: an episode matches where one of its messages, or its task, contains the text, whatever the case; names of fields
+and numbers of its record do not match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+import orjson
+
+from agentrl.observe.episode_record import EpisodeSummary
+from agentrl.runs.reading import read_index, read_records
+from agentrl.types import JsonValue
+
+MAX_MATCHES: Final = 2000
+
+
+class TurnTexts(msgspec.Struct, frozen=True):
+    """The messages of one turn."""
+
+    message: Any = None
+    messages: Any = None
+
+
+class EpisodeTexts(msgspec.Struct, frozen=True):
+    """What of a record is searched."""
+
+    task: Any = None
+    turns: list[TurnTexts] = []
+
+
+def search_texts(run_dir: Path, text: str) -> Generator[dict[str, JsonValue]]:
+    """Yield the ids that match, file by file: `matches`, `files_read`, `files`, `is_complete`, `is_cut`.
+
+    A search ends after `MAX_MATCHES`, with `is_cut`; else the last answer has `is_complete`.
+    """
+    by_file: dict[str, list[EpisodeSummary]] = {}
+    for summary in read_index(run_dir):
+        by_file.setdefault(summary.file, []).append(summary)
+    names = sorted(by_file, reverse=True)
+    left = MAX_MATCHES
+    for number, name in enumerate(names, 1):
+        matches = list(islice(_matching(run_dir, by_file[name], text), left))
+        left -= len(matches)
+        is_complete = number == len(names)
+        is_cut = left == 0 and not is_complete
+        yield {"matches": matches, "files_read": number, "files": len(names), "is_complete": is_complete, "is_cut": is_cut}
+        if is_cut:
+            return
+    if not names:
+        yield {"matches": [], "files_read": 0, "files": 0, "is_complete": True, "is_cut": False}
+
+
+def _matching(run_dir: Path, summaries: Sequence[EpisodeSummary], text: str) -> Iterator[str]:
+    """Yield the ids of the episodes whose texts contain `text`."""
+    wanted = text.casefold()
+    written = orjson.dumps(text).decode()[1:-1].casefold()
+    decode = msgspec.json.Decoder(EpisodeTexts).decode
+    for found in read_records(run_dir, summaries):
+        # Most records do not match, and looking for the text as JSON writes it costs less than decoding them.
+        if written not in found.record.decode().casefold():
+            continue
+        texts = _texts_of(msgspec.to_builtins(decode(found.record)))
+        if any(wanted in text_found.casefold() for text_found in texts):
+            yield found.summary.episode_id
+
+
+def _texts_of(value: object) -> Iterator[str]:
+    """Yield every string value inside JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in cast("dict[str, object]", value).values():
+            yield from _texts_of(item)
+    elif isinstance(value, list):
+        for item in cast("list[object]", value):
+            yield from _texts_of(item)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from agentrl.config import RunConfig, load_config
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import read_lines, trained_file
 from agentrl.observe.episode_record import TRAINED_HEADER, EpisodeSummary, TrainedEpisode
@@ -21,6 +20,9 @@ from agentrl.runs.reading import check_header, read_index, read_metrics, read_re
 from agentrl.runs.stored import StoredEpisode, stored_trajectory
 from agentrl.runs.table import EpisodeTable
 from agentrl.runs.tokenizer import TokenTexts
+
+if TYPE_CHECKING:
+    from agentrl.config import RunConfig
 
 Purpose = Literal["training", "evaluation"]
 _TRAINED = msgspec.json.Decoder(TrainedEpisode)
@@ -67,6 +69,8 @@ class Run:
         Raises:
             ConfigError: this release does not accept the file.
         """
+        from agentrl.config import load_config  # with the openai package, which readers of episodes do not need
+
         file = self.path / "config.yaml"
         return load_config(file) if file.is_file() else None
 

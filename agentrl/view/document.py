@@ -29,7 +29,7 @@ def document(embedded: JsonValue = None) -> str:
     Args:
         embedded: what a file for one episode carries, `{"run": ..., "episode": ...}`; None: the page asks its server.
     """
-    style, script = _joined(STYLES), _joined(SCRIPTS)
+    style, script = _page_files(STYLES), _page_files(SCRIPTS)
     connect = "'self'" if embedded is None else "'none'"
     parts = {
         "@POLICY@": content_policy(style, script, connect=connect),
@@ -37,7 +37,7 @@ def document(embedded: JsonValue = None) -> str:
         "@EMBEDDED@": "" if embedded is None else script_json(embedded),
         "@SCRIPT@": script,
     }
-    page = _read("index.html")
+    page = _page_file("index.html")
     for name, text in parts.items():
         before, _, after = page.partition(name)
         page = before + text + after
@@ -47,7 +47,7 @@ def document(embedded: JsonValue = None) -> str:
 def content_policy(style: str, script: str, *, connect: str) -> str:
     """Return the policy that allows this style, this script and requests to `connect`, and nothing else."""
     return (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; connect-src {connect}; "
+        f"default-src 'none'; script-src '{_source_digest(script)}'; style-src '{_source_digest(style)}'; connect-src {connect}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
@@ -65,13 +65,13 @@ def script_json(value: JsonValue) -> str:
     return text
 
 
-def _joined(names: tuple[str, ...]) -> str:
-    return "\n".join(_read(name) for name in names)
+def _page_files(names: tuple[str, ...]) -> str:
+    return "\n".join(_page_file(name) for name in names)
 
 
-def _read(name: str) -> str:
+def _page_file(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
+def _source_digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

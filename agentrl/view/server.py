@@ -117,7 +117,7 @@ class ViewRoutes:
         return await _json_of(self._data.episode, request.match_info["id"])
 
     async def _staleness(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.staleness, _number(request, "step"))
+        return await _json_of(self._data.staleness, _query_number(request, "step"))
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
         text = request.query.get("text", "")
@@ -168,10 +168,10 @@ def _cookie(request: web.Request) -> str:
 
 
 def _offset(request: web.Request) -> int:
-    return _number(request, "from", 0)
+    return _query_number(request, "from", 0)
 
 
-def _number(request: web.Request, name: str, default: int | None = None) -> int:
+def _query_number(request: web.Request, name: str, default: int | None = None) -> int:
     given = request.query.get(name, default)
     if given is None or not str(given).isdecimal():
         raise ValueError(f"{name}: expected a whole number from 0, got {given!r}")

@@ -10,7 +10,7 @@ const CARDS = [
   { title: "Staleness, versions", keys: ["staleness_mean", "staleness_p99", "staleness_max"], floor: 0 },
   { title: "Tokens per second", keys: ["tokens_per_s"], floor: 0 },
   {
-    title: "Log-prob difference of server and trainer, nats",
+    title: "Log-probs: server against trainer, nats",
     keys: ["trainer.max_logprob_difference", "trainer.mean_logprob_difference", "probe_difference"],
     floor: 0,
   },

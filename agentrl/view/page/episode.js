@@ -58,6 +58,7 @@ const episodeView = {
     }
     fill(this.tree, episode.turns.length > 1 ? treeNode(episode, this.leaf, (leaf, turn) => this.pick(leaf, turn)) : null);
     fill(this.layers, LAYERS.map(([name, text, hint], number) => this.layerButton(name, text, hint, number)));
+    this.legend.hidden = this.layer === "text";
     fill(this.legend, this.layer === "text" ? null : layerLegend(this.layer, episode));
     fill(this.conversation, conversationNodes(episode, this.leaf, this.layer, () => this.draw()));
   },

@@ -28,11 +28,12 @@ function roleClass(role) {
 function textNode(text, isFolded) {
   if (!text) return null;
   if (!isFolded && text.length <= LONG_TEXT) return el("div", { class: "text" }, text);
+  const isShort = text.length <= 200 && !text.includes("\n");
+  if (isShort) return el("div", { class: "text" }, text);
   const first = text.split("\n", 1)[0].slice(0, 100);
   const summary = el("summary", {}, first + (first.length < text.length ? " …" : ""), el("small", {}, ` ${formatNumber(text.length)} characters`));
   const whole = el("div", { class: "text" }, text);
-  const isShort = text.length <= 200 && !text.includes("\n");
-  return el("details", { class: "fold", open: !isFolded || isShort }, summary, whole);
+  return el("details", { class: "fold", open: !isFolded }, summary, whole);
 }
 
 function reasoningNode(message) {

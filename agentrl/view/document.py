@@ -46,10 +46,8 @@ def document(embedded: JsonValue = None) -> str:
 
 def content_policy(style: str, script: str, *, connect: str) -> str:
     """Return the policy that allows this style, this script and requests to `connect`, and nothing else."""
-    return (
-        f"default-src 'none'; script-src '{_source_digest(script)}'; style-src '{_source_digest(style)}'; connect-src {connect}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    allowed = f"script-src '{_source_digest(script)}'; style-src '{_source_digest(style)}'; connect-src {connect}"
+    return f"default-src 'none'; {allowed}; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def script_json(value: JsonValue) -> str:

@@ -28,11 +28,14 @@ const curvesView = {
 
   open(container) {
     this.container = container;
+    this.grid = null;
     this.build();
   },
 
   update(changed) {
-    if (changed.has("metrics")) this.build();
+    if (!changed.has("metrics")) return;
+    if (this.grid) this.fillCards();
+    else this.build();
   },
 
   resize() {
@@ -46,22 +49,27 @@ const curvesView = {
   },
 
   build() {
-    const steps = stepEvents();
-    const evaluations = store.metrics.filter((event) => event.event === "evaluation");
-    if (!steps.length && !evaluations.length) {
+    if (!store.metrics.some((event) => event.event === "step" || event.event === "evaluation")) {
       fill(this.container, emptyState("No step has ended yet", "The curves appear with the first training step."));
       return;
     }
     const query = readRoute().query;
     this.axis = query.get("x") === "time" ? "time" : "step";
     this.smoothing = Number(query.get("smooth") || 1);
-    const chosen = (query.get("m") || "").split(",").filter(Boolean);
+    this.chosen = (query.get("m") || "").split(",").filter(Boolean);
+    this.grid = el("div", { class: "cards" });
+    fill(this.container, this.controls(metricNames(stepEvents()), this.chosen), this.grid);
+    this.fillCards();
+  },
+
+  fillCards() {
+    const steps = stepEvents();
+    const evaluations = store.metrics.filter((event) => event.event === "evaluation");
     const names = metricNames(steps);
-    this.cards = [...CARDS, ...chosen.map((key) => ({ title: key, keys: [key], isChosen: true }))]
+    this.cards = [...CARDS, ...this.chosen.map((key) => ({ title: key, keys: [key], isChosen: true }))]
       .map((card) => this.makeCard(card, names, steps, evaluations))
       .filter((card) => card.chart.series.length);
-    const grid = el("div", { class: "cards" }, this.cards.map((card) => card.node));
-    fill(this.container, this.controls(names, chosen), grid);
+    fill(this.grid, this.cards.map((card) => card.node));
     this.draw();
   },
 

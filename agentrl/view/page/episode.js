@@ -100,11 +100,11 @@ async function readEpisode(episodeId) {
   return episode;
 }
 
-/** Open the episode that is some rows further in the table as it was last shown. */
+/** Open the episode that is some rows further in the table as it was last shown; Escape still leads back to the table. */
 function goToEpisode(episodeId, by) {
   const ids = shownEpisodes.length ? shownEpisodes : store.columns.episode_id || [];
   const next = ids[ids.indexOf(episodeId) + by];
-  if (next !== undefined) location.hash = routeTo("episode", [next], Object.fromEntries(layerOfRoute()));
+  if (next !== undefined) location.replace(routeTo("episode", [next], Object.fromEntries(layerOfRoute())));
 }
 
 function layerOfRoute() {

@@ -3,6 +3,7 @@
 const episodesView = {
   found: null,
   foundText: "",
+  search: null,
 
   open(container) {
     this.container = container;
@@ -12,8 +13,12 @@ const episodesView = {
 
   update(changed) {
     if (!changed.has("episodes") && !changed.has("run")) return;
-    if (this.node) this.refresh();
-    else this.build();
+    if (!this.node) {
+      this.build();
+      return;
+    }
+    if (!this.controls.contains(document.activeElement)) this.fillControls();
+    this.refresh();
   },
 
   resize() {
@@ -21,7 +26,10 @@ const episodesView = {
   },
 
   close() {
-    if (this.search) this.search.abort();
+    if (this.search) {
+      this.search.abort();
+      this.foundText = null; // what it would have found is asked again
+    }
     if (this.node) this.scrollTop = this.table.scroller.scrollTop;
   },
 
@@ -42,11 +50,8 @@ const episodesView = {
       onkeydown: (event) => event.key === "Enter" && this.searchTexts(this.textInput.value),
       onsearch: () => this.textInput.value || this.searchTexts(""),
     });
-    const onchange = (changes) => {
-      setQuery(changes);
-      this.refresh();
-    };
-    this.controls = filterControls(store.columns, readRoute().query, onchange, this.textInput);
+    this.controls = el("div", {});
+    this.fillControls();
     const state = el("div", { class: "state" }, this.count, this.searchState);
     this.node = el("div", { class: "episodes" }, this.controls, state, this.table.node);
     fill(this.container, this.node);
@@ -54,6 +59,14 @@ const episodesView = {
     this.table.scroller.scrollTop = this.scrollTop || 0;
     const text = readRoute().query.get("text") || "";
     if (text !== this.foundText) this.searchTexts(text);
+  },
+
+  fillControls() {
+    const onchange = (changes) => {
+      setQuery(changes);
+      this.refresh();
+    };
+    fill(this.controls, filterControls(store.columns, readRoute().query, onchange, this.textInput));
   },
 
   nothing() {
@@ -87,6 +100,7 @@ const episodesView = {
   /** Read the search's answer line by line: each is a match or how far the search has come. */
   async searchTexts(text) {
     if (this.search) this.search.abort();
+    this.search = null;
     setQuery({ text });
     this.foundText = text;
     this.found = text ? new Set() : null;
@@ -97,6 +111,7 @@ const episodesView = {
       const reply = await fetch(`data/search?text=${encodeURIComponent(text)}`, { signal: search.signal });
       if (!reply.ok) throw new Error(await reply.text());
       for await (const line of readLines(reply.body)) this.takeLine(JSON.parse(line));
+      this.search = null;
     } catch (error) {
       if (error.name !== "AbortError") fill(this.searchState, `The search failed: ${error.message}`);
     }

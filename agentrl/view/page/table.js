@@ -27,6 +27,7 @@ class RowTable {
     this.rows = [];
     this.columns = { count: 0 };
     this.selected = 0;
+    this.selectedRow = null;
     this.drawn = new Map();
     this.returns = [0, 1];
     this.header = el("div", { class: "row header", role: "row" });
@@ -41,7 +42,8 @@ class RowTable {
   show(columns, rows, sort) {
     this.columns = columns;
     this.rows = rows;
-    this.selected = Math.min(this.selected, Math.max(0, rows.length - 1));
+    const at = rows.indexOf(this.selectedRow); // the same episode, wherever it stands now
+    this.selected = at >= 0 ? at : Math.min(this.selected, Math.max(0, rows.length - 1));
     this.returns = finiteRange(columns.episode_return || [], 0) || [0, 1];
     const template = TABLE_COLUMNS.map((column) => column.width).join(" ");
     this.scroller.style.setProperty("--columns", template);
@@ -117,6 +119,7 @@ class RowTable {
   select(at) {
     for (const [number, node] of this.drawn) node.classList.toggle("selected", number === at);
     this.selected = at;
+    this.selectedRow = this.rows[at];
   }
 
   /** Move the selection by some rows and keep it in sight. */

@@ -25,11 +25,14 @@ const timelineView = {
   open(container) {
     this.container = container;
     this.drag = null;
+    this.canvas = null;
     this.build();
   },
 
   update(changed) {
-    if (changed.has("timeline") || changed.has("episodes")) this.build();
+    if (!changed.has("timeline") && !changed.has("episodes")) return;
+    if (this.canvas) this.refresh();
+    else this.build();
   },
 
   resize() {
@@ -40,14 +43,28 @@ const timelineView = {
     hideTip();
   },
 
-  build() {
+  /** Take in what is new; a window that reached the end of the run follows it. */
+  refresh() {
+    const before = this.whole;
+    this.measure();
+    const grown = this.whole[1] - before[1];
+    if (this.range[0] <= before[0] && this.range[1] >= before[1]) this.range = [...this.whole];
+    else if (this.range[1] >= before[1]) this.range = this.range.map((time) => time + grown);
+    this.draw();
+  },
+
+  measure() {
     this.flight = inFlight(store.columns);
     this.whole = timelineRange(store.spans, this.flight);
+    this.lanes = LANES.map((actor) => packLane(actor, store.spans.filter((span) => span.actor === actor)));
+  },
+
+  build() {
+    this.measure();
     if (!this.whole) {
       fill(this.container, emptyState("No spans are recorded yet", "timeline.jsonl of the run directory is empty or missing."));
       return;
     }
-    this.lanes = LANES.map((actor) => packLane(actor, store.spans.filter((span) => span.actor === actor)));
     const query = readRoute().query;
     const asked = [Number(query.get("from") ?? NaN), Number(query.get("to") ?? NaN)];
     this.range = asked[1] > asked[0] ? asked : [...this.whole];
@@ -159,6 +176,8 @@ const timelineView = {
     const width = this.canvas.clientWidth;
     const height = this.flightTop + FLIGHT_HEIGHT + AXIS_HEIGHT;
     const context = startDrawing(this.canvas, width, height);
+    this.colors = {};
+    for (const name of [...Object.values(ACTIVITY_COLORS), "series-7", "text", "on-series"]) this.colors[name] = themeColor(name);
     this.drawTimes(context, width, height);
     for (const lane of this.lanes) this.drawLane(context, lane, width);
     this.drawFlight(context, width);
@@ -185,15 +204,18 @@ const timelineView = {
     const right = width - LANE_RIGHT;
     lane.rows.forEach((row, number) => {
       const top = lane.top + number * ROW;
+      let filled = LANE_LEFT;
       for (const span of row) {
         if (span.end_s < this.range[0] || span.start_s > this.range[1]) continue;
         const left = Math.max(this.toX(span.start_s), LANE_LEFT);
         const length = Math.max(Math.min(this.toX(span.end_s), right) - left, 0.8);
+        if (left + length < filled + 0.5) continue; // another span has this pixel already
+        filled = left + length;
         const color = ACTIVITY_COLORS[span.activity] || "series-7";
-        context.fillStyle = themeColor(color);
+        context.fillStyle = this.colors[color];
         context.fillRect(left, top + 2, length, ROW - 4);
         if (length < 46) continue;
-        context.fillStyle = themeColor(color.startsWith("wait") ? "text" : "on-series");
+        context.fillStyle = this.colors[color.startsWith("wait") ? "text" : "on-series"];
         context.textAlign = "left";
         context.save();
         context.beginPath();
@@ -218,10 +240,10 @@ const timelineView = {
     }
     const scale = (FLIGHT_HEIGHT - 14) / most;
     columns.forEach(([train, evaluate], index) => {
-      context.fillStyle = themeColor("series-0");
+      context.fillStyle = this.colors["series-0"];
       context.globalAlpha = 0.55;
       context.fillRect(LANE_LEFT + index, bottom - train * scale, 1, train * scale);
-      context.fillStyle = themeColor("series-1");
+      context.fillStyle = this.colors["series-1"];
       context.fillRect(LANE_LEFT + index, bottom - (train + evaluate) * scale, 1, evaluate * scale);
       context.globalAlpha = 1;
     });

@@ -16,7 +16,7 @@ function tokenClass(layer, episode, turn, at) {
   if (layer === "logprob") return heat(-turn.output_logprobs[at] / 5);
   if (layer === "difference") return differenceClass(tokenDifference(turn, at));
   if (layer === "version") return `version-${tokenVersion(turn, at) % 8}`;
-  if (layer === "mask") return turn.is_trained ? "trained" : "untrained";
+  if (layer === "mask") return isTrained(turn, at) ? "trained" : "untrained";
   if (layer === "advantage") return advantageClass(turn.advantage, episode.max_advantage);
   return "";
 }
@@ -41,6 +41,11 @@ function advantageClass(advantage, most) {
 function tokenVersion(turn, at) {
   const span = turn.spans.find(([start, end]) => start <= at && at < end);
   return span ? span[2] : -1;
+}
+
+/** Return whether a token was in the loss: the trainer recomputes those of a turn with an advantage, but no masked ones. */
+function isTrained(turn, at) {
+  return turn.is_trained && !(turn.proximal_logprobs && turn.proximal_logprobs[at] === null);
 }
 
 function tokenDifference(turn, at) {
@@ -103,7 +108,7 @@ function tokenFacts(turn, at) {
   if (isNumber(proximal)) {
     facts.push(["trainer before the step", `${formatNumber(proximal)} nats`], ["difference", `${formatNumber(tokenDifference(turn, at))} nats`]);
   }
-  facts.push(["trained", turn.is_trained ? "yes" : "no"]);
+  facts.push(["trained", isTrained(turn, at) ? "yes" : "no"]);
   if (isNumber(turn.advantage)) facts.push(["advantage", formatNumber(turn.advantage)]);
   return facts;
 }

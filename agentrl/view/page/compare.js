@@ -43,7 +43,7 @@ const compareView = {
   keys: { Escape: () => history.length > 1 && history.back() },
 };
 
-/** Return a table of the facts of two episodes; those that differ stand out. */
+/** Return a table of the facts that differ between two episodes. */
 function comparedFacts(left, right) {
   const names = ["task_id", "episode_return", "success", "stop_reason", "turns", "output_tokens", "context_tokens", "branches", "min_version", "max_version"];
   const text = (value) => (typeof value === "number" ? formatNumber(value) : String(value ?? "–"));
@@ -53,8 +53,9 @@ function comparedFacts(left, right) {
     ...metrics.map((name) => [name, text(left.metrics[name]), text(right.metrics[name])]),
   ];
   const head = el("tr", {}, el("th", {}, ""), [left, right].map((episode) => el("th", {}, episode.summary.episode_id)));
-  const body = rows.map(([name, one, other]) => el("tr", { class: one === other ? "" : "differs" }, el("td", {}, name), el("td", {}, one), el("td", {}, other)));
-  return el("details", { class: "fold compare-facts", open: true }, el("summary", {}, "Facts"), el("table", { class: "plain" }, head, body));
+  const different = rows.filter(([, one, other]) => one !== other);
+  const body = different.map(([name, one, other]) => el("tr", {}, el("td", {}, name), el("td", {}, one), el("td", {}, other)));
+  return el("details", { class: "fold compare-facts", open: true }, el("summary", {}, "What differs"), el("table", { class: "plain" }, head, body));
 }
 
 /** Return the two cells of a pair of turns: new messages in common are shown as they are, outputs with their differences. */

@@ -3,21 +3,21 @@
 const ROW_HEIGHT = 26;
 const SPARE_ROWS = 8;
 const TABLE_COLUMNS = [
-  { name: "episode", width: "minmax(100px, 1.2fr)", value: (c, r) => c.episode_id[r], isText: true },
-  { name: "task", width: "minmax(110px, 1.6fr)", value: (c, r) => c.task_id[r], isText: true },
-  { name: "step", width: "58px", value: (c, r) => c.step[r] },
-  { name: "group", width: "64px", value: (c, r) => c.group[r] },
-  { name: "purpose", width: "82px", value: (c, r) => c.purpose[r], isText: true },
-  { name: "return", width: "84px", value: (c, r) => c.episode_return[r], isReturn: true },
-  { name: "outcome", width: "88px", value: (c, r) => outcomeOf(c, r), isText: true, isOutcome: true },
-  { name: "turns", width: "54px", value: (c, r) => c.turns[r] },
-  { name: "output", width: "66px", value: (c, r) => c.output_tokens[r], title: "output tokens" },
-  { name: "context", width: "70px", value: (c, r) => c.context_tokens[r], title: "context tokens" },
-  { name: "branches", width: "74px", value: (c, r) => c.branches[r] },
-  { name: "forks", width: "minmax(110px, 1.3fr)", value: (c, r) => forksText(c.forks[r]), isText: true },
-  { name: "stop", width: "minmax(96px, 1fr)", value: (c, r) => c.failure[r] || c.stop_reason[r], isText: true },
-  { name: "versions", width: "76px", value: (c, r) => c.min_version[r], title: "of the sampled tokens", isVersions: true },
-  { name: "seconds", width: "70px", value: (c, r) => c.ended_s[r] - c.started_s[r], isSeconds: true },
+  { name: "episode", width: "minmax(90px, 1.2fr)", value: (c, r) => c.episode_id[r], isText: true },
+  { name: "task", width: "minmax(100px, 1.6fr)", value: (c, r) => c.task_id[r], isText: true },
+  { name: "step", width: "44px", value: (c, r) => c.step[r] },
+  { name: "group", width: "52px", value: (c, r) => c.group[r] },
+  { name: "purpose", width: "76px", value: (c, r) => c.purpose[r], isText: true },
+  { name: "return", width: "66px", value: (c, r) => c.episode_return[r], isReturn: true },
+  { name: "outcome", width: "68px", value: (c, r) => outcomeOf(c, r), isText: true, isOutcome: true },
+  { name: "turns", width: "44px", value: (c, r) => c.turns[r] },
+  { name: "output", width: "54px", value: (c, r) => c.output_tokens[r], title: "output tokens" },
+  { name: "context", width: "58px", value: (c, r) => c.context_tokens[r], title: "context tokens" },
+  { name: "branches", width: "64px", value: (c, r) => c.branches[r] },
+  { name: "forks", width: "minmax(90px, 1.3fr)", value: (c, r) => forksText(c.forks[r]), isText: true },
+  { name: "stop", width: "minmax(84px, 1fr)", value: (c, r) => c.failure[r] || c.stop_reason[r], isText: true },
+  { name: "versions", width: "64px", value: (c, r) => c.min_version[r], title: "of the sampled tokens", isVersions: true },
+  { name: "seconds", width: "62px", value: (c, r) => c.ended_s[r] - c.started_s[r], isSeconds: true },
 ];
 
 /** A list of rows that scrolls: `onopen(row)` is called for the row that is clicked or entered. */

@@ -71,18 +71,18 @@ class RunData:
     def metrics(self, offset: int) -> bytes:
         """Return the events of metrics.jsonl from a byte on: `next`, `reset` and `events`."""
         read = self._read_new("metrics.jsonl", offset, orjson.loads, lambda: list(read_metrics(self.path)))
-        return _as_json({"next": read.next, "reset": read.is_reset, "events": read.items})
+        return _json_bytes({"next": read.next, "reset": read.is_reset, "events": read.items})
 
     def timeline(self, offset: int) -> bytes:
         """Return the spans of timeline.jsonl from a byte on: `next`, `reset` and `spans`."""
         new = new_lines(self.path / "timeline.jsonl", offset)  # no later line takes one back: the time was spent
-        return _as_json({"next": new.next, "reset": new.is_reset, "spans": [orjson.loads(line) for line in new.lines]})
+        return _json_bytes({"next": new.next, "reset": new.is_reset, "spans": [orjson.loads(line) for line in new.lines]})
 
     def episodes(self, offset: int) -> bytes:
         """Return the lines of the index from a byte on, by column: `next`, `reset`, `count` and `columns`."""
         read = self._read_new("episodes/index.jsonl", offset, self._decoder.decode, lambda: read_index(self.path))
         columns = {name: [getattr(summary, name) for summary in read.items] for name in _COLUMNS}
-        return _as_json({"next": read.next, "reset": read.is_reset, "count": len(read.items), "columns": columns})
+        return _json_bytes({"next": read.next, "reset": read.is_reset, "count": len(read.items), "columns": columns})
 
     def episode(self, episode_id: str) -> bytes:
         """Return one episode with the text of each token.
@@ -95,7 +95,7 @@ class RunData:
     def staleness(self, step: int) -> bytes:
         """Return how many tokens of each age a step trained: `step` and `tokens`, ages in versions."""
         ages = trained_ages(self.path, step)
-        return _as_json({"step": step, "tokens": {str(age): count for age, count in sorted(ages.items())}})
+        return _json_bytes({"step": step, "tokens": {str(age): count for age, count in sorted(ages.items())}})
 
     def _read_new(
         self, name: str, offset: int, decode: Callable[[bytes], Item], standing: Callable[[], Sequence[Item]]
@@ -153,5 +153,5 @@ def _decoded(lines: Sequence[bytes], decode: Callable[[bytes], Item]) -> list[It
     return [decode(line) for line in lines]
 
 
-def _as_json(value: Mapping[str, object]) -> bytes:
+def _json_bytes(value: Mapping[str, object]) -> bytes:
     return orjson.dumps(value, default=msgspec.to_builtins)

@@ -13,7 +13,7 @@ import msgspec
 
 from agentrl.observe.episode_files import read_lines, trained_file
 from agentrl.observe.episode_record import TRAINED_HEADER
-from agentrl.runs.reading import check_header, read_index, read_records
+from agentrl.runs.reading import check_header, read_index, read_record_lines
 
 
 class TrainedVersion(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ def trained_ages(run_dir: Path, step: int) -> Counter[int]:
     versions = _trained_versions(run_dir, step)
     wanted = [summary for summary in read_index(run_dir) if summary.episode_id in versions]
     ages: Counter[int] = Counter()
-    for found in read_records(run_dir, wanted):
+    for found in read_record_lines(run_dir, wanted):
         trained = versions[found.summary.episode_id]
         for turn in _SPANS.decode(found.record).turns:
             for start, end, version in turn.spans:

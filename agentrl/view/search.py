@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from agentrl.observe.episode_record import EpisodeSummary
-from agentrl.runs.reading import read_index, read_records
+from agentrl.runs.reading import read_index, read_record_lines
 from agentrl.types import JsonValue
 
 MAX_MATCHES: Final = 2000
@@ -62,7 +62,7 @@ def _matching(run_dir: Path, summaries: Sequence[EpisodeSummary], text: str) -> 
     wanted = text.casefold()
     written = orjson.dumps(text).decode()[1:-1].casefold()
     decode = msgspec.json.Decoder(EpisodeTexts).decode
-    for found in read_records(run_dir, summaries):
+    for found in read_record_lines(run_dir, summaries):
         # Most records do not match, and looking for the text as JSON writes it costs less than decoding them.
         if written not in found.record.decode().casefold():
             continue

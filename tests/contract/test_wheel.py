@@ -35,6 +35,11 @@ def test_the_wheel_has_what_launches_sglang(wheel: Path) -> None:
     assert "agentrl/inference/launch/sglang_main.py" in zipfile.ZipFile(wheel).namelist()
 
 
+def test_the_wheel_has_the_page_of_the_viewer(wheel: Path) -> None:
+    names = {file.name for file in (ROOT / "agentrl" / "view" / "page").iterdir()}
+    assert {f"agentrl/view/page/{name}" for name in names} <= set(zipfile.ZipFile(wheel).namelist())
+
+
 def test_base_dependencies_do_not_name_ray_or_sglang() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not [name for name in project["dependencies"] if name.startswith(("ray", "sglang"))]

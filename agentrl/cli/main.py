@@ -1,4 +1,4 @@
-"""The `agentrl` command: train, eval, serve, sft, view, doctor, validate, envs, explain, config.
+"""The `agentrl` command: train, eval, serve, sft, view, doctor, validate, envs, init, explain, config.
 
 Invariant: bad input prints one message and exits with status 2; a failed run prints one message and exits with status 1.
 Ctrl-C and SIGTERM end everything that the command started and print where the results are. A traceback on the terminal is
@@ -264,12 +264,26 @@ def play_command(name: str, /, *arguments: str, task: str = "{}", seed: int = 0)
     )
 
 
-@app.command(name="explain")
-def explain_command(name: str, /) -> None:
-    """Print what a field of the run file means, its type, its unit and its default; for a section, its fields.
+@app.command(name="init")
+def init_command(folder: Path, /, *, template: str = "attempts") -> None:
+    """Write a new project: an agent, its tasks, its tests, a run file and a tiny model to train at once.
 
     Args:
-        name: A field such as trainer.lr, a section such as trainer, or the last part of a field, such as lr.
+        folder: A new or empty folder; its last part names the run.
+        template: What to start from: attempts.
+    """
+    from agentrl.cli.start.init import start_project
+
+    with interrupt_note(lambda: f"{folder} may be incomplete; remove it and start again."):
+        print(start_project(folder, template))
+
+
+@app.command(name="explain")
+def explain_command(name: str, /) -> None:
+    """Print what a field of the run file or a metric means, its type, its unit and its default; for a section, its fields.
+
+    Args:
+        name: A field such as trainer.lr, its last part, a section such as trainer, or a key of metrics.jsonl.
     """
     from agentrl.cli.reference import explain_name
 

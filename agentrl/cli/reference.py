@@ -1,6 +1,7 @@
-"""`agentrl explain` and `agentrl config`: what the fields of a run file mean, and which values a run has.
+"""`agentrl explain` and `agentrl config`: what fields and metrics mean, and which values a run has.
 
-Invariant: everything that is printed comes from the config models (`agentrl.fields`), and so from what a run file may hold.
+Invariant: what is printed of fields comes from the config models (`agentrl.fields`), and of metrics from the list that runs
+are checked against (`agentrl.observe.metric_keys`).
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.fields import ConfigField, config_fields, field_values
 from agentrl.misspelled import guess_field
+from agentrl.observe.metric_keys import MetricKey, find_metric
 
 
 def explain_name(name: str) -> str:
-    """Return the meaning, type, unit and default of a field, or the fields of a section.
+    """Return the meaning, type, unit and default of a field, the fields of a section, or the meaning of a metric.
 
     Args:
-        name: a path such as `trainer.lr`, a section, or the last part of a path, such as `lr`.
+        name: a path such as `trainer.lr`, a section, the last part of a path, such as `lr`, or a key of `metrics.jsonl`.
 
     Raises:
-        ConfigError: there is no such field; the message guesses what was meant.
+        ConfigError: there is no such field or metric; the message guesses what was meant.
     """
     fields = list(config_fields(RunConfig))
     wanted = name.removeprefix("--").replace("-", "_")
     found = [field for field in fields if wanted == field.path] or [field for field in fields if wanted == field.name]
-    if not found:
+    metrics = [metric for metric in find_metric(name) if not found or metric.key == name]
+    if not found and not metrics:
         hint = guess_field(wanted, [field.path for field in fields])
-        raise ConfigError(f"{name}: there is no such field; {hint}")
-    return "\n\n".join(_section(field, fields) if field.is_section else _field(field) for field in found)
+        raise ConfigError(f"{name}: there is no such field or metric; {hint}")
+    described = [_section(field, fields) if field.is_section else _field(field) for field in found]
+    return "\n\n".join([*described, *map(_metric, metrics)])
 
 
 def describe_fields(run: RunConfig | None = None, *, every: bool = False) -> str:
@@ -59,6 +63,12 @@ def _field(field: ConfigField) -> str:
     return "\n".join(
         [field.path, f"    {field.meaning}", *(f"    {name:<8} {text}" for name, text in rows if text is not None)]
     )
+
+
+def _metric(metric: MetricKey) -> str:
+    where = "every line" if metric.event == "every" else f"lines with event {metric.event}"
+    unit = [f"    unit     {metric.unit}"] if metric.unit else []
+    return "\n".join([f"{metric.key}: a key of metrics.jsonl, in {where}", f"    {metric.meaning}", *unit])
 
 
 def _example(field: ConfigField) -> str:

@@ -6,7 +6,10 @@ ends the run.
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import traceback
+from pathlib import Path
 from typing import Final
 
 from agentrl.errors import (
@@ -18,9 +21,13 @@ from agentrl.errors import (
     StaleDataError,
     TrainError,
     WeightSyncError,
+    WorkflowError,
 )
 from agentrl.foreign import shortened, visible
 from agentrl.types import EpisodeFailure, StopReason
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 RUN_ENDING: Final = (InvariantError, StaleDataError, WeightSyncError, TrainError, RunStopped)
 """Errors that an episode raises instead of recording them."""
@@ -37,7 +44,57 @@ def failure_stop_reason(error: AgentRLError) -> StopReason:
 
 def episode_failure(error: AgentRLError) -> EpisodeFailure:
     """Return the record of an error, with its traceback, shortened."""
-    trace = "".join(traceback.format_exception(error))
     return EpisodeFailure(
-        kind=type(error).__name__, message=visible(shortened(str(error))), traceback=visible(shortened(trace))
+        kind=type(error).__name__, message=visible(shortened(str(error))), traceback=visible(shortened(user_trace(error)))
     )
+
+
+def user_trace(error: BaseException) -> str:
+    """Return the traceback of an error, the place in the user's code first; frames of agentrl are left out.
+
+    An error that no code outside agentrl had a part in keeps all its frames.
+    """
+    raised = _raised_by_user(error)
+    place = _user_frame(raised)
+    if place is None:
+        return "".join(traceback.format_exception(error))
+    described = traceback.TracebackException.from_exception(raised)
+    _leave_out_ours(described)
+    problem = "".join(traceback.format_exception_only(raised)).strip()
+    where = f"{Path(place.filename).name}:{place.lineno} in {place.name}: {problem}"
+    return f"{where}\n(frames of agentrl are left out)\n{''.join(described.format())}"
+
+
+def _raised_by_user(error: BaseException) -> BaseException:
+    """Return what the user's code raised, where `error` only tells where that was."""
+    cause = error.__cause__
+    if cause is None or not isinstance(error, (WorkflowError, EnvironmentFault)):
+        return error
+    return error if _own_frames(error) else _raised_by_user(cause)
+
+
+def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost frame of the user's code; of other people's packages, where there is no such frame."""
+    others = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    return (_own_frames(error) or others or [None])[-1]
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of files that are neither agentrl's nor installed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not _is_ours(frame.filename) and not _is_library(frame.filename)]
+
+
+def _leave_out_ours(described: traceback.TracebackException) -> None:
+    for each in (described.__cause__, described.__context__, *(described.exceptions or ())):
+        if each is not None:
+            _leave_out_ours(each)
+    described.stack[:] = [frame for frame in described.stack if not _is_ours(frame.filename)] or described.stack
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_PACKAGE)
+
+
+def _is_library(filename: str) -> bool:
+    return "site-packages" in filename or filename.startswith((_LIBRARY, "<"))

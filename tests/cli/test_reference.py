@@ -42,8 +42,15 @@ def test_a_section_is_explained_by_its_fields() -> None:
     assert all(f"\nsync.{name} " in text for name in ("method", "bucket_mb", "backend", "address", "timeout_s"))
 
 
+def test_a_metric_is_explained_with_its_event_and_unit() -> None:
+    text = explain_name("wall_s")
+    assert text.startswith("wall_s: a key of metrics.jsonl, in every line")
+    assert "unit     seconds" in text
+    assert "forks.REASON" in explain_name("forks.history_edited")
+
+
 def test_a_word_of_another_framework_leads_to_the_field() -> None:
-    with pytest.raises(ConfigError, match=r"learning_rate: there is no such field; did you mean trainer\.lr\?"):
+    with pytest.raises(ConfigError, match=r"learning_rate: there is no such field or metric; did you mean trainer\.lr\?"):
         explain_name("learning_rate")
 
 

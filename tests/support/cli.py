@@ -40,9 +40,9 @@ def write_run(folder: Path, checkpoint: Path, **changes: Mapping[str, object]) -
     return path
 
 
-def agentrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def agentrl(folder: Path, *arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     """Run the command in `folder` to its end."""
-    return subprocess.run([AGENTRL, *arguments], cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([AGENTRL, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 def records(path: Path, event: str) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.display.view import TokenDecoder, view_of
+
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -270,6 +272,30 @@ class Trajectory:
         for index in self.path(len(self.turns) - 1 if leaf is None else range(len(self.turns))[leaf]):
             conversation += (*self.turns[index].messages, self.turns[index].message)
         return conversation
+
+    def show(
+        self,
+        tokens: bool = False,
+        *,
+        texts: TokenDecoder | None = None,
+        advantages: Sequence[float | None] | None = None,
+    ) -> None:
+        """Print the episode to the terminal: speakers, versions, log-probs, rewards, and why turns forked.
+
+        Args:
+            tokens: whether to print each token with its loss mask, version, log-prob (nats) and probability.
+            texts: returns the texts of token ids, such as `agentrl.open_run(...).episode(...).token_texts`; None: ids.
+            advantages: one for each turn; None: not shown.
+        """
+        from agentrl.display.terminal import print_view
+
+        print_view(view_of(self, tokens=tokens, texts=texts, advantages=advantages))
+
+    def _repr_html_(self) -> str:
+        """Return the episode as a notebook shows it."""
+        from agentrl.display.notebook import html_of
+
+        return html_of(view_of(self))
 
     def branches(self) -> list[Sample]:
         """Return one sample for each leaf; a turn shared by several leaves is trained in the first of them only.

@@ -16,12 +16,15 @@ from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import read_lines, trained_file
 from agentrl.observe.episode_record import TRAINED_HEADER, EpisodeSummary, TrainedEpisode
 from agentrl.observe.timeline import Activity, read_timeline
+from agentrl.runs.plot import plot_curves
 from agentrl.runs.reading import check_header, read_index, read_metrics, read_record, read_record_lines
 from agentrl.runs.stored import StoredEpisode, stored_trajectory
 from agentrl.runs.table import EpisodeTable
 from agentrl.runs.tokenizer import TokenTexts
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from agentrl.config import RunConfig
 
 Purpose = Literal["training", "evaluation"]
@@ -107,6 +110,14 @@ class Run:
         texts = self._texts()
         for found in read_record_lines(self.path, self.episodes(step, purpose)):
             yield self._stored(found.summary, found.record, texts)
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure of returns, success, staleness and evaluations by step.
+
+        Raises:
+            ConfigError: matplotlib is not installed.
+        """
+        return plot_curves(self.metrics("step"), self.metrics("evaluation"), title=self.name)
 
     def _stored(self, row: EpisodeSummary, record: bytes, texts: TokenTexts) -> StoredEpisode:
         return StoredEpisode(

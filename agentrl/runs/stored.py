@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from agentrl.display.notebook import html_of
+from agentrl.display.terminal import print_view
+from agentrl.display.view import EpisodeView, view_of
 from agentrl.observe.episode_record import EpisodeSummary, RecordedEpisode, RecordedTurn, TrainedEpisode
 from agentrl.types import EpisodeFailure, ForkReason, StopReason, Task, Trajectory, Turn, VersionSpan
 
@@ -48,6 +51,19 @@ class StoredEpisode:
             ConfigError: the tokenizer of the run cannot be read.
         """
         return self.read_texts(ids)
+
+    def show(self, tokens: bool = False) -> None:
+        """Print the episode to the terminal, with the advantages that were trained; `tokens` prints each token, too."""
+        print_view(self._view(tokens))
+
+    def _repr_html_(self) -> str:
+        """Return the episode as a notebook shows it, with every token."""
+        return html_of(self._view(tokens=True))
+
+    def _view(self, tokens: bool) -> EpisodeView:
+        trained = self.trained
+        advantages = None if trained is None else [turn.advantage for turn in trained.turns]
+        return view_of(self.trajectory, tokens=tokens, texts=self.token_texts, advantages=advantages)
 
 
 def stored_trajectory(record: bytes) -> Trajectory:

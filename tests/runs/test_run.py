@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -180,3 +181,32 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "episodes" / "index.jsonl").write_text('{"format":"agentrl.episodes.index","version":2}\n')
     with pytest.raises(ConfigError, match=r"index\.jsonl: expected the header .*\"version\":1"):
         read_index(tmp_path)
+
+
+async def test_a_stored_episode_shows_its_tokens_and_advantages(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    row = finished.episodes(purpose="training")[0]
+    stored = finished.episode(row.episode_id)
+    stored.show(tokens=True)
+    shown = capsys.readouterr().out
+    assert f"episode {row.episode_id}, task {row.task_id}" in shown
+    assert "advantage" in shown
+    assert "in the loss" in stored._repr_html_()  # pyright: ignore[reportPrivateUsage] - the name that notebooks call
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
+async def test_a_run_plots_its_curves(finished: Run) -> None:
+    figure = finished.plot()
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    assert [*panels] == ["return", "success", "staleness"]
+    [line, evaluated] = panels["success"].lines
+    assert np.asarray(line.get_xdata()).tolist() == [1, 2, 3, 4]
+    assert np.asarray(evaluated.get_xdata()).tolist() == [event["step"] for event in finished.metrics("evaluation")]
+
+
+def test_a_missing_package_of_a_table_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        EpisodeTable([row(0)]).to_pandas()
+    with pytest.raises(ConfigError, match="pip install polars"):
+        EpisodeTable([row(0)]).to_polars()

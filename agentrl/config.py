@@ -20,10 +20,12 @@ from pydantic_core import ErrorDetails
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
 from agentrl.configbase import Config, Seed
+from agentrl.data.config import TasksConfig
 from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE, EngineConfig
 from agentrl.engine.weight_route import Route, idle_fields, route_of, route_problems
 from agentrl.errors import ConfigError
 from agentrl.fields import config_fields
+from agentrl.hub import local_model
 from agentrl.inference.config import InferenceConfig
 from agentrl.misspelled import guess_field
 from agentrl.rollout.config import RolloutConfig
@@ -114,39 +116,27 @@ _SGLANG_ONLY = ("sglang_python", "sglang_args")
 _LAUNCH_ONLY = (*_SGLANG_ONLY, "servers", "host", "device", "max_running_requests", "threads", "start_timeout_s")
 
 
-class TasksConfig(Config):
-    """Where the tasks come from: JSONL files, or a function."""
-
-    path: str | None = None
-    """JSONL file of training tasks, one JSON object per line; its `id` field, or else the line number, names the task."""
-    eval_path: str | None = None
-    """JSONL file of held-out tasks; None: no evaluation."""
-    factory: str | None = None
-    """`module:function` that returns the training tasks when called with `factory_args`; replaces `path`."""
-    factory_args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Keyword arguments of `factory`."""
-    eval_factory_args: dict[str, Any] | None = None
-    """Keyword arguments with which `factory` returns the held-out tasks; None: no evaluation."""
-
-    shuffle: bool = True
-    """Whether each pass over the training tasks has an order of its own; false keeps theirs, such as from easy to hard."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> TasksConfig:
-        if (self.path is None) == (self.factory is None):
-            raise ValueError("expected exactly one of path and factory; set tasks.path to a JSONL file or tasks.factory")
-        if self.factory is None and (self.factory_args or self.eval_factory_args is not None):
-            raise ValueError("factory_args and eval_factory_args need tasks.factory; set it, or remove them")
-        if self.factory is not None and self.eval_path is not None:
-            raise ValueError("eval_path needs path; with a factory, set tasks.eval_factory_args instead")
-        return self
-
-
 class ModelConfig(Config):
     """The model to train and serve."""
 
     path: str
-    """Local directory of a HF checkpoint: config.json, *.safetensors, tokenizer.json, chat template."""
+    """Directory or `hf://org/name` of a HF checkpoint: config.json, *.safetensors, tokenizer.json, chat template."""
+
+    @property
+    def local_path(self) -> str | None:
+        """The local directory; None where the cache of the hub lacks an `hf://` name."""
+        try:
+            return local_model(self.path)
+        except ConfigError:
+            return None
+
+    @property
+    def directory(self) -> str:
+        """The local directory; raises `ConfigError` where the cache of the hub lacks an `hf://` name."""
+        try:
+            return local_model(self.path)
+        except ConfigError as error:
+            raise ConfigError(f"model.path: {error}") from error
 
 
 class RunConfig(Config):
@@ -289,8 +279,10 @@ def _training_problems(config: RunConfig) -> list[str]:
         problems.append("rollout.min_group_size: applies to incomplete_group: keep; set that, or remove it")
     if algorithm.discount != 1.0 and algorithm.advantage != "turn":
         problems.append("algorithm.discount: only the turn advantage discounts; set algorithm.advantage: turn, or remove it")
-    if config.engine.eval_every and config.tasks.eval_path is None and config.tasks.eval_factory_args is None:
-        problems.append("engine.eval_every: there are no held-out tasks; set tasks.eval_path or tasks.eval_factory_args")
+    if config.engine.eval_every and config.tasks.held_out is None:
+        problems.append(
+            "engine.eval_every: there are no held-out tasks; set tasks.eval_path, tasks.eval_factory_args or tasks.eval"
+        )
     return problems
 
 

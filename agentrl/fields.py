@@ -99,12 +99,18 @@ def as_yaml(value: object) -> str:
         >>> as_yaml(1e-6), as_yaml(None), as_yaml(("a", "b")), as_yaml({})
         ('1.0e-06', 'null', '[a, b]', '{}')
     """
-    plain = list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType]
+    plain = [_plain_section(item) for item in value] if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType]
     text = yaml.safe_dump(plain, default_flow_style=True, width=float("inf"), allow_unicode=True)
     return text.removesuffix("...\n").strip()
 
 
+def _plain_section(value: object) -> object:
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
 def _model_of(annotation: object) -> type[BaseModel] | None:
+    if get_origin(annotation) is tuple:
+        return None  # a list of sections is one value
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -136,6 +142,8 @@ def _type_words(annotation: object, metadata: list[Any]) -> str:
         return f"list of {_type_words(parts[0], [])}"
     if origin is dict:
         return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"sections with {', '.join(annotation.model_fields)}"
     return f"{_WORDS.get(annotation, getattr(annotation, '__name__', str(annotation)))}{_bounds(metadata)}"
 
 

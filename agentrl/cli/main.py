@@ -1,4 +1,4 @@
-"""The `agentrl` command: train, eval, serve, sft, view, doctor, validate, envs, init, explain, config.
+"""The `agentrl` command: train, eval, serve, sft, view, doctor, validate, download, envs, init, explain, config.
 
 Invariant: bad input prints one message and exits with status 2; a failed run prints one message and exits with status 1.
 Ctrl-C and SIGTERM end everything that the command started and print where the results are. A traceback on the terminal is
@@ -220,7 +220,7 @@ def validate_command(config: Path, /, *overrides: Overrides, limit: int | None =
     Args:
         config: YAML file that describes the run.
         overrides: Fields of the file to override.
-        limit: Check only so many tasks of each set; all by default.
+        limit: Check only so many tasks of each set; by default all, and 100 of a set that never ends.
     """
     from agentrl.cli.check.validate import TaskValidation, print_validation
 
@@ -232,6 +232,19 @@ def validate_command(config: Path, /, *overrides: Overrides, limit: int | None =
             sys.exit(1)
 
     _run(check, lambda: "An interrupted check has no results.", stall_timeout_s=run.engine.stall_timeout_s)
+
+
+@app.command(name="download")
+def download_command(name: str, /) -> None:
+    """Download a model or a data set from the Hugging Face hub into its local cache, where runs find it.
+
+    Args:
+        name: hf://org/model, or hf://datasets/org/name/file for a data set; @revision after the name is optional.
+    """
+    from agentrl.hub import download
+
+    with interrupt_note(lambda: "What is complete stays in the cache; run the command again to continue."):
+        print(download(name))
 
 
 envs_app = App(name="envs", help="List the installed environments, or play one.")

@@ -3,9 +3,10 @@
 Invariant: however `Engine.run` ends, everything that it started has ended and its records are on disk.
 
 Who waits for what. The dispatcher waits for a free episode slot and for admission (the staleness bound): an episode that
-ends, a version that is published or a group that is dropped lets it continue. Each group waits for its episodes, and each
-episode for its workflow, which waits for model calls; the episode's deadline ends that wait. The trainer waits for a batch,
-then for its worker, then for the servers. The stall timer ends the run when nothing moves, and names these waits.
+ends, a version that is published or a group that is dropped lets it continue. Then it waits for the task, if an endless
+source makes it. Each group waits for its episodes, and each episode for its workflow, which waits for model calls; the
+episode's deadline ends that wait. The trainer waits for a batch, then for its worker, then for the servers. The stall timer
+ends the run when nothing moves, and names these waits.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from anyio.abc import TaskGroup
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import STRAY_CANCELLATION, finishing, task_group
+from agentrl.data.digest import TaskDigest, check_unique
+from agentrl.data.draw import TaskDraw
+from agentrl.data.load import TrainingTasks
 from agentrl.engine.buffer import GroupBuffer, Signal, Ticket, VersionClock
 from agentrl.engine.config import INTERRUPT_S, EngineConfig
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
@@ -30,7 +34,6 @@ from agentrl.engine.publisher import PROBE_TEXT, WeightPublisher
 from agentrl.engine.report import RunReport
 from agentrl.engine.resume import RunState
 from agentrl.engine.staleness import Admission
-from agentrl.engine.tasks import TaskDigest, TaskOrder, check_tasks
 from agentrl.engine.training import SpotCheck, TrainLoop
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.inference.backend import Inference
@@ -55,7 +58,7 @@ class Engine:
 
     Args:
         workflow: drives each episode.
-        tasks: training tasks, drawn in an order fixed by `seed`, or in their own.
+        tasks: training tasks, drawn in an order fixed by `seed`, in their own, or by a curriculum.
         inference: the running servers; they get the trainer's weights before the first episode.
         renderer: chat template and tokenizer of the model.
         trainer: owns the weights.
@@ -85,7 +88,7 @@ class Engine:
         self,
         *,
         workflow: RolloutWorkflow,
-        tasks: Sequence[Task],
+        tasks: Sequence[Task] | TrainingTasks,
         inference: Inference,
         renderer: Renderer,
         trainer: Trainer,
@@ -109,15 +112,16 @@ class Engine:
         self._workflow, self._renderer = workflow, renderer
         self._algorithm, self._rollout, self._sampling, self._config = algorithm, rollout, sampling, engine
         self._interrupt_s = interrupt_s
-        self._order, self._seed = TaskOrder(tasks, seed, shuffle=shuffle_tasks), seed
         self._resume = resume or RunState(step=0, policy_version=0, groups_admitted=0, groups_open=())
+        self._draw, self._seed = _make_draw(tasks, seed, shuffle_tasks, self._resume), seed
+        self._on_result = self._draw.on_result
         if self._resume.step >= engine.steps and not self._resume.evaluations_due:
             raise ConfigError(
                 f"engine.steps: {engine.steps}, but the checkpoint has done {self._resume.step} steps; raise it to continue"
             )
         self._eval_tasks = tuple(eval_tasks)
         if engine.eval_every or self._resume.evaluations_due:
-            check_tasks(self._eval_tasks)
+            check_unique(self._eval_tasks, "the evaluation")
         self._slots = anyio.Semaphore(rollout.max_concurrent_episodes)
         self._progress = progress or NoProgress()
         self._board = WaitBoard()
@@ -139,7 +143,6 @@ class Engine:
             on_skip=self._journal.evaluation_skipped,
             due=self._resume.evaluations_due,
         )
-        self._tasks = TaskDigest.of(tasks)
         self._training = self._make_training(trainer, inference, weights)
 
     def _make_training(self, trainer: Trainer, inference: Inference, weights: WeightPublisher) -> TrainLoop:
@@ -155,9 +158,9 @@ class Engine:
             algorithm=self._algorithm,
             config=self._config,
             evaluations=self._evaluations,
+            draw=self._draw,
             state=msgspec.structs.replace(
                 self._resume,
-                tasks=self._tasks,
                 eval_tasks=TaskDigest.of(self._eval_tasks) if self._config.eval_every else None,
             ),
             spot_check=SpotCheck(
@@ -261,8 +264,10 @@ class Engine:
                 ticket = await self._buffer.admit()
             if ticket is None:
                 return
+            with self._board.waiting("the dispatcher", f"the task of group {ticket.index}"):
+                task = await self._draw.task(ticket.index)
             started = anyio.Event()
-            work.start_soon(self._group, self._order[ticket.index], ticket, started)
+            work.start_soon(self._group, task, ticket, started)
             slots = self._journal.during("dispatcher", "wait_for_slot")
             with self._board.waiting("the dispatcher", f"episode slots for group {ticket.index}"), slots:
                 await started.wait()
@@ -283,6 +288,8 @@ class Engine:
         if isinstance(outcome, DroppedGroup):
             self._buffer.drop(outcome.index, outcome.reason)
         else:
+            if self._on_result is not None:
+                self._on_result(outcome)
             self._buffer.complete(outcome)
             self._journal.completed()
 
@@ -330,6 +337,13 @@ class Engine:
 
     def _describe_waits(self) -> str:
         return "\n".join(f"  {line}" for line in (*self._waits(), *self._backend.describe()))
+
+
+def _make_draw(tasks: Sequence[Task] | TrainingTasks, seed: int, shuffle: bool, resume: RunState) -> TaskDraw:
+    training = TrainingTasks.of(tasks)
+    if not training.is_endless:
+        check_unique(training.finite, "the training")
+    return TaskDraw(training, seed, shuffle=shuffle, resume=resume.draw, digest=resume.tasks)
 
 
 def _first_version(resume: RunState, inference: Inference) -> int:

@@ -16,8 +16,8 @@ import anyio
 
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
+from agentrl.data.digest import check_unique
 from agentrl.engine.buffer import Signal
-from agentrl.engine.tasks import check_tasks
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import Backend
 from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, prefixed, version_range
@@ -149,7 +149,7 @@ async def evaluate_with(
 
     Cancellation: as for `evaluate_policy`.
     """
-    check_tasks(tasks)
+    check_unique(tasks, "the evaluation")
     count = len(tasks) if episodes is None else episodes
     if count < 1:
         raise ConfigError(f"episodes: expected at least 1, got {count}; leave it out for one of each task")

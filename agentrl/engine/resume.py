@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from agentrl.engine.tasks import TaskDigest
+from agentrl.data.digest import TaskDigest
+from agentrl.data.draw import DrawState
+from agentrl.data.load import TrainingTasks
 from agentrl.errors import ConfigError, TrainError
 from agentrl.types import Task
 
@@ -39,6 +41,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The training tasks; None in checkpoints of earlier releases."""
     eval_tasks: TaskDigest | None = None
     """The evaluation tasks; None where the run evaluates nothing."""
+    draw: DrawState | None = None
+    """Results and choices of the curriculum; None where the run has none."""
 
     def mark(self) -> dict[str, object]:
         """Return the `resumed` event, by which readers leave out the lines of work that was lost."""
@@ -49,7 +53,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "evaluations_due": self.evaluations_due,
         }
 
-    def check_tasks(self, tasks: Sequence[Task], eval_tasks: Sequence[Task], *, where: str) -> None:
+    def with_tasks(self, tasks: TrainingTasks) -> RunState:
+        """Return the state of a run that continues with other training tasks."""
+        return msgspec.structs.replace(self, tasks=tasks.digest(self._drawn))
+
+    @property
+    def _drawn(self) -> tuple[int, ...]:
+        """Number of tasks that were drawn from each endless source."""
+        return () if self.tasks is None else tuple(stream.drawn for stream in self.tasks.streams)
+
+    def check_tasks(self, tasks: Sequence[Task] | TrainingTasks, eval_tasks: Sequence[Task], *, where: str) -> None:
         """Check that a run continues with the tasks that it had.
 
         Args:
@@ -60,8 +73,12 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             ConfigError: some have changed; the message names what.
         """
-        for name, now, before in (("training", tasks, self.tasks), ("evaluation", eval_tasks, self.eval_tasks)):
-            difference = TaskDigest.of(now).difference(before) if before is not None else None
+        training = None if self.tasks is None else TrainingTasks.of(tasks).digest(self._drawn)
+        for name, now, before in (
+            ("training", training, self.tasks),
+            ("evaluation", TaskDigest.of(eval_tasks), self.eval_tasks),
+        ):
+            difference = now.difference(before) if now is not None and before is not None else None
             if difference is not None:
                 raise ConfigError(
                     f"the {name} tasks are not those of {where}: {difference}. Groups are drawn by number, so some tasks "

@@ -24,6 +24,7 @@ import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.concurrency import task_group
+from agentrl.data.draw import TaskDraw
 from agentrl.engine.batch import PreparedBatch, prepare_batch
 from agentrl.engine.buffer import GroupBuffer, VersionClock
 from agentrl.engine.config import LOGPROB_TOLERANCE, EngineConfig
@@ -209,9 +210,11 @@ class TrainLoop:
         config: EngineConfig,
         spot_check: SpotCheck,
         evaluations: EvaluationQueue,
+        draw: TaskDraw,
         state: RunState,
     ) -> None:
-        """Connect the parts that `Engine` makes; `state` is the one to start from, with the digests of the tasks."""
+        """Connect the parts that `Engine` makes; `state` is the one to start from, with the digest of the held-out tasks."""
+        self._draw = draw
         self._spot_check = spot_check
         self._trainer, self._weights, self._buffer, self._clock = trainer, weights, buffer, clock
         self._journal, self._board, self._watchdog, self._progress = journal, board, watchdog, progress
@@ -378,8 +381,9 @@ class TrainLoop:
             groups_admitted=self._buffer.num_admitted,
             groups_open=self._buffer.open_indices,
             evaluations_due=self._evaluations.due,
-            tasks=self._first.tasks,
+            tasks=self._draw.digest(),
             eval_tasks=self._first.eval_tasks,
+            draw=self._draw.state(self._buffer.open_indices),
         )
 
 

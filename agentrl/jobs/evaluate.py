@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.data.load import load_held_out
 from agentrl.engine.evaluate import EvalReport, evaluate_policy, evaluate_with
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.inference.config import has_credentials
@@ -25,7 +26,6 @@ from agentrl.inference.launch.pool import launch_pool
 from agentrl.jobs.episode_bar import EpisodeBar
 from agentrl.jobs.files import check_writable, write_json
 from agentrl.jobs.garbage_collector import tuned_garbage_collector
-from agentrl.jobs.tasks import load_tasks
 from agentrl.jobs.train import load_renderer
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
@@ -63,9 +63,9 @@ async def evaluate_target(
     key = check_target(run, target, episodes)
     if output is not None:
         _check_output(output)
-    tasks = load_tasks(run.tasks).evaluation
+    tasks = load_held_out(run.tasks)
     if not tasks:
-        raise ConfigError("tasks: there are no held-out tasks; set tasks.eval_path or tasks.eval_factory_args")
+        raise ConfigError("tasks: there are no held-out tasks; set tasks.eval, tasks.eval_path or tasks.eval_factory_args")
     workflow = load_workflow(run.workflow, run.workflow_args)
     count = run.engine.eval_episodes if episodes is None else episodes
     with server_logs(run) as logs:
@@ -249,7 +249,7 @@ async def _at_checkpoint(
     greedy: bool,
     on_episode: Callable[[Trajectory], None],
 ) -> EvalReport:
-    checkpoint = target.checkpoint or Path(run.model.path)
+    checkpoint = target.checkpoint or Path(run.model.directory)
     renderer = load_renderer(run, checkpoint)
     async with launch_pool(
         run.resolved_inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs.folder

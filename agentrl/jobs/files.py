@@ -1,14 +1,14 @@
-"""Files that commands read and write.
+"""Files that commands write.
 
-Invariant: a bad line is a `ConfigError` with file and line, and no line is skipped. A JSON file appears whole or not at all.
+Invariant: a JSON file appears whole or not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -50,29 +50,3 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def read_jsonl(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield `(line number, object)` for each non-empty line of a JSONL file.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line is not a JSON object.
-    """
-    try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise ConfigError(
-                f"{path}:{number}: expected a JSON object, got {line[:60]!r} ({error}); fix or remove the line"
-            ) from error
-        if not isinstance(record, dict):
-            raise ConfigError(
-                f"{path}:{number}: expected a JSON object, got {type(record).__name__}; fix or remove the line"
-            )
-        yield number, cast("dict[str, Any]", record)

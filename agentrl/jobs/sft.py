@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agentrl.config import RunConfig
+from agentrl.data.files import read_rows
 from agentrl.errors import ConfigError, TokenError
-from agentrl.jobs.files import check_writable, read_jsonl
+from agentrl.jobs.files import check_writable
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.config import SftConfig
 
@@ -34,8 +35,8 @@ def warm_start(run: RunConfig, output: Path) -> None:
     check_writable(output, str(output))
     if output.exists():
         raise ConfigError(f"{output} exists; name a directory that does not, or remove it")
-    renderer = Renderer.load(run.model.path, template_options=run.sampling.template_options)
-    report = run_sft_with_progress(run.model.path, output, run.sft, encode_conversations(run.sft.data, renderer))
+    renderer = Renderer.load(run.model.directory, template_options=run.sampling.template_options)
+    report = run_sft_with_progress(run.model.directory, output, run.sft, encode_conversations(run.sft.data, renderer))
     print(
         f"{report.steps} steps on {report.tokens} tokens in {report.seconds:.0f} s, "
         f"loss {report.first_loss:.3f} -> {report.last_loss:.3f} nats per token; wrote {report.output_path}"
@@ -51,16 +52,16 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
     from agentrl.trainer.sft import EncodedExample
 
     examples: list[EncodedExample] = []
-    for number, record in read_jsonl(path):
-        messages, tools = _conversation(record, f"{path}:{number}")
+    for row in read_rows(Path(path)):
+        messages, tools = _conversation(row.fields, row.place)
         try:
             encoded = renderer.encode_conversation(messages, tools)
         except TokenError as error:
-            raise ConfigError(f"{path}:{number}: {error}") from error
+            raise ConfigError(f"{row.place}: {error}") from error
         mask = encoded.assistant_mask
         if not mask.any() or mask[0]:
             raise ConfigError(
-                f"{path}:{number}: expected an assistant message after at least one other message; fix or remove the line"
+                f"{row.place}: expected an assistant message after at least one other message; fix or remove the line"
             )
         examples.append(EncodedExample(token_ids=encoded.token_ids, loss_mask=mask))
     if not examples:

@@ -27,6 +27,8 @@ from msgspec.structs import replace
 
 from agentrl.concurrency import task_group
 from agentrl.config import RunConfig
+from agentrl.data.given import write_task_files
+from agentrl.data.load import TaskSets, load_tasks
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport, Totals
 from agentrl.engine.resume import RunState
@@ -39,7 +41,6 @@ from agentrl.jobs.files import write_json
 from agentrl.jobs.garbage_collector import tuned_garbage_collector
 from agentrl.jobs.plan.plan import describe_plan, missing_gpus, resolved_yaml
 from agentrl.jobs.run_lock import run_lock
-from agentrl.jobs.tasks import TaskSets, load_tasks, write_task_sets
 from agentrl.jobs.trackers import load_trackers, make_feed
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.progress import Progress, make_progress
@@ -86,7 +87,7 @@ def load_parts(run: RunConfig, objects: RunObjects | None = None) -> Parts:
     if run.inference.backend == "sglang" and not run.inference.urls:
         find_sglang_python(run.inference)
     trackers = load_trackers(run)
-    renderer = load_renderer(run, run.model.path)
+    renderer = load_renderer(run, run.model.directory)
     tasks = load_tasks(run.tasks) if objects is None or objects.tasks is None else objects.tasks
     workflow = load_workflow(run.workflow, run.workflow_args) if objects is None else objects.workflow
     return Parts(renderer, tasks, workflow, trackers)
@@ -240,7 +241,7 @@ def _engine(
 def _pool(run: RunConfig, renderer: Renderer) -> AbstractAsyncContextManager[ServerPool]:
     return launch_pool(
         run.resolved_inference,
-        model_path=run.model.path,
+        model_path=run.model.directory,
         vocab_size=renderer.vocab_size,
         seed=run.seed,
         log_dir=run.run_dir / "logs",
@@ -251,7 +252,7 @@ def _trainer(run: RunConfig) -> AbstractAsyncContextManager[RemoteTrainer]:
     return launch_trainer(
         run.trainer,
         run.algorithm,
-        model_path=run.model.path,
+        model_path=run.model.directory,
         total_steps=run.engine.steps,
         seed=run.seed,
         log_path=run.run_dir / "logs" / "trainer.log",
@@ -276,13 +277,15 @@ def _prepare_directory(run: RunConfig, existing: Existing, objects: RunObjects |
         (folder / "config.yaml").write_text(resolved_yaml(run))
         (folder / "plan.txt").write_text(describe_plan(run) + "\n")
         if objects is not None and objects.tasks is not None:
-            write_task_sets(folder, objects.tasks)
+            write_task_files(folder, objects.tasks.train.finite, objects.tasks.evaluation)
     except OSError as error:
         raise ConfigError(f"cannot write the run directory {folder}: {error.strerror}") from error
 
 
 def _task_files(run: RunConfig) -> dict[str, str | None]:
-    return {"tasks.path": run.tasks.path, "tasks.eval_path": run.tasks.eval_path}
+    tasks = run.tasks
+    files = {"tasks.path": tasks.path, "tasks.eval_path": tasks.eval_path, "tasks.eval.path": tasks.eval and tasks.eval.path}
+    return files | {f"path of tasks.sources.{number}": source.path for number, source in enumerate(tasks.sources)}
 
 
 def _check_inputs_survive(run: RunConfig, folder: Path, task_files: Mapping[str, str | None]) -> None:
@@ -349,6 +352,8 @@ def find_checkpoint(run: RunConfig, tasks: TaskSets, accept_changed_tasks: bool 
         raise ConfigError(f"--resume: {error}") from error
     if not accept_changed_tasks:
         state.check_tasks(tasks.train, tasks.evaluation, where=str(found.path))
+    else:
+        state = state.with_tasks(tasks.train)
     due = tuple(step for step in state.evaluations_due if step not in _evaluated(run))
     return ResumePoint(found.path, replace(state, evaluations_due=due))
 

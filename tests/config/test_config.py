@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
+from agentrl.configbase import Config
+from agentrl.data.config import WeightedSource
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
 from agentrl.jobs.plan.plan import resolved_yaml
@@ -25,16 +27,21 @@ from agentrl.jobs.plan.plan import resolved_yaml
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
 
 
-def fields(model: type[BaseModel], prefix: str = "") -> dict[str, str | None]:
-    """Return every leaf field with its description."""
+def fields(model: type[BaseModel], prefix: str = "", seen: set[tuple[type, str]] | None = None) -> dict[str, str | None]:
+    """Return every leaf field with its description; a field that several sections inherit is there once."""
     found: dict[str, str | None] = {}
+    seen = set() if seen is None else seen
     for name, info in model.model_fields.items():
+        owner = next(kind for kind in reversed(model.__mro__) if name in getattr(kind, "model_fields", {}))
+        if (owner, name) in seen:
+            continue
+        seen.add((owner, name))
         kinds = [k for k in (info.annotation, *getattr(info.annotation, "__args__", ())) if isinstance(k, type)]
         nested = next((k for k in kinds if issubclass(k, BaseModel)), None)
         if nested is None:
             found[prefix + name] = info.description
         else:
-            found |= fields(nested, f"{prefix}{name}.")
+            found |= fields(nested, f"{prefix}{name}.", seen)
     return found
 
 
@@ -72,7 +79,9 @@ def reads() -> frozenset[tuple[str, str, str]]:
     reads from the section whose class the module names, which is in the second place. Printing a plan is no reading.
     """
     root = Path(__file__).parents[2]
-    kinds = {kind.__name__ for kind in sections().values()}
+    kinds = {
+        base.__name__ for kind in (*sections().values(), WeightedSource) for base in kind.__mro__ if issubclass(base, Config)
+    } - {"Config"}
     found: set[tuple[str, str, str]] = set()
     for folder in ("agentrl", "examples", "workflows"):
         for file in (root / folder).rglob("*.py"):
@@ -104,7 +113,9 @@ def sections() -> dict[str, type[BaseModel]]:
 def is_read(field: str) -> bool:
     section, _, name = field.rpartition(".")
     section = section or "run"
-    return not reads().isdisjoint({(section, "", name), ("", sections()[section].__name__, name)})
+    read_as = {(section.rpartition(".")[2].removesuffix("s"), "", name), (section, "", name)}
+    read_as |= {("", kind.__name__, name) for kind in (sections() | {"tasks.sources": WeightedSource})[section].__mro__}
+    return not reads().isdisjoint(read_as)
 
 
 def test_every_field_has_a_reader() -> None:

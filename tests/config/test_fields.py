@@ -17,7 +17,7 @@ def test_every_field_has_a_meaning_and_a_type_in_words() -> None:
 
 
 def test_the_fields_are_those_that_a_run_has() -> None:
-    run = parse_config({**BASE, "sft": {"data": "d.jsonl"}})
+    run = parse_config({**BASE, "sft": {"data": "d.jsonl"}, "tasks": {"path": "t.jsonl", "eval": {"path": "e.jsonl"}}})
     assert [path for path, _, _ in field_values(run)] == [f.path for f in FIELDS.values() if not f.is_section]
 
 
@@ -30,6 +30,12 @@ def test_the_fields_are_those_that_a_run_has() -> None:
         ("algorithm.staleness_policy", "one of wait, mask, drop", None, "wait"),
         ("trainer.betas", "2 values, each number at least 0, below 1", None, "[0.9, 0.95]"),
         ("inference.urls", "list of text", None, "[]"),
+        (
+            "tasks.sources",
+            "list of sections with path, factory, factory_args, map, filter, limit, weight",
+            None,
+            "[]",
+        ),
         ("engine.logprob_tolerance", "number above 0 or none", "nats", "null"),
         ("workflow", "text", None, None),
         ("model", "section", None, None),
@@ -43,8 +49,11 @@ def test_a_field_is_described_in_words(path: str, kind: str, unit: str | None, d
 
 def test_a_default_is_yaml_that_the_field_takes() -> None:
     defaults = {f.path: f.default for f in FIELDS.values() if f.default is not None and not f.is_section}
-    del defaults["tasks.path"], defaults["rollout.min_group_size"]  # to give these excludes other fields
-    run = parse_config(BASE, ["--sft.data=d", *(f"--{path}={default}" for path, default in defaults.items())])
+    excluding = {"tasks.path", "tasks.eval.path", "tasks.eval.factory", "rollout.min_group_size"}  # of other fields
+    defaults = {path: default for path, default in defaults.items() if path not in excluding}
+    run = parse_config(
+        BASE, ["--sft.data=d", "--tasks.eval.path=e", *(f"--{path}={default}" for path, default in defaults.items())]
+    )
     assert {path: text for path, text, _ in field_values(run) if path in defaults} == defaults
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from agentrl.client import Client
+from agentrl.data.digest import TaskDigest
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.resume import RunState
-from agentrl.engine.tasks import TaskDigest
 from agentrl.errors import ConfigError, WeightSyncError
 from agentrl.runs.reading import read_index, read_metrics
 from agentrl.tokens.renderer import Renderer

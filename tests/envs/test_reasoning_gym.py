@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
+from agentrl.data.load import load_tasks
 from agentrl.env import EnvironmentPool, EpisodeEnd
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.jobs.tasks import load_tasks
 from agentrl.types import Task
 from agentrl_envs.reasoning_gym import ReasoningGymEnvironment, load_scorer, reasoning_tasks
 from agentrl_workflows.environment import PlayEnvironment
@@ -138,5 +138,5 @@ tasks:
 model: {path: /models/none}
 """)
     tasks = load_tasks(load_config(file).tasks)
-    assert [task["level"] for task in tasks.train[::19]] == [0, 3]
+    assert [task["level"] for task in tasks.train.finite[::19]] == [0, 3]
     assert {task["level"] for task in tasks.evaluation} == {3}

@@ -86,8 +86,8 @@ def test_the_plan_says_what_this_machine_lacks_and_demands_none_of_it(
         ({"workflow": "no_such_module:Agent"}, "workflow: there is no module 'no_such_module'; looked in "),
         ({"workflow": f"{__name__}:nothing"}, f"workflow: module {__name__} has no 'nothing'; it has solve"),
         ({"tasks": {"factory": "no_such_module:make"}}, "tasks.factory: there is no module 'no_such_module'"),
-        ({"tasks": {"factory": f"{__name__}:none"}}, f"tasks.factory: cannot import {__name__}:none"),
-        ({"tasks": {"path": "no.jsonl"}}, "tasks.path: cannot read no.jsonl: No such file"),
+        ({"tasks": {"factory": f"{__name__}:none"}}, f"tasks.factory: module {__name__} has no 'none'"),
+        ({"tasks": {"path": "no.jsonl"}}, "tasks.path: cannot read no.jsonl: there is no such file"),
         (
             {"tasks": {"path": "good.jsonl", "eval_path": "bad.jsonl"}},
             "tasks.eval_path: bad.jsonl:1: expected a JSON object",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import TasksConfig
+from agentrl.data.config import TasksConfig
+from agentrl.data.load import load_tasks
+from agentrl.data.records import read_records
 from agentrl.errors import ConfigError
-from agentrl.jobs.tasks import load_tasks
 from agentrl.reward.extract import boxed
 from agentrl.types import Task
 from agentrl_workflows.tasks.math_files import aime_tasks, deepscaler_tasks, gsm8k_tasks, math_tasks
-from agentrl_workflows.tasks.records import read_records
 
 APPLES = {"question": "Ann picks 3 bags of 24 apples. How many?", "answer": "3 * 24 = <<3*24=72>>72 apples.\n#### 72"}
 SAVINGS = {"question": "What are 5 tens of 200 dollars?", "answer": "It is $1,000 each.\n#### $10,000"}
@@ -142,7 +142,7 @@ def test_a_record_that_cannot_be_used_is_named_with_what_to_do(
         ("a.jsonl", b"", "no records are left of 0"),
         ("a.json", b"[1]", "a.json: record 1: expected a JSON object, got int"),
         ("a.json", b"[{]", "a.json: expected a list of records as JSON"),
-        ("a.txt", b"", "expected a file of .jsonl, .json, .csv, .parquet, got .txt"),
+        ("a.txt", b"", "expected a file of .jsonl, .json, .csv, .tsv, .parquet, got .txt"),
         ("a.jsonl.gz", b"no gzip", "cannot read"),
         ("a.csv", b"q\n\xff\n", "expected CSV with a header, in UTF-8"),
     ],
@@ -163,7 +163,7 @@ def test_a_missing_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
 def test_a_parquet_file_is_read_with_pyarrow_and_the_error_without_it_says_how_to_get_it(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(ConfigError, match=r"train\.parquet: (reading parquet needs pyarrow.*pip install|expected parquet)"):
+    with pytest.raises(ConfigError, match=r"train\.parquet: expected parquet"):
         gsm8k_tasks(str(path))
 
 
@@ -183,7 +183,7 @@ def test_a_run_file_names_the_mapping_and_an_error_in_the_data_reaches_the_user_
     sets = load_tasks(
         TasksConfig(factory=factory, factory_args={"path": path, "start": 1}, eval_factory_args={"path": path, "count": 1})
     )
-    assert [task.id for task in (*sets.train, *sets.evaluation)] == ["gsm8k-train-2", "gsm8k-train-1"]
+    assert [task.id for task in (*sets.train.finite, *sets.evaluation)] == ["gsm8k-train-2", "gsm8k-train-1"]
     write(tmp_path / "train.jsonl", [{"question": "?"}])
     with pytest.raises(ConfigError, match=r"^tasks\.factory: .*train\.jsonl:1: expected text .*the record$"):
         load_tasks(TasksConfig(factory=factory, factory_args={"path": path}))

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.data.records import read_records
 from agentrl.errors import ConfigError
 from agentrl.reward.match import normal_text
-from agentrl_workflows.tasks.records import read_records
 from agentrl_workflows.velmara import velmara_articles
 
 _MAX_QUERY_CHARS = 1_000

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.config import RunConfig, load_config
+from agentrl.data.load import TaskSets, load_tasks
 from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, WorkflowError
 from agentrl.foreign import visible
 from agentrl.inference.config import InferenceConfig
@@ -31,7 +32,6 @@ from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.wire import check_sglang_version
 from agentrl.jobs.errors import describe_error
-from agentrl.jobs.tasks import TaskSets, load_tasks
 from agentrl.jobs.train import load_renderer
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.sandbox import SandboxConfig, open_sandbox, python_program
@@ -203,7 +203,7 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
     tasks = report.check(
         "tasks",
         lambda: load_tasks(run.tasks),
-        lambda sets: f"{len(sets.train)} for training, {len(sets.evaluation)} held out",
+        lambda sets: f"{sets.train.describe()} for training, {len(sets.evaluation)} held out",
     )
     workflow = report.check(
         "workflow", lambda: load_workflow(run.workflow, run.workflow_args), lambda found: f"{found.name} from {run.workflow}"
@@ -213,7 +213,7 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
         report.check("sandbox", lambda: _run_with_watchdog(run, partial(_tested_sandbox, sandbox)), lambda found: found)
     renderer = report.check(
         "model",
-        lambda: load_renderer(run, run.model.path),
+        lambda: load_renderer(run, run.model.directory),
         lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
     )
     if renderer is not None:
@@ -244,7 +244,7 @@ async def _load_trainer(run: RunConfig) -> str:
         async with launch_trainer(
             run.trainer,
             run.algorithm,
-            model_path=run.model.path,
+            model_path=run.model.directory,
             total_steps=run.engine.steps,
             seed=run.seed,
             log_path=Path(logs) / "trainer.log",
@@ -257,12 +257,16 @@ async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow
     """Start or attach to the servers and run one episode."""
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
         serving = launch_pool(
-            run.resolved_inference, model_path=run.model.path, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs
+            run.resolved_inference,
+            model_path=run.model.directory,
+            vocab_size=renderer.vocab_size,
+            seed=run.seed,
+            log_dir=logs,
         )
         async with serving as pool, workflow.opened():
             episode = await run_policy_episode(
                 workflow,
-                tasks.train[0],
+                tasks.train.first(1)[0],
                 backend=pool,
                 renderer=renderer.within(pool.max_context_tokens),
                 rollout=run.rollout,

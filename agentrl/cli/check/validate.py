@@ -17,11 +17,11 @@ from functools import partial
 from typing import Final, TypeAlias, cast
 
 from agentrl.config import RunConfig
+from agentrl.data.load import load_tasks
 from agentrl.engine.evaluate import evaluate_with
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.foreign import visible
 from agentrl.jobs.episode_bar import EpisodeBar
-from agentrl.jobs.tasks import load_tasks
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy
 from agentrl.servers.scripted.server import ScriptedCall
@@ -30,6 +30,8 @@ from agentrl.workflow import GroupWorkflow, RolloutWorkflow, load_workflow
 
 _MAX_TURNS: Final = 64
 """Model calls of an episode of a run that sets no `rollout.max_turns`: a workflow may wait for a reply that never comes."""
+_ENDLESS_LIMIT: Final = 100
+"""Tasks of an endless set that are checked where the command has no limit."""
 _SHOWN: Final = 10
 """Findings of a kind that are printed."""
 _MARGIN: Final = 1e-6
@@ -63,6 +65,8 @@ class SetCounts:
     tasks: int
     left_out: int
     """Tasks beyond the limit."""
+    endless: bool = False
+    """Whether the set never ends, so that more tasks than the limit follow."""
     full: int = 0
     """References that score full."""
     unchecked: int = 0
@@ -84,7 +88,7 @@ class TaskValidation:
 
     Args:
         run: its tasks, workflow and rollout section are used; its model and servers are not.
-        limit: tasks of each set that are checked, from the first; None checks all.
+        limit: tasks of each set that are checked, from the first; None checks all, and 100 of a set that never ends.
 
     Raises:
         ConfigError: tasks or workflow cannot be used, `limit` is below 1, or a reference is no text.
@@ -94,7 +98,9 @@ class TaskValidation:
         if limit is not None and limit < 1:
             raise ConfigError(f"--limit {limit}: expected at least 1; omit it to check all tasks")
         loaded = load_tasks(run.tasks)
-        whole = {"train": loaded.train, "held-out": loaded.evaluation}
+        endless = loaded.train.is_endless
+        train = loaded.train.first(limit or _ENDLESS_LIMIT) if endless else loaded.train.finite
+        whole = {"train": train, "held-out": loaded.evaluation}
         self._workflow = load_workflow(run.workflow, run.workflow_args)
         self._sets = {name: tasks if limit is None else tasks[:limit] for name, tasks in whole.items() if tasks}
         self._references = {name: _references(self._workflow, tasks) for name, tasks in self._sets.items()}
@@ -116,6 +122,7 @@ class TaskValidation:
             seed=run.seed,
         )
         counts = {name: SetCounts(len(tasks), len(whole[name]) - len(tasks)) for name, tasks in self._sets.items()}
+        counts["train"].endless = endless
         self._report = ValidationReport(counts=counts, prompts_compared=self._workflow.prompt_is_task)
 
     async def check(self) -> ValidationReport:
@@ -203,6 +210,7 @@ def print_validation(report: ValidationReport) -> bool:
         parts = [f"{counts.tasks} tasks", f"{counts.full} of {known} references score full"]
         parts += [f"{counts.unchecked} without a reference: not checked"] if counts.unchecked else []
         parts += [f"{counts.left_out} beyond the limit"] if counts.left_out else []
+        parts += ["the first of tasks that never end"] if counts.endless else []
         print(f"{name:<9} {', '.join(parts)}")
     if not report.prompts_compared:
         print("prompts   not compared: the workflow has prompt_is_task = False")

@@ -221,7 +221,7 @@ def shared_gpus(run: RunConfig) -> tuple[int, ...]:
 
 def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
     """Return the plan's rows on memory; none where the shape of the model is unknown."""
-    shape = model_shape_of(run.model.path)
+    shape = model_shape_of(run.model.local_path or run.model.path)
     if shape is None:
         return []
     trainer = trainer_memory(run, shape)

@@ -1,25 +1,27 @@
 """The plan of a run, as `--dry-run` prints it: weights, tasks, servers, memory, loss, staleness rule, devices, files.
 
 Invariant: the plan follows from the resolved config and, for memory, the model's config.json. It needs neither weights
-nor a GPU, and it starts nothing. What this machine lacks is listed and is no error; the user's modules are imported to
-find it.
+nor a GPU, and it starts nothing. What this machine lacks is listed and is no error; the user's modules are imported and
+task files are read to find it, but no factory is called.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import yaml
 
 from agentrl.config import RunConfig, inapplicable
+from agentrl.data.config import SourceConfig, WeightedSource
+from agentrl.data.load import load_held_out, load_training
+from agentrl.data.source import find_function, never_ends
 from agentrl.engine.config import INTERRUPT_S
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
 from agentrl.jobs.plan.memory import memory_rows, running_requests
-from agentrl.jobs.tasks import find_factory, read_tasks
 from agentrl.jobs.trackers import load_trackers
 from agentrl.workflow import load_workflow
 
@@ -58,13 +60,27 @@ def describe_plan(config: RunConfig) -> str:
 
 def _tasks(config: RunConfig) -> str:
     tasks = config.tasks
-    held_out = tasks.eval_path or (tasks.factory if tasks.eval_factory_args is not None else None)
-    return f"{tasks.path or tasks.factory}; held out: {held_out or 'none'}"
+    sources = ", ".join(_source(source) + _share(source.weight, tasks.training) for source in tasks.training)
+    order = f"; curriculum {tasks.curriculum}" if tasks.curriculum else "" if tasks.shuffle else "; in their own order"
+    return f"{sources}{order}; held out: {'none' if tasks.held_out is None else _source(tasks.held_out)}"
+
+
+def _source(source: SourceConfig) -> str:
+    mapped = f" mapped by {source.map}" if source.map else ""
+    kept = f" where {', '.join(f'{name} is {value}' for name, value in source.filter.items())}" if source.filter else ""
+    count = f", the first {source.limit}" if source.limit else ", endless" if never_ends(source) else ""
+    return f"{source.origin}{mapped}{kept}{count}"
+
+
+def _share(weight: float, sources: Sequence[WeightedSource]) -> str:
+    return "" if len(sources) == 1 else f" ({weight / sum(source.weight for source in sources):.0%})"
 
 
 def _weights(config: RunConfig) -> str:
     trainer = config.trainer
-    return f"{config.model.path}, trained in {trainer.dtype} on {_device(config)}, {trainer.processes} process"
+    local = config.model.local_path
+    at = f" at {local}" if local not in (None, config.model.path) else ""
+    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {trainer.processes} process"
 
 
 def _device(config: RunConfig) -> str:
@@ -97,26 +113,31 @@ def _server_device(config: RunConfig) -> str:
 def missing_here(config: RunConfig) -> list[str]:
     """Return what the run needs and this machine lacks, as far as that can be found without starting anything."""
     tasks, inference = config.tasks, config.inference
-    probes: list[tuple[str, Callable[[], object]]] = [("", partial(load_workflow, config.workflow, config.workflow_args))]
-    if tasks.factory is not None:
-        probes.append(("", partial(find_factory, tasks.factory)))
-    for field, path in (("tasks.path: ", tasks.path), ("tasks.eval_path: ", tasks.eval_path)):
-        if path is not None:
-            probes.append((field, partial(read_tasks, path)))
-    probes.append(("", partial(load_trackers, config)))
+    probes: list[Callable[[], object]] = [partial(load_workflow, config.workflow, config.workflow_args)]
+    if all(source.factory is None for source in tasks.training):
+        probes.append(partial(load_training, tasks))
+    if tasks.held_out is not None and tasks.held_out.factory is None:
+        probes.append(partial(load_held_out, tasks))
+    named = {"factory": tasks.factory, "map": tasks.map, "curriculum": tasks.curriculum}
+    named |= {f"sources.{number}.factory": source.factory for number, source in enumerate(tasks.sources)}
+    probes += [partial(find_function, name, f"tasks.{field}") for field, name in named.items() if name is not None]
+    probes.append(partial(load_trackers, config))
     if inference.backend == "sglang" and not inference.urls:
-        probes.append(("", partial(find_sglang_python, inference)))
+        probes.append(partial(find_sglang_python, inference))
     missing: list[str] = []
-    if not Path(config.model.path).is_dir():
-        missing.append(
-            f"model.path: there is no directory {config.model.path}; put a HF checkpoint there, or name another one"
-        )
+    try:
+        if not Path(config.model.directory).is_dir():
+            missing.append(
+                f"model.path: there is no directory {config.model.path}; put a HF checkpoint there, or name another one"
+            )
+    except ConfigError as error:
+        missing.append(str(error))
     missing += missing_gpus(config)
-    for field, probe in probes:
+    for probe in probes:
         try:
             probe()
         except ConfigError as error:
-            missing.append(f"{field}{error}")
+            missing.append(str(error))
     return missing
 
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import orjson
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.data.config import TasksConfig
+from agentrl.data.curriculum import load_curriculum
+from agentrl.data.given import TASK_FILES, given_tasks, read_tasks
+from agentrl.data.load import TaskSets, TrainingTasks
 from agentrl.errors import ConfigError
-from agentrl.jobs.tasks import TASK_FILES, TaskSets, given_tasks, read_tasks
 from agentrl.jobs.train import RunObjects
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow, as_workflow, load_workflow
@@ -68,7 +71,7 @@ def read_run(
         if given is not None:
             set_field(call, fields, f"tasks.{key}", str(given if sets is None else place / file))
     config = parse_config(fields, source=call)
-    return GivenRun(config=config, objects=RunObjects(played, sets))
+    return GivenRun(config=config, objects=RunObjects(played, sets and _with_curriculum(call, sets, config.tasks)))
 
 
 def nested_fields(call: str, overrides: Mapping[str, object]) -> dict[str, Any]:
@@ -120,7 +123,17 @@ def _task_sets(tasks: GivenTasks, eval_tasks: GivenTasks | None) -> TaskSets | N
     if isinstance(tasks, (str, Path)) and (eval_tasks is None or isinstance(eval_tasks, (str, Path))):
         return None
     held_out = () if eval_tasks is None else one_task_set(eval_tasks, "eval_tasks")
-    return TaskSets(one_task_set(tasks, "tasks"), held_out)
+    return TaskSets(TrainingTasks.of(one_task_set(tasks, "tasks")), held_out)
+
+
+def _with_curriculum(call: str, sets: TaskSets, config: TasksConfig) -> TaskSets:
+    """Return tasks that are objects with the curriculum of the run, and refuse what only files take."""
+    given = [name for name in ("map", "filter", "limit") if getattr(config, name)]
+    if given:
+        raise ConfigError(f"{call}: tasks.{given[0]} applies to files; pass the list of tasks as it should be")
+    if config.curriculum is None:
+        return sets
+    return sets._replace(train=replace(sets.train, curriculum=load_curriculum(config.curriculum, config.curriculum_args)))
 
 
 def one_task_set(given: GivenTasks, where: str) -> tuple[Task, ...]:

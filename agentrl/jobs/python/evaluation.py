@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.data.load import load_training
 from agentrl.engine.evaluate import EvalReport
 from agentrl.jobs.evaluate import Target, check_target, play_episodes, server_logs
 from agentrl.jobs.python.arguments import GivenTasks, read_run
-from agentrl.jobs.tasks import load_tasks
 
 
 async def evaluate(
@@ -48,7 +48,8 @@ async def evaluate(
     given = read_run("agentrl.evaluate", workflow, tasks, None, model, overrides)
     target = Target(endpoint=endpoint, model=str(model) if endpoint else None, api_key_env=api_key_env)
     key = check_target(given.config, target, episodes)
-    played = load_tasks(given.config.tasks).train if given.objects.tasks is None else given.objects.tasks.train
+    training = load_training(given.config.tasks) if given.objects.tasks is None else given.objects.tasks.train
+    played = training.first(episodes or 1) if training.is_endless else training.finite
     count = len(played) if episodes is None else episodes
     with server_logs(given.config) as logs:
         return await play_episodes(given.config, target, key, logs, given.objects.workflow, played, count, greedy)

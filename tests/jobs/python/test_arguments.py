@@ -11,8 +11,8 @@ import yaml
 import agentrl
 from agentrl import Client, ConfigError, RolloutWorkflow, Task
 from agentrl.config import parse_config
+from agentrl.data.given import read_tasks, write_task_files
 from agentrl.jobs.python.arguments import GivenRun, GivenTasks, read_run
-from agentrl.jobs.tasks import read_tasks, write_task_sets
 from agentrl.workflow import load_workflow
 
 TASKS = [{"question": "a"}, {"question": "b", "id": 7}]
@@ -66,7 +66,7 @@ def test_sections_and_fields_are_given_in_three_ways_that_mean_the_same() -> Non
         ({"tasks": [1]}, r"tasks\[0\]: expected a mapping or agentrl.Task, got int"),
         ({"tasks": [{"x": object()}]}, r"tasks\[0\]: the fields of a task must be JSON"),
         ({"tasks": []}, "tasks holds no tasks"),
-        ({"tasks": [{"id": 1}, {"id": "1"}]}, "tasks: two tasks have the id '1'"),
+        ({"tasks": [{"id": 1}, {"id": "1"}]}, "tasks: 2 tasks have the id '1'"),
         ({"eval_tasks": "none.jsonl"}, "cannot read none.jsonl"),
         ({"workflow_args": {"bonsu": 1}}, "unexpected keyword argument 'bonsu'"),
     ],
@@ -124,10 +124,10 @@ def test_tasks_that_are_objects_are_written_where_the_config_names_them(tmp_path
     run = read(tasks=tasks, eval_tasks=[{"question": "d"}], name="first", runs_dir=tmp_path)
     assert run.objects.tasks is not None
     run.config.run_dir.mkdir()
-    write_task_sets(run.config.run_dir, run.objects.tasks)
+    write_task_files(run.config.run_dir, run.objects.tasks.train.finite, run.objects.tasks.evaluation)
     assert run.config.tasks.path == str(tmp_path / "first" / "tasks.jsonl")
     back = read_tasks(str(run.config.tasks.path))
-    assert [task.id for task in back] == ["1", "7", "own"] == [task.id for task in run.objects.tasks.train]
+    assert [task.id for task in back] == ["1", "7", "own"] == [task.id for task in run.objects.tasks.train.finite]
     assert [task["question"] for task in back] == ["a", "b", "c"]
     assert read_tasks(str(run.config.tasks.eval_path)) == run.objects.tasks.evaluation
 

@@ -18,11 +18,11 @@ import anyio
 from rich.console import Console
 
 from agentrl.config import RunConfig, load_config
+from agentrl.data.load import load_held_out
 from agentrl.engine.report import RunReport
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.jobs.files import write_json
-from agentrl.jobs.tasks import load_tasks
 from agentrl.jobs.train import train_run
 from agentrl.watchdog.loop import run_watched
 from agentrl.workflow import load_workflow
@@ -65,7 +65,7 @@ def run_demo(
     if run.inference.backend == "sglang":
         find_sglang_python(run.inference)  # fails now, not after the warm start
     anyio.run(_open_workflow, run)  # as does a workflow whose sandbox this machine does not have
-    held_out = load_tasks(run.tasks).evaluation
+    held_out = load_held_out(run.tasks)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     student = make_student(recipe, seed, folder, console)

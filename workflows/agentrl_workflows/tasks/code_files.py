@@ -10,16 +10,17 @@ error that names it; with `skip_unreadable` it is left out, and the log has the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import orjson
 
+from agentrl.data.records import DataRecord, read_records
 from agentrl.errors import ConfigError
 from agentrl.reward.code import read_tests
 from agentrl.types import JsonValue, Task
 from agentrl_workflows.tasks.assertions import asserted_calls, checked_calls
-from agentrl_workflows.tasks.records import DataRecord, read_records, tasks_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ _PROGRAM: Final = (
     "Write a Python program that reads standard input and writes the answer to standard output. Answer with the whole "
     "program in one block of Python code."
 )
-_Made = tuple[str | None, dict[str, Any]]
-"""The own id of a record, and the fields of its task."""
 
 
 def mbpp_tasks(
@@ -48,23 +47,28 @@ def mbpp_tasks(
     Raises:
         ConfigError: a file or a record cannot be used.
     """
+    return _code_tasks("mbpp", read_records(path, start=start, count=count), mbpp_task, skip_unreadable)
 
-    def make(record: DataRecord) -> _Made:
-        asserts = record.texts("test_list")
-        more = record.texts("challenge_test_list") if record.optional("challenge_test_list") is not None else []
-        if not asserts:
-            raise record.error("'test_list': expected at least one assertion")
-        hidden = [*asserts[1:], *more] or asserts
-        question = f"{record.text('text', 'prompt').strip()}\n\nExample: `{asserts[0].strip()}`\n\n{_FUNCTION}"
-        data = {
-            "question": question,
-            "examples": asserted_calls(asserts[:1]),
-            "tests": asserted_calls(hidden),
-            "reference": _block(record.text("code")),
-        }
-        return record.answer("task_id"), data
 
-    return _code_tasks("mbpp", read_records(path, start=start, count=count), make, skip_unreadable)
+def mbpp_task(record: DataRecord) -> Task:
+    """Return the task of a record of MBPP; `tasks.map` takes this function.
+
+    Raises:
+        ConfigError: the record cannot be used.
+    """
+    asserts = record.texts("test_list")
+    more = record.texts("challenge_test_list") if record.optional("challenge_test_list") is not None else []
+    if not asserts:
+        raise record.error("'test_list': expected at least one assertion")
+    hidden = [*asserts[1:], *more] or asserts
+    question = f"{record.text('text', 'prompt').strip()}\n\nExample: `{asserts[0].strip()}`\n\n{_FUNCTION}"
+    data = {
+        "question": question,
+        "examples": asserted_calls(asserts[:1]),
+        "tests": asserted_calls(hidden),
+        "reference": _block(record.text("code")),
+    }
+    return _code_task(f"mbpp-{record.answer('task_id')}", data)
 
 
 def humaneval_tasks(
@@ -81,15 +85,21 @@ def humaneval_tasks(
     Raises:
         ConfigError: a file or a record cannot be used.
     """
+    return _code_tasks("humaneval", read_records(path, start=start, count=count), humaneval_task, skip_unreadable)
 
-    def make(record: DataRecord) -> _Made:
-        prompt, entry = record.text("prompt"), record.text("entry_point")
-        tests = checked_calls(record.text("test"), entry)
-        question = f"Complete the function `{entry}`:\n\n{_block(prompt)}\n\n{_FUNCTION} Repeat the imports that it needs."
-        reference = _block(prompt + record.text("canonical_solution"))
-        return record.text("task_id"), {"question": question, "tests": tests, "reference": reference}
 
-    return _code_tasks("humaneval", read_records(path, start=start, count=count), make, skip_unreadable)
+def humaneval_task(record: DataRecord) -> Task:
+    """Return the task of a record of HumanEval; `tasks.map` takes this function.
+
+    Raises:
+        ConfigError: the record cannot be used.
+    """
+    prompt, entry = record.text("prompt"), record.text("entry_point")
+    tests = checked_calls(record.text("test"), entry)
+    question = f"Complete the function `{entry}`:\n\n{_block(prompt)}\n\n{_FUNCTION} Repeat the imports that it needs."
+    reference = _block(prompt + record.text("canonical_solution"))
+    data = {"question": question, "tests": tests, "reference": reference}
+    return _code_task(f"humaneval-{record.text('task_id')}", data)
 
 
 def livecodebench_tasks(
@@ -116,44 +126,51 @@ def livecodebench_tasks(
     Raises:
         ConfigError: a file or a record cannot be used.
     """
-
-    def make(record: DataRecord) -> _Made:
-        public = record.items("public_test_cases")
-        cases = [*public, *_private_cases(record)] if private_tests else public
-        starter = record.optional("starter_code")
-        question = record.text("question_content").strip()
-        tests, instruction = _judged(record, cases)
-        if isinstance(starter, str) and starter.strip():
-            question += f"\n\nComplete this code:\n\n{_block(starter)}"
-        data: dict[str, Any] = {"question": f"{question}\n\n{instruction}", "tests": tests}
-        data |= {"examples": _judged(record, public)[0]} if public else {}
-        data |= {name: value for name in ("difficulty", "platform") if (value := record.optional(name)) is not None}
-        return record.answer("question_id"), data
-
+    make = partial(livecodebench_task, private_tests=private_tests)
     return _code_tasks("livecodebench", read_records(path, start=start, count=count), make, skip_unreadable)
 
 
+def livecodebench_task(record: DataRecord, *, private_tests: bool = True) -> Task:
+    """Return the task of a record of LiveCodeBench; `tasks.map` takes this function.
+
+    Raises:
+        ConfigError: the record cannot be used.
+    """
+    public = record.listed("public_test_cases")
+    cases = [*public, *_private_cases(record)] if private_tests else public
+    starter = record.optional("starter_code")
+    question = record.text("question_content").strip()
+    tests, instruction = _judged(record, cases)
+    if isinstance(starter, str) and starter.strip():
+        question += f"\n\nComplete this code:\n\n{_block(starter)}"
+    data: dict[str, Any] = {"question": f"{question}\n\n{instruction}", "tests": tests}
+    data |= {"examples": _judged(record, public)[0]} if public else {}
+    data |= {name: value for name in ("difficulty", "platform") if (value := record.optional(name)) is not None}
+    return _code_task(f"livecodebench-{record.answer('question_id')}", data)
+
+
+def _code_task(name: str, data: dict[str, Any]) -> Task:
+    read_tests(data["tests"])
+    return Task(id=name, data=data)
+
+
 def _code_tasks(
-    kind: str, records: Sequence[DataRecord], make: Callable[[DataRecord], _Made], skip_unreadable: bool
+    kind: str, records: Sequence[DataRecord], make: Callable[[DataRecord], Task], skip_unreadable: bool
 ) -> list[Task]:
+    tasks: list[Task] = []
     skipped: list[str] = []
-
-    def made() -> Iterator[tuple[DataRecord, str | None, Mapping[str, Any]]]:
-        for record in records:
-            try:
-                own, data = make(record)
-                read_tests(data["tests"])
-            except ConfigError as error:
-                text = str(error)
-                problem = error if text.startswith(record.place) else record.error(text)
-                if not skip_unreadable or problem is error:  # a missing field is always an error
-                    hint = "" if problem is error else ", or leave out such records with skip_unreadable: true"
-                    raise ConfigError(f"{problem}{hint}") from None
-                skipped.append(f"{record.place}: {text}")
-            else:
-                yield record, own, data
-
-    tasks = tasks_of(kind, made())
+    for record in records:
+        try:
+            task = make(record)
+        except ConfigError as error:
+            text = str(error)
+            problem = error if text.startswith(record.place) else record.error(text)
+            if not skip_unreadable or problem is error:  # a missing field is always an error
+                hint = "" if problem is error else ", or leave out such records with skip_unreadable: true"
+                raise ConfigError(f"{problem}{hint}") from None
+            skipped.append(f"{record.place}: {text}")
+        else:
+            tasks.append(task)
     if skipped:
         logger.warning("%s: left out %d of %d records; the first: %s", kind, len(skipped), len(records), skipped[0])
     if not tasks:
@@ -168,7 +185,7 @@ def _private_cases(record: DataRecord) -> list[object]:
             "'private_test_cases' is compressed pickle, which can run any code when it is read; agentrl never unpickles. "
             "Convert the file to JSON once, in a sandbox or with a source that you trust, or set private_tests: false"
         )
-    return record.items("private_test_cases")
+    return record.listed("private_test_cases")
 
 
 def _judged(record: DataRecord, cases: Sequence[object]) -> tuple[dict[str, JsonValue], str]:

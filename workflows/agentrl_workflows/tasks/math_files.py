@@ -8,13 +8,13 @@ Invariant: a record without a question or an answer is an error that names it; n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
+from agentrl.data.records import DataRecord, read_records
 from agentrl.errors import ConfigError
 from agentrl.reward.extract import after, boxed
 from agentrl.types import Task
-from agentrl_workflows.tasks.records import DataRecord, read_records, tasks_of
 
 _MARK: Final = "####"
 _CALCULATION: Final = re.compile(r"<<[^<>]*>>")
@@ -33,18 +33,22 @@ def gsm8k_tasks(path: str | Sequence[str], *, start: int = 0, count: int | None 
     Raises:
         ConfigError: a file or a record cannot be used.
     """
+    return [gsm8k_task(record) for record in read_records(path, start=start, count=count)]
 
-    def made() -> Iterator[tuple[DataRecord, str | None, Mapping[str, Any]]]:
-        for record in read_records(path, start=start, count=count):
-            written = record.text("answer")
-            answer = after(_MARK)(written)
-            if answer is None:
-                raise record.error(f"'answer': expected a solution that ends with '{_MARK} 72', got {written[-40:]!r}")
-            answer = answer.replace(",", "").replace("$", "")
-            steps = _CALCULATION.sub("", written.rpartition(_MARK)[0]).strip()
-            yield record, None, _math_fields(record.text("question"), answer, steps)
 
-    return tasks_of("gsm8k", made())
+def gsm8k_task(record: DataRecord) -> Task:
+    """Return the task of a record of GSM8K; `tasks.map` takes this function.
+
+    Raises:
+        ConfigError: the record cannot be used.
+    """
+    written = record.text("answer")
+    answer = after(_MARK)(written)
+    if answer is None:
+        raise record.error(f"'answer': expected a solution that ends with '{_MARK} 72', got {written[-40:]!r}")
+    answer = answer.replace(",", "").replace("$", "")
+    steps = _CALCULATION.sub("", written.rpartition(_MARK)[0]).strip()
+    return Task(id=f"gsm8k-{record.name}", data=_math_fields(record.text("question"), answer, steps))
 
 
 def math_tasks(
@@ -63,28 +67,32 @@ def math_tasks(
     Raises:
         ConfigError: a file or a record cannot be used, or no record has one of the levels.
     """
-
-    def made() -> Iterator[tuple[DataRecord, str | None, Mapping[str, Any]]]:
-        for record in read_records(path, start=start, count=count):
-            solution = record.text("solution")
-            answer = boxed(solution) or next(iter(_BARE_BOX.findall(solution)), None)
-            if record.optional("answer") is not None:
-                answer = record.answer("answer")
-            if answer is None:
-                raise record.error(f"'solution': expected a \\boxed answer, got {solution[-40:]!r}")
-            level = _LEVEL.fullmatch(str(record.optional("level")))
-            if levels is None or (level is not None and int(level[1]) in levels):
-                data = _math_fields(record.text("problem"), answer, solution if boxed(solution) == answer else "")
-                extra = {"level": int(level[1])} if level else {}
-                subject = record.optional("subject", "type")
-                name = record.optional("unique_id")
-                own = name.removesuffix(".json") if isinstance(name, str) else None
-                yield record, own, data | extra | ({"subject": subject} if subject else {})
-
-    tasks = tasks_of("math", made())
-    if not tasks:
+    tasks = [math_task(record) for record in read_records(path, start=start, count=count)]
+    kept = [task for task in tasks if levels is None or task.data.get("level") in levels]
+    if not kept:
         raise ConfigError(f"{path}: no record has one of the levels {list(levels or [])}; MATH has levels 1 to 5")
-    return tasks
+    return kept
+
+
+def math_task(record: DataRecord) -> Task:
+    r"""Return the task of a record of MATH or MATH-500; `tasks.map` takes this function.
+
+    Raises:
+        ConfigError: the record cannot be used.
+    """
+    solution = record.text("solution")
+    answer = boxed(solution) or next(iter(_BARE_BOX.findall(solution)), None)
+    if record.optional("answer") is not None:
+        answer = record.answer("answer")
+    if answer is None:
+        raise record.error(f"'solution': expected a \\boxed answer, got {solution[-40:]!r}")
+    data = _math_fields(record.text("problem"), answer, solution if boxed(solution) == answer else "")
+    if (level := _LEVEL.fullmatch(str(record.optional("level")))) is not None:
+        data["level"] = int(level[1])
+    if (subject := record.optional("subject", "type")) is not None:
+        data["subject"] = subject
+    name = record.optional("unique_id")
+    return Task(id=f"math-{name.removesuffix('.json') if isinstance(name, str) else record.name}", data=data)
 
 
 def aime_tasks(path: str | Sequence[str], *, start: int = 0, count: int | None = None) -> list[Task]:
@@ -100,17 +108,21 @@ def aime_tasks(path: str | Sequence[str], *, start: int = 0, count: int | None =
     Raises:
         ConfigError: a file or a record cannot be used, or an answer is no such integer.
     """
+    return [aime_task(record) for record in read_records(path, start=start, count=count)]
 
-    def made() -> Iterator[tuple[DataRecord, str | None, Mapping[str, Any]]]:
-        for record in read_records(path, start=start, count=count):
-            answer = record.answer("answer", "Answer")
-            if not (answer.isdecimal() and int(answer) <= 999):
-                raise record.error(f"'answer': expected an integer from 0 to 999, got {answer!r}")
-            name = record.optional("id", "ID")
-            question = record.text("problem", "Problem", "question", "Question")
-            yield record, None if name is None else str(name), _math_fields(question, str(int(answer)), "")
 
-    return tasks_of("aime", made())
+def aime_task(record: DataRecord) -> Task:
+    """Return the task of a record of AIME; `tasks.map` takes this function.
+
+    Raises:
+        ConfigError: the record cannot be used.
+    """
+    answer = record.answer("answer", "Answer")
+    if not (answer.isdecimal() and int(answer) <= 999):
+        raise record.error(f"'answer': expected an integer from 0 to 999, got {answer!r}")
+    name = record.optional("id", "ID")
+    question = record.text("problem", "Problem", "question", "Question")
+    return Task(id=f"aime-{record.name if name is None else name}", data=_math_fields(question, str(int(answer)), ""))
 
 
 def deepscaler_tasks(path: str | Sequence[str], *, start: int = 0, count: int | None = None) -> list[Task]:
@@ -124,9 +136,16 @@ def deepscaler_tasks(path: str | Sequence[str], *, start: int = 0, count: int | 
     Raises:
         ConfigError: a file or a record cannot be used.
     """
-    records = read_records(path, start=start, count=count)
-    made = ((record, None, _math_fields(record.text("problem"), record.answer("answer"), "")) for record in records)
-    return tasks_of("deepscaler", made)
+    return [deepscaler_task(record) for record in read_records(path, start=start, count=count)]
+
+
+def deepscaler_task(record: DataRecord) -> Task:
+    """Return the task of a record of DeepScaleR; `tasks.map` takes this function.
+
+    Raises:
+        ConfigError: the record cannot be used.
+    """
+    return Task(id=f"deepscaler-{record.name}", data=_math_fields(record.text("problem"), record.answer("answer"), ""))
 
 
 def _math_fields(question: str, answer: str, solution: str) -> dict[str, Any]:

@@ -6,11 +6,11 @@ The tasks hold the texts of the issue and its patches. A workflow that works on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from agentrl.data.records import DataRecord, read_records
 from agentrl.types import Task
-from agentrl_workflows.tasks.records import DataRecord, read_records, tasks_of
 
 
 def swe_tasks(path: str | Sequence[str], *, start: int = 0, count: int | None = None) -> list[Task]:
@@ -27,23 +27,27 @@ def swe_tasks(path: str | Sequence[str], *, start: int = 0, count: int | None = 
     Raises:
         ConfigError: a file or a record cannot be used, or no test shows that the issue is solved.
     """
+    return [swe_task(record) for record in read_records(path, start=start, count=count)]
 
-    def made() -> Iterator[tuple[DataRecord, str | None, Mapping[str, Any]]]:
-        for record in read_records(path, start=start, count=count):
-            must_pass = record.texts("FAIL_TO_PASS", "fail_to_pass")
-            if not must_pass:
-                raise record.error("'FAIL_TO_PASS': expected at least one test, which shows that the issue is solved")
-            data: dict[str, Any] = {
-                "question": record.text("problem_statement"),
-                "repo": record.text("repo"),
-                "base_commit": record.text("base_commit"),
-                "reference": record.text("patch"),
-                "test_patch": record.text("test_patch"),
-                "fail_to_pass": must_pass,
-                "pass_to_pass": record.texts("PASS_TO_PASS", "pass_to_pass"),
-            }
-            hints, version = record.optional("hints_text"), record.optional("version")
-            data |= ({"hints": hints} if hints else {}) | ({"version": version} if version else {})
-            yield record, record.text("instance_id"), data
 
-    return tasks_of("swe", made())
+def swe_task(record: DataRecord) -> Task:
+    """Return the task of a record of SWE-bench; `tasks.map` takes this function.
+
+    Raises:
+        ConfigError: the record cannot be used, or no test shows that the issue is solved.
+    """
+    must_pass = record.texts("FAIL_TO_PASS", "fail_to_pass")
+    if not must_pass:
+        raise record.error("'FAIL_TO_PASS': expected at least one test, which shows that the issue is solved")
+    data: dict[str, Any] = {
+        "question": record.text("problem_statement"),
+        "repo": record.text("repo"),
+        "base_commit": record.text("base_commit"),
+        "reference": record.text("patch"),
+        "test_patch": record.text("test_patch"),
+        "fail_to_pass": must_pass,
+        "pass_to_pass": record.texts("PASS_TO_PASS", "pass_to_pass"),
+    }
+    hints, version = record.optional("hints_text"), record.optional("version")
+    data |= ({"hints": hints} if hints else {}) | ({"version": version} if version else {})
+    return Task(id=f"swe-{record.text('instance_id')}", data=data)

@@ -1,0 +1,253 @@
+"""The order in which a run draws its tasks: which task each group gets.
+
+Invariant: without a curriculum the task of a group depends on the sources, the seed, `tasks.shuffle` and the number of the
+group alone, and every task of a source that ends is drawn once before any is drawn again. With a curriculum it depends on
+the results before the draw, too, and a checkpoint keeps both results and choices.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import anyio.to_thread
+import msgspec
+
+from agentrl.data.curriculum import MAX_RESULTS, Choice, Curriculum, GroupResult
+from agentrl.data.digest import StreamDigest, TaskDigest
+from agentrl.data.load import TrainingTasks
+from agentrl.data.stream import TaskStream
+from agentrl.errors import AgentRLError, RunStopped
+from agentrl.observe.metrics import is_success
+from agentrl.types import Group, Task
+
+
+class TaskPlace(NamedTuple):
+    """Where the task of a group comes from."""
+
+    source: int
+    """Number of the source, from 0."""
+    draw: int
+    """Position in the draws of the source; with a curriculum, in the tasks of a source that ends."""
+
+
+class DrawState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint keeps of a draw by a curriculum."""
+
+    places: dict[int, TaskPlace]
+    """Of the open groups, by their number."""
+    results: dict[str, tuple[GroupResult, ...]]
+    """Of the finished groups, by the name of the choice."""
+
+
+class TaskDraw:
+    """Draws the task of each group.
+
+    Args:
+        tasks: the sources.
+        seed: of the order and of the choices.
+        shuffle: whether each pass over a source that ends has an order of its own.
+        resume: the results and choices of an earlier process.
+        digest: of the tasks that an earlier process had drawn.
+    """
+
+    def __init__(
+        self,
+        tasks: TrainingTasks,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        resume: DrawState | None = None,
+        digest: TaskDigest | None = None,
+    ) -> None:
+        self._sources, self._seed = tasks.sources, seed
+        self._orders = {
+            number: TaskOrder(source.tasks, seed, shuffle=shuffle, label=f" {number}" if number else "")
+            for number, source in enumerate(tasks.sources)
+            if isinstance(source.tasks, tuple)
+        }
+        self._finite = tasks.digest()
+        endless = [number for number in range(len(tasks.sources)) if number not in self._orders]
+        before = [] if digest is None else digest.streams[: len(endless)]
+        before = [*before, *(StreamDigest() for _ in endless[len(before) :])]
+        self._streams = dict(zip(endless, before, strict=True))
+        self._schedule = WeightedSchedule([source.weight for source in tasks.sources])
+        self._chooser = None if tasks.curriculum is None else _Chooser(tasks, tasks.curriculum, seed, resume)
+
+    async def task(self, number: int) -> Task:
+        """Return the task of group `number`; one of an endless source is made in a worker thread.
+
+        Raises:
+            RunStopped: the source or the curriculum fails; the message names it.
+
+        Cancellation: a call of a source that blocks is left behind in its thread; the group has no task.
+        """
+        drawn = {source: digest.drawn for source, digest in self._streams.items()}
+        place = self._schedule[number] if self._chooser is None else self._chooser.place(number, drawn)
+        source = self._sources[place.source]
+        if isinstance(source.tasks, tuple):
+            return self._orders[place.source][place.draw] if self._chooser is None else source.tasks[place.draw]
+        task = await _made(source.tasks, place.draw, source.name)
+        digest = self._streams[place.source]
+        if place.draw == digest.drawn:
+            self._streams[place.source] = digest.with_task(task)
+        return task
+
+    @property
+    def on_result(self) -> Callable[[Group], None] | None:
+        """What takes the result of each finished group; None without a curriculum."""
+        return None if self._chooser is None else self._chooser.finished
+
+    def digest(self) -> TaskDigest:
+        """Return the digest of the tasks: all of the sources that end, and what was drawn from endless ones."""
+        return msgspec.structs.replace(self._finite, streams=tuple(self._streams.values()))
+
+    def state(self, open_groups: Collection[int]) -> DrawState | None:
+        """Return what a checkpoint must keep; the results of open groups are left out, because these run again.
+
+        Args:
+            open_groups: numbers of the groups that are neither trained nor dropped.
+        """
+        return None if self._chooser is None else self._chooser.state(open_groups)
+
+
+class TaskOrder:
+    """The tasks of a source that ends, pass after pass; each pass has an order of its own, unless they are not shuffled.
+
+    Example:
+        >>> order = TaskOrder([Task(id=i, data={}) for i in "ab"], seed=0)
+        >>> sorted(order[number].id for number in (2, 3)), order[5] is order[5]
+        (['a', 'b'], True)
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int, *, shuffle: bool = True, label: str = "") -> None:
+        """Keep the tasks; `label` gives several sources orders of their own."""
+        self._tasks = tuple(tasks)
+        self._seed, self._shuffle, self._label = seed, shuffle, label
+        self._pass, self._shuffled = -1, list(self._tasks)
+
+    def __getitem__(self, number: int) -> Task:
+        """Return the task of draw `number`, from 0."""
+        wanted, at = divmod(number, len(self._tasks))
+        if wanted != self._pass:
+            self._pass, self._shuffled = wanted, list(self._tasks)
+            if self._shuffle:
+                random.Random(f"task order{self._label} {self._seed} {wanted}").shuffle(self._shuffled)
+        return self._shuffled[at]
+
+
+class WeightedSchedule:
+    """Which source each group draws from: always the one that is furthest behind its share.
+
+    Example:
+        >>> schedule = WeightedSchedule([3.0, 1.0])
+        >>> [schedule[number].source for number in range(8)]
+        [0, 0, 1, 0, 0, 0, 1, 0]
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """Begin with no group; only the ratios of the weights count."""
+        self._shares = [weight / math.fsum(weights) for weight in weights]
+        self._counts = [0] * len(weights)
+        self._places: list[TaskPlace] = []
+
+    def __getitem__(self, number: int) -> TaskPlace:
+        """Return the place of group `number`, from 0."""
+        while len(self._places) <= number:
+            due = [share * (len(self._places) + 1) - count for share, count in zip(self._shares, self._counts, strict=True)]
+            source = due.index(max(due))
+            self._places.append(TaskPlace(source, self._counts[source]))
+            self._counts[source] += 1
+        return self._places[number]
+
+
+class _Chooser:
+    """Chooses by the weights of a curriculum and keeps the results that it weighs by."""
+
+    def __init__(self, tasks: TrainingTasks, curriculum: Curriculum, seed: int, resume: DrawState | None) -> None:
+        self._curriculum, self._seed = curriculum, seed
+        self._choices: list[Choice] = []
+        self._shares: list[float] = []
+        self._places: list[TaskPlace] = []
+        for number, source in enumerate(tasks.sources):
+            found = source.tasks if isinstance(source.tasks, tuple) else (None,)
+            for index, task in enumerate(found):
+                self._choices.append(Choice(source.name if task is None else task.id, number, task, ()))
+                self._places.append(TaskPlace(number, index))
+                self._shares.append(source.weight / len(found))
+        self._position = {choice.name: position for position, choice in enumerate(self._choices)}
+        self._chosen: dict[int, TaskPlace] = {}
+        if resume is not None:
+            self._chosen = dict(resume.places)
+            for name, results in resume.results.items():
+                if name in self._position:  # not so after --accept-changed-tasks
+                    self._set_results(name, results)
+
+    def place(self, number: int, drawn: Mapping[int, int]) -> TaskPlace:
+        """Return the place of a group; `drawn` has the number of tasks drawn from each endless source."""
+        if number not in self._chosen:
+            generator = random.Random(f"task choice {self._seed} {number}")
+            [position] = generator.choices(range(len(self._choices)), self._weights())
+            place = self._places[position]
+            self._chosen[number] = TaskPlace(place.source, drawn[place.source]) if place.source in drawn else place
+        return self._chosen[number]
+
+    def finished(self, group: Group) -> None:
+        """Add the result of a group to those of its choice."""
+        place = self._chosen[group.index]
+        by_source = next(choice for choice in self._choices if choice.source == place.source)
+        name = by_source.name if by_source.task is None else group.task.id
+        count = len(group.episodes)
+        result = GroupResult(
+            group=group.index,
+            success=sum(map(is_success, group.episodes)) / count,
+            mean_return=math.fsum(episode.episode_return for episode in group.episodes) / count,
+        )
+        self._set_results(name, (*self._choices[self._position[name]].results, result)[-MAX_RESULTS:])
+
+    def state(self, open_groups: Collection[int]) -> DrawState:
+        """Return what a checkpoint keeps: the places of the open groups, and the results of the others."""
+        open_now = frozenset(open_groups)
+        kept = {
+            choice.name: tuple(result for result in choice.results if result.group not in open_now)
+            for choice in self._choices
+            if choice.results
+        }
+        places = {number: place for number, place in self._chosen.items() if number in open_now}
+        return DrawState(places=places, results={name: results for name, results in kept.items() if results})
+
+    def _set_results(self, name: str, results: tuple[GroupResult, ...]) -> None:
+        at = self._position[name]
+        choice = self._choices[at]
+        self._choices[at] = Choice(choice.name, choice.source, choice.task, results)
+
+    def _weights(self) -> list[float]:
+        name = getattr(self._curriculum, "__qualname__", type(self._curriculum).__qualname__)
+        try:
+            weights = [float(weight) for weight in self._curriculum(tuple(self._choices))]
+        except Exception as error:
+            raise RunStopped(f"tasks.curriculum: {name} raised {type(error).__name__}: {error}") from error
+        if len(weights) != len(self._choices):
+            raise RunStopped(
+                f"tasks.curriculum: {name} returned {len(weights)} weights for {len(self._choices)} choices; return one each"
+            )
+        if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+            raise RunStopped(
+                f"tasks.curriculum: {name} must return finite weights of at least 0, of which one is positive, got "
+                f"{weights!r:.200}"
+            )
+        return [weight * share for weight, share in zip(weights, self._shares, strict=True)]
+
+
+async def _made(stream: TaskStream, index: int, name: str) -> Task:
+    try:
+        task = cast("object", await anyio.to_thread.run_sync(stream.task, index, abandon_on_cancel=True))
+    except AgentRLError as error:
+        raise RunStopped(f"{name}: {error}") from error
+    except Exception as error:
+        raise RunStopped(f"{name}: task {index} raised {type(error).__name__}: {error}") from error
+    if not isinstance(task, Task):
+        raise RunStopped(f"{name}: expected task {index} to be an agentrl.Task, got {type(task).__name__}")
+    return task

@@ -1,0 +1,159 @@
+"""The rows of data files: JSON lines, JSON, CSV, TSV, parquet, and folders that `datasets` saved.
+
+Invariant: no row is skipped, and no code of a file runs. What cannot be read raises a `ConfigError` that names file and line
+or row. A file is read as its rows are asked for, but for `.json`, which is one value.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, cast
+
+import orjson
+
+from agentrl.data.arrow import is_saved_dataset, read_parquet, read_saved_dataset
+from agentrl.errors import ConfigError
+
+KINDS: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Kinds of files; all but parquet may be compressed, as `.jsonl.gz`."""
+
+
+class FileRow(NamedTuple):
+    """One row of a data file."""
+
+    number: int
+    """Of the line in JSON lines, else of the row, from 1."""
+    place: str
+    """For messages, such as `train.jsonl:3`."""
+    fields: Mapping[str, Any]
+
+
+class NamedFile(NamedTuple):
+    """A file, or a folder that `datasets` saved."""
+
+    path: Path
+    label: str
+    """Its place in the folder that was asked for, without the ending; empty for a file that was asked for itself."""
+
+
+def find_files(path: str | Sequence[str]) -> Iterator[NamedFile]:
+    """Yield the data files that a path names, in order.
+
+    Args:
+        path: a file, a pattern such as `data/train-*.parquet`, a folder of such files, a folder that `datasets` saved, or
+            several of these.
+
+    Raises:
+        ConfigError: a folder holds no data file, no file fits the pattern, or a saved folder holds several splits.
+    """
+    for each in [path] if isinstance(path, str) else path:
+        root = Path(each)
+        if "*" in each and not root.exists():
+            found = sorted(root.parent.glob(root.name))
+            if not found:
+                raise ConfigError(f"{each}: no file fits this pattern")
+            yield from (NamedFile(file, "" if len(found) == 1 else file_stem(file)) for file in found)
+        elif root.is_dir() and not is_saved_dataset(root):
+            files = sorted(file for file in root.rglob("*") if file.is_file() and _kind(file) in KINDS)
+            if not files:
+                raise ConfigError(f"{root}: this folder holds no file of {', '.join(KINDS)}")
+            yield from (NamedFile(file, str(file.relative_to(root).with_name(file_stem(file)))) for file in files)
+        else:
+            yield NamedFile(root, "")
+
+
+def read_rows(file: Path) -> Iterator[FileRow]:
+    """Yield the rows of a file, or of a folder that `datasets` saved.
+
+    Raises:
+        ConfigError: the file or one of its rows cannot be used, or `pyarrow` is needed and missing.
+    """
+    if file.is_dir():
+        yield from _numbered(file, read_saved_dataset(file))
+        return
+    kind = _kind(file)
+    if kind not in KINDS:
+        raise ConfigError(f"{file}: expected a file of {', '.join(KINDS)}, got {kind or 'no ending'}; convert it")
+    if not file.is_file():
+        raise ConfigError(f"cannot read {file}: there is no such file")
+    if kind == ".parquet":
+        yield from _numbered(file, read_parquet(file))
+        return
+    try:
+        with _opened(file) as stream:
+            if kind in (".csv", ".tsv"):
+                yield from _table_rows(file, stream, "\t" if kind == ".tsv" else ",")
+            elif kind == ".json":
+                yield from _json_rows(file, stream.read())
+            else:
+                yield from _line_rows(file, stream)
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def file_stem(file: Path) -> str:
+    """Return the name of a file up to its first dot, such as `train` for `train.jsonl.gz`."""
+    return file.name.partition(".")[0]
+
+
+def _kind(file: Path) -> str:
+    name = file.name.removesuffix(".gz")
+    return "" if name != file.name and name.endswith(".parquet") else Path(name).suffix
+
+
+def _opened(file: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(file, "rb")) if file.name.endswith(".gz") else file.open("rb")
+
+
+def _numbered(file: Path, rows: Iterator[Mapping[str, Any]]) -> Iterator[FileRow]:
+    yield from (FileRow(number, f"{file}: row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _line_rows(file: Path, lines: IO[bytes]) -> Iterator[FileRow]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            place = f"{file}:{number}"
+            try:
+                yield FileRow(number, place, _json_object(orjson.loads(line), place))
+            except orjson.JSONDecodeError as error:
+                where = f"{place}: expected a JSON object, got {line.rstrip()[:60]!r}"
+                raise ConfigError(f"{where} ({error}); fix or remove the line") from None
+
+
+def _json_rows(file: Path, data: bytes) -> Iterator[FileRow]:
+    """Yield the rows of a list, of one row, or of lines that are one row each."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if data.lstrip().startswith(b"["):
+            raise ConfigError(f"{file}: expected a list of records as JSON: {error}") from None
+        yield from _line_rows(file, io.BytesIO(data))
+        return
+    items = cast("list[object]", found) if isinstance(found, list) else [found]
+    for number, item in enumerate(items, 1):
+        place = f"{file}: record {number}"
+        yield FileRow(number, place, _json_object(item, place))
+
+
+def _table_rows(file: Path, stream: IO[bytes], delimiter: str) -> Iterator[FileRow]:
+    try:
+        with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+            reader = csv.DictReader(text, strict=True, delimiter=delimiter)
+            for number, row in enumerate(reader, 1):
+                place = f"{file}:{reader.line_num}"
+                if None in row or None in row.values():
+                    raise ConfigError(f"{place}: expected {len(reader.fieldnames or [])} columns; fix the row")
+                yield FileRow(number, place, {str(name): value for name, value in row.items() if value != ""})
+    except (csv.Error, UnicodeDecodeError) as error:
+        kind = "TSV" if delimiter == "\t" else "CSV"
+        raise ConfigError(f"{file}: expected {kind} with a header, in UTF-8: {error}") from error
+
+
+def _json_object(value: object, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{place}: expected a JSON object, got {type(value).__name__}; fix or remove it")
+    return cast("dict[str, Any]", value)

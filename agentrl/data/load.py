@@ -1,0 +1,153 @@
+"""The tasks of a run: the training tasks of all sources, and the held-out tasks.
+
+Invariant: every source is opened and checked before anything starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agentrl.data.config import TasksConfig
+from agentrl.data.curriculum import Curriculum, load_curriculum
+from agentrl.data.digest import StreamDigest, TaskDigest
+from agentrl.data.source import OpenedSource, open_source
+from agentrl.data.stream import TaskStream
+from agentrl.errors import ConfigError
+from agentrl.types import Task
+
+
+class OpenSource(NamedTuple):
+    """One source of training tasks."""
+
+    name: str
+    """Where its tasks come from, for messages."""
+    tasks: OpenedSource
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTasks:
+    """The training tasks of a run.
+
+    Example:
+        >>> tasks = TrainingTasks.of([Task(id="1", data={}), Task(id="2", data={})])
+        >>> len(tasks.finite), tasks.is_endless, tasks.describe()
+        (2, False, '2')
+    """
+
+    sources: tuple[OpenSource, ...]
+    curriculum: Curriculum | None = None
+    """None: each source gives its tasks in order."""
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task] | TrainingTasks) -> TrainingTasks:
+        """Return `tasks`, a sequence as one source."""
+        return tasks if isinstance(tasks, TrainingTasks) else cls((OpenSource("tasks", tuple(tasks)),))
+
+    @property
+    def finite(self) -> tuple[Task, ...]:
+        """The tasks of the sources that end, in order."""
+        return tuple(task for source in self.sources if isinstance(source.tasks, tuple) for task in source.tasks)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether some source never ends."""
+        return bool(self.streams)
+
+    @property
+    def streams(self) -> tuple[TaskStream, ...]:
+        """The sources that never end, in order."""
+        return tuple(source.tasks for source in self.sources if not isinstance(source.tasks, tuple))
+
+    def first(self, count: int) -> tuple[Task, ...]:
+        """Return the first `count` tasks: those of sources that end, then the endless sources in turn."""
+        found = list(self.finite[:count])
+        if self.streams:
+            turns = ((number, stream) for number in itertools.count() for stream in self.streams)
+            found += [stream.task(number) for number, stream in itertools.islice(turns, count - len(found))]
+        return tuple(found)
+
+    def describe(self) -> str:
+        """Return how many tasks there are, such as `128`, `endless`, or `128, and 2 endless sources`."""
+        if not self.streams:
+            return str(len(self.finite))
+        several = f"{len(self.streams)} endless sources" if len(self.streams) > 1 else "one endless source"
+        return f"{len(self.finite)}, and {several}" if self.finite else "endless"
+
+    def digest(self, drawn: Sequence[int] = ()) -> TaskDigest:
+        """Return the digest of these tasks.
+
+        Args:
+            drawn: number of tasks that were drawn from each endless source; none where it is shorter.
+        """
+        pairs = itertools.zip_longest(self.streams, drawn[: len(self.streams)], fillvalue=0)
+        streams = tuple(StreamDigest.of(stream, count) for stream, count in pairs if isinstance(stream, TaskStream))
+        finite = TaskDigest.of(self.finite)
+        return TaskDigest(count=finite.count, order=finite.order, content=finite.content, streams=streams)
+
+
+class TaskSets(NamedTuple):
+    """The tasks of a run."""
+
+    train: TrainingTasks
+    evaluation: tuple[Task, ...]
+    """Empty where the run has no held-out tasks."""
+
+
+def load_tasks(config: TasksConfig) -> TaskSets:
+    """Return the training and held-out tasks that a run names.
+
+    Raises:
+        ConfigError: a file or row cannot be used, a function fails, two tasks of a set share an id, or the held-out tasks
+            never end.
+    """
+    return TaskSets(load_training(config), load_held_out(config))
+
+
+def load_training(config: TasksConfig) -> TrainingTasks:
+    """Return the training tasks; raises as `load_tasks`. With several sources, ids begin with the number of the source."""
+    opened: list[OpenSource] = []
+    for number, source in enumerate(config.training, 1):
+        field = f"tasks.sources.{number - 1}" if config.sources else "tasks"
+        tasks = open_source(source, field)
+        if len(config.training) > 1:
+            tasks = _renamed(tasks, f"{number}/")
+        name = f"source {number}: {source.origin}" if config.sources else source.origin
+        opened.append(OpenSource(name, tasks, source.weight))
+    curriculum = None if config.curriculum is None else load_curriculum(config.curriculum, config.curriculum_args)
+    return TrainingTasks(tuple(opened), curriculum)
+
+
+def load_held_out(config: TasksConfig) -> tuple[Task, ...]:
+    """Return the held-out tasks, none where the run names none; raises as `load_tasks`."""
+    source = config.held_out
+    if source is None:
+        return ()
+    field = "tasks" if config.eval is None else "tasks.eval"
+    tasks = open_source(source, field, path_field="tasks.eval_path" if config.eval_path is not None else None)
+    if isinstance(tasks, TaskStream):
+        raise ConfigError(
+            f"{field}: {source.origin} never ends, but an evaluation needs a fixed set; set tasks.eval with a limit"
+        )
+    return tasks
+
+
+class _RenamedStream:
+    """A stream whose tasks have a prefix in their ids."""
+
+    def __init__(self, stream: TaskStream, prefix: str) -> None:
+        self._stream, self._prefix = stream, prefix
+
+    def task(self, index: int) -> Task:
+        """Return task number `index` of the stream."""
+        task = self._stream.task(index)
+        return Task(id=f"{self._prefix}{task.id}", data=task.data)
+
+
+def _renamed(tasks: OpenedSource, prefix: str) -> OpenedSource:
+    if isinstance(tasks, TaskStream):
+        return _RenamedStream(tasks, prefix)
+    return tuple(Task(id=f"{prefix}{task.id}", data=task.data) for task in tasks)

@@ -1,0 +1,245 @@
+"""One source of tasks: rows of files or what a factory returns, mapped, filtered and limited.
+
+Invariant: the tasks of a source that ends are all read and checked before anything starts, and their ids are unique. A
+source without an end is read as tasks are drawn; only its first task is checked before. What is left out is logged.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+from agentrl.data.config import SourceConfig
+from agentrl.data.digest import check_unique
+from agentrl.data.files import find_files, read_rows
+from agentrl.data.records import DataRecord
+from agentrl.data.stream import IteratedStream, TaskStream
+from agentrl.errors import ConfigError
+from agentrl.hub import local_dataset
+from agentrl.types import Task
+from agentrl.workflow import import_user_object
+
+logger = logging.getLogger(__name__)
+
+_MAX_LEFT_OUT: Final = 100_000
+"""Number of tasks in a row that an endless source may leave out."""
+OpenedSource: TypeAlias = tuple[Task, ...] | TaskStream
+"""The tasks of a source that ends, or the stream of one that does not."""
+
+
+def open_source(config: SourceConfig, field: str, *, path_field: str | None = None) -> OpenedSource:
+    """Return the tasks of a source.
+
+    Args:
+        config: the source.
+        field: names the source in messages, such as `tasks`.
+        path_field: names the field with the path; None: `path` in `field`.
+
+    Raises:
+        ConfigError: a file or row cannot be used, a function fails, no task is left, or two have the same id.
+    """
+    opened = (
+        _open_file(config, field, path_field or f"{field}.path") if config.path is not None else _open_factory(config, field)
+    )
+    if isinstance(opened, TaskStream):
+        _check_task(opened.task(0), f"{field}.factory: {config.factory}.task(0)")
+        return opened
+    tasks = tuple(opened)
+    check_unique(
+        tasks, f"{field}: {config.origin}" if config.path is None else f"{path_field or f'{field}.path'}: {config.path}"
+    )
+    return tasks
+
+
+def find_function(name: str, field: str) -> Callable[..., object]:
+    """Return the function or class that a field names as `module:name`; the module may be in the current directory.
+
+    Raises:
+        ConfigError: it cannot be imported, or is not callable.
+    """
+    found = import_user_object(name, field)
+    if not callable(found):
+        raise ConfigError(f"{field}: {name} is not callable")
+    return found
+
+
+def never_ends(config: SourceConfig) -> bool:
+    """Return whether a factory shows, without being called, that its tasks do not end: a `TaskStream`, or a generator."""
+    if config.factory is None or config.limit is not None:
+        return False
+    try:
+        found = find_function(config.factory, "tasks.factory")
+    except ConfigError:
+        return False
+    made = found if inspect.isclass(found) else inspect.signature(found, eval_str=True).return_annotation
+    return inspect.isgeneratorfunction(found) or (inspect.isclass(made) and hasattr(made, "task"))
+
+
+def _open_file(config: SourceConfig, field: str, path_field: str) -> Iterable[Task]:
+    selection = _Selection(config, field)
+    try:
+        yield from selection.limited(_file_records(local_dataset(config.origin)))
+    except ConfigError as error:
+        raise ConfigError(f"{path_field}: {error}") from error
+    selection.report()
+
+
+def _file_records(path: str) -> Iterator[DataRecord]:
+    for file, label in find_files(path):
+        for row in read_rows(file):
+            own = row.fields.get("id")
+            name = f"{label}-{row.number}" if label else str(row.number)
+            yield DataRecord(row.fields, place=row.place, name=name if own is None else str(own))
+
+
+def _open_factory(config: SourceConfig, field: str) -> Iterable[Task] | TaskStream:
+    name, make = cast("str", config.factory), find_function(cast("str", config.factory), f"{field}.factory")
+    where = f"{field}.factory: {name}"
+
+    def made() -> object:
+        return _call_factory(make, config, where)
+
+    selection, first = _Selection(config, field), made()
+    if isinstance(first, TaskStream) and selection.keeps_all:
+        return first
+    if not isinstance(first, Iterable | TaskStream):
+        raise ConfigError(
+            f"{where} must return a sequence of agentrl.Task, an iterable of them, or an object with a method "
+            f"task(index), got {type(first).__name__}"
+        )
+    if isinstance(first, Sequence) or config.limit is not None:
+        return _read_all(selection, _made_items(_iterable(first), where))
+    opened: list[object] = [first]  # for the first start; a generator can be read only once
+
+    def start() -> Iterator[Task]:
+        return selection.endless(_made_items(_iterable(opened.pop() if opened else made()), where))
+
+    return IteratedStream(where, start)
+
+
+def _read_all(selection: _Selection, items: Iterator[DataRecord | Task]) -> Iterator[Task]:
+    yield from selection.limited(items)
+    selection.report()
+
+
+def _iterable(made: object) -> Iterable[object]:
+    return map(made.task, itertools.count()) if isinstance(made, TaskStream) else cast("Iterable[object]", made)
+
+
+def _call_factory(make: Callable[..., object], config: SourceConfig, where: str) -> object:
+    try:
+        return make(**config.factory_args)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except Exception as error:
+        what = f"{where}(**{dict(config.factory_args)}) raised {type(error).__name__}"
+        raise ConfigError(f"{what}: {error}; check factory_args") from error
+
+
+def _made_items(made: Iterable[object], where: str) -> Iterator[DataRecord | Task]:
+    """Yield what a factory made: tasks, and mappings as records that are named by their `id` or their number."""
+    iterator = iter(made)
+    for number in itertools.count(1):
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"{where}: task {number} raised {type(error).__name__}: {error}") from error
+        if isinstance(item, Mapping):
+            fields = cast("Mapping[str, Any]", item)
+            yield DataRecord(fields, place=f"{where}: task {number}", name=str(fields.get("id", number)))
+        else:
+            yield _check_task(item, f"{where}: task {number}")
+
+
+def _check_task(task: object, where: str) -> Task:
+    if not isinstance(task, Task):
+        raise ConfigError(f"{where}: expected an agentrl.Task, got {type(task).__name__}")
+    return task
+
+
+class _Selection:
+    """The `map`, `filter` and `limit` of one source."""
+
+    def __init__(self, config: SourceConfig, field: str) -> None:
+        self._config, self._field = config, field
+        self._map = None if config.map is None else find_function(config.map, f"{field}.map")
+        self._accepted = {
+            name: cast("list[object]", value) if isinstance(value, list) else [value]
+            for name, value in config.filter.items()
+        }
+        self._seen = self._kept = 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every task is kept as it is."""
+        return self._map is None and not self._accepted and self._config.limit is None
+
+    def limited(self, items: Iterator[DataRecord | Task]) -> Iterator[Task]:
+        """Yield the tasks of a source that ends, or the first `limit` of any."""
+        yield from itertools.islice(self.endless(items), self._config.limit)
+
+    def endless(self, items: Iterator[DataRecord | Task]) -> Iterator[Task]:
+        """Yield the tasks that are kept.
+
+        Raises:
+            ConfigError: `map` fails, a task lacks a field of `filter`, or too many tasks in a row are left out.
+        """
+        left_out = 0
+        for item in items:
+            self._seen += 1
+            task = self._mapped(item)
+            if task is not None and self._passes(task):
+                self._kept, left_out = self._kept + 1, 0
+                yield task
+                continue
+            left_out += 1
+            if left_out == _MAX_LEFT_OUT:
+                raise ConfigError(f"{self._field}: map and filter leave out {left_out} tasks in a row; check them")
+
+    def report(self) -> None:
+        """Log how many rows were left out; raise `ConfigError` if no other was there."""
+        left_out = self._seen - self._kept
+        if left_out and not self._kept:
+            raise ConfigError(f"{self._field}: map and filter leave out all {self._seen} tasks of {self._config.origin}")
+        if left_out:
+            logger.info("%s: map and filter left out %d of %d tasks", self._config.origin, left_out, self._seen)
+
+    def _mapped(self, item: DataRecord | Task) -> Task | None:
+        if self._map is None:
+            return item if isinstance(item, Task) else Task(id=item.name, data=dict(item))
+        if isinstance(item, Task):
+            item = DataRecord(item.data, place=f"{self._config.origin}: task {item.id}", name=item.id)
+        where = f"{item.place}: {self._field}.map: {self._config.map}"
+        try:
+            made = self._map(item)
+        except ConfigError as error:
+            text = str(error)
+            raise ConfigError(text if text.startswith(item.place) else f"{where}: {text}") from error
+        except Exception as error:
+            raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
+        if made is None or isinstance(made, Task):
+            return made
+        if not isinstance(made, Mapping):
+            raise ConfigError(
+                f"{where}: expected an agentrl.Task, a dict of its fields, or None to leave the row out, got "
+                f"{type(made).__name__}"
+            )
+        fields = cast("Mapping[str, Any]", made)
+        return Task(id=str(fields.get("id", item.name)), data=fields)
+
+    def _passes(self, task: Task) -> bool:
+        for name, accepted in self._accepted.items():
+            if name not in task.data:
+                raise ConfigError(
+                    f"{self._field}.filter: task {task.id} has no field {name!r}; it has {', '.join(map(str, task.data))}"
+                )
+            if task.data[name] not in accepted:
+                return False
+        return True

@@ -1,0 +1,116 @@
+"""Every kind of data file gives the same rows, and a file or a row that cannot be read is named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.data.config import TasksConfig
+from agentrl.data.files import read_rows
+from agentrl.data.load import load_training
+from agentrl.errors import ConfigError
+
+ROWS = [{"id": "a", "question": "1, 2?", "answer": "3"}, {"id": "b", "question": 'Tab\tor "quote"?', "answer": "é"}]
+
+
+def save_dataset(folder: Path, shards: Sequence[Sequence[dict[str, Any]]]) -> Path:
+    """Write a folder as `datasets.Dataset.save_to_disk` does."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
+    for name, rows in zip(names, shards, strict=True):
+        table = pa.Table.from_pylist(list(rows))
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names], "_split": None}))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def write_rows(path: Path) -> Path:
+    """Write `ROWS` as the name of the file asks for."""
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+        return path
+    if kind == "saved":
+        return save_dataset(path, [ROWS[:1], ROWS[1:]])
+    quoted = [['"' + value.replace('"', '""') + '"' for value in row.values()] for row in ROWS]
+    separator = "\t" if kind == "tsv" else ","
+    text = {
+        "jsonl": "".join(json.dumps(row) + "\n\n" for row in ROWS),
+        "json": json.dumps(ROWS),
+        "csv": (table := "\n".join(separator.join(row) for row in [["id", "question", "answer"], *quoted])),
+        "tsv": table,
+    }[kind].encode()
+    path.write_bytes(gzip.compress(text) if path.name.endswith(".gz") else text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["t.jsonl", "t.jsonl.gz", "t.json", "t.json.gz", "t.csv", "t.csv.gz", "t.tsv", "t.tsv.gz", "t.parquet", "t.saved"],
+)
+def test_every_kind_of_file_gives_the_same_tasks(tmp_path: Path, name: str) -> None:
+    file = write_rows(tmp_path / name)
+    assert [dict(row.fields) for row in read_rows(file)] == ROWS
+    assert [task.id for task in load_training(TasksConfig(path=str(file))).finite] == ["a", "b"]
+
+
+def test_a_folder_and_a_pattern_name_several_files_in_order(tmp_path: Path) -> None:
+    for name in ("train-2.jsonl", "train-10.jsonl", "sub/test.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"q": 1}\n{"q": 2}\n')
+    pattern = load_training(TasksConfig(path=f"{tmp_path}/train-*.jsonl")).finite
+    assert [task.id for task in pattern] == ["train-10-1", "train-10-2", "train-2-1", "train-2-2"]
+    assert len(load_training(TasksConfig(path=str(tmp_path))).finite) == 6
+    with pytest.raises(ConfigError, match="no file fits this pattern"):
+        load_training(TasksConfig(path=f"{tmp_path}/*.csv"))
+
+
+def test_the_error_for_a_folder_of_splits_lists_them(tmp_path: Path) -> None:
+    save_dataset(tmp_path / "saved" / "train", [ROWS])
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(ConfigError, match=r"holds the splits train, test; name one, such as .*saved/train"):
+        load_training(TasksConfig(path=str(tmp_path / "saved")))
+    assert len(load_training(TasksConfig(path=str(tmp_path / "saved" / "train"))).finite) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.parquet", b"PAR1 and no more", "a.parquet: expected parquet"),
+        ("a.tsv", b"q\ta\n1\n", "a.tsv:2: expected 2 columns"),
+        ("a.csv", b"q\n\xff\n", "expected CSV with a header, in UTF-8"),
+        ("a.json", b"[{]", "a.json: expected a list of records as JSON"),
+        ("a.jsonl.gz", b"no gzip", "cannot read"),
+        ("a.parquet.gz", b"", "got no ending"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        list(read_rows(tmp_path / name))
+
+
+def test_a_saved_folder_that_is_broken_is_named(tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path / "saved", [ROWS])
+    (folder / "data-00000-of-00001.arrow").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match=r"data-00000-of-00001.arrow: expected an Arrow stream"):
+        list(read_rows(folder))
+    (folder / "state.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"state.json: expected a JSON object"):
+        list(read_rows(folder))
+
+
+def test_a_large_file_is_read_as_far_as_the_limit_asks(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"q": 1}\n{"q": 2}\nthis line is never read\n')
+    assert len(load_training(TasksConfig(path=str(file), limit=2)).finite) == 2

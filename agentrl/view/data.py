@@ -32,19 +32,41 @@ _READS: Final = 5
 """How often a file that grows while it is read is read again."""
 
 
+class Place(NamedTuple):
+    """A byte of a file, and which file that was: a run that began again has another one of the same name."""
+
+    inode: int
+    offset: int
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Return the place that `str` wrote; an empty text is the beginning.
+
+        Raises:
+            ValueError: it is no place.
+        """
+        inode, dash, offset = (text or "0-0").partition("-")
+        if not (dash and inode.isdecimal() and offset.isdecimal()):
+            raise ValueError(f"from: expected what the answer before gave as `next`, or nothing, got {text!r}")
+        return cls(int(inode), int(offset))
+
+    def __str__(self) -> str:
+        return f"{self.inode}-{self.offset}"
+
+
 class NewLines(NamedTuple):
-    """The whole lines of a file from an offset on."""
+    """The whole lines of a file from a place on."""
 
     lines: list[bytes]
-    next: int
-    """The offset behind them."""
+    next: Place
+    """The place behind them."""
     is_reset: bool
     """Whether what was read before no longer stands: the file was replaced, or its new lines take something back."""
 
 
 class _NewItems(NamedTuple, Generic[Item]):
     items: Sequence[Item]
-    next: int
+    next: Place
     is_reset: bool
 
 
@@ -68,21 +90,21 @@ class RunData:
         """Return what the frame of the page shows: `name`, `path`, `is_running`, `saves_episodes`."""
         return orjson.dumps(run_json(self.path, is_running=is_locked(self.path)))
 
-    def metrics(self, offset: int) -> bytes:
-        """Return the events of metrics.jsonl from a byte on: `next`, `reset` and `events`."""
-        read = self._read_new("metrics.jsonl", offset, orjson.loads, lambda: list(read_metrics(self.path)))
-        return _json_bytes({"next": read.next, "reset": read.is_reset, "events": read.items})
+    def metrics(self, place: Place) -> bytes:
+        """Return the events of metrics.jsonl from a place on: `next`, `reset` and `events`."""
+        read = self._read_new("metrics.jsonl", place, orjson.loads, lambda: list(read_metrics(self.path)))
+        return _json_bytes({"next": str(read.next), "reset": read.is_reset, "events": read.items})
 
-    def timeline(self, offset: int) -> bytes:
-        """Return the spans of timeline.jsonl from a byte on: `next`, `reset` and `spans`."""
-        new = new_lines(self.path / "timeline.jsonl", offset)  # no later line takes one back: the time was spent
-        return _json_bytes({"next": new.next, "reset": new.is_reset, "spans": [orjson.loads(line) for line in new.lines]})
+    def timeline(self, place: Place) -> bytes:
+        """Return the spans of timeline.jsonl from a place on: `next`, `reset` and `spans`."""
+        new = new_lines(self.path / "timeline.jsonl", place)  # no later line takes one back: the time was spent
+        return _json_bytes({"next": str(new.next), "reset": new.is_reset, "spans": _decoded(new.lines, orjson.loads)})
 
-    def episodes(self, offset: int) -> bytes:
-        """Return the lines of the index from a byte on, by column: `next`, `reset`, `count` and `columns`."""
-        read = self._read_new("episodes/index.jsonl", offset, self._decoder.decode, lambda: read_index(self.path))
+    def episodes(self, place: Place) -> bytes:
+        """Return the lines of the index from a place on, by column: `next`, `reset`, `count` and `columns`."""
+        read = self._read_new("episodes/index.jsonl", place, self._decoder.decode, lambda: read_index(self.path))
         columns = {name: [getattr(summary, name) for summary in read.items] for name in _COLUMNS}
-        return _json_bytes({"next": read.next, "reset": read.is_reset, "count": len(read.items), "columns": columns})
+        return _json_bytes({"next": str(read.next), "reset": read.is_reset, "count": len(read.items), "columns": columns})
 
     def episode(self, episode_id: str) -> bytes:
         """Return one episode with the text of each token.
@@ -98,11 +120,11 @@ class RunData:
         return _json_bytes({"step": step, "tokens": {str(age): count for age, count in sorted(ages.items())}})
 
     def _read_new(
-        self, name: str, offset: int, decode: Callable[[bytes], Item], standing: Callable[[], Sequence[Item]]
+        self, name: str, place: Place, decode: Callable[[bytes], Item], standing: Callable[[], Sequence[Item]]
     ) -> _NewItems[Item]:
         """Decode the new lines of a file; read all that stands where some of them take others back."""
         path = self.path / name
-        new = new_lines(path, offset)
+        new = new_lines(path, place)
         if not any(line.startswith(_MARK) for line in new.lines):
             return _NewItems(_decoded(new.lines, decode), new.next, new.is_reset)
         for _ in range(_READS):
@@ -133,20 +155,20 @@ def _saves_episodes(path: Path) -> bool:
     return not isinstance(engine, dict) or engine.get("save_trajectories") is not False
 
 
-def new_lines(path: Path, offset: int) -> NewLines:
-    """Return the whole lines of a file from a byte on, without a header; none where it does not exist."""
+def new_lines(path: Path, place: Place) -> NewLines:
+    """Return the whole lines of a file from a place on, without a header; none where it does not exist."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            is_reset = offset > size
-            start = 0 if is_reset else offset
+            found = os.fstat(file.fileno())
+            is_reset = place.offset > 0 and (place.inode != found.st_ino or place.offset > found.st_size)
+            start = 0 if is_reset else place.offset
             file.seek(start)
-            text = file.read(size - start)
+            text = file.read(found.st_size - start)
     except FileNotFoundError:
-        return NewLines([], 0, offset > 0)
+        return NewLines([], Place(0, 0), place.offset > 0)
     whole = text[: text.rfind(b"\n") + 1]
     lines = [line for line in whole.splitlines() if not line.startswith(_HEADER)]
-    return NewLines(lines, start + len(whole), is_reset)
+    return NewLines(lines, Place(found.st_ino, start + len(whole)), is_reset)
 
 
 def _decoded(lines: Sequence[bytes], decode: Callable[[bytes], Item]) -> list[Item]:

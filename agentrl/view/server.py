@@ -19,7 +19,7 @@ from aiohttp import web
 
 from agentrl.errors import ConfigError
 from agentrl.servers.loopback import names_loopback
-from agentrl.view.data import RunData
+from agentrl.view.data import Place, RunData
 from agentrl.view.document import document
 from agentrl.view.search import search_texts
 
@@ -105,13 +105,13 @@ class ViewRoutes:
         return await _json_of(self._data.run)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.metrics, _offset(request))
+        return await _json_of(self._data.metrics, _place(request))
 
     async def _timeline(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.timeline, _offset(request))
+        return await _json_of(self._data.timeline, _place(request))
 
     async def _episodes(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.episodes, _offset(request))
+        return await _json_of(self._data.episodes, _place(request))
 
     async def _episode(self, request: web.Request) -> web.Response:
         return await _json_of(self._data.episode, request.match_info["id"])
@@ -126,8 +126,13 @@ class ViewRoutes:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **_HEADERS})
         await response.prepare(request)
         progress = search_texts(self._data.path, text)
-        while (line := await anyio.to_thread.run_sync(next, progress, None)) is not None:
-            await response.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        try:
+            while (line := await anyio.to_thread.run_sync(next, progress, None)) is not None:
+                await response.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        except ConfigError as error:
+            await response.write(orjson.dumps({"problem": str(error)}, option=orjson.OPT_APPEND_NEWLINE))
+        finally:
+            progress.close()
         await response.write_eof()
         return response
 
@@ -167,18 +172,18 @@ def _cookie(request: web.Request) -> str:
     return f"agentrl_view_{port}"
 
 
-def _offset(request: web.Request) -> int:
-    return _query_number(request, "from", 0)
+def _place(request: web.Request) -> Place:
+    return Place.parse(request.query.get("from", ""))
 
 
-def _query_number(request: web.Request, name: str, default: int | None = None) -> int:
-    given = request.query.get(name, default)
-    if given is None or not str(given).isdecimal():
+def _query_number(request: web.Request, name: str) -> int:
+    given = request.query.get(name, "")
+    if not given.isdecimal():
         raise ValueError(f"{name}: expected a whole number from 0, got {given!r}")
     return int(given)
 
 
-async def _json_of(read: Callable[..., bytes], *arguments: int | str) -> web.Response:
+async def _json_of(read: Callable[..., bytes], *arguments: int | str | Place) -> web.Response:
     """Return what a worker thread reads from the run directory."""
     body = await anyio.to_thread.run_sync(read, *arguments)
     return web.Response(body=body, content_type="application/json")

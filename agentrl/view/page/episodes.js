@@ -118,6 +118,7 @@ const episodesView = {
   },
 
   takeLine(line) {
+    if (line.problem) throw new Error(line.problem);
     for (const match of line.matches) this.found.add(match);
     const state = line.is_complete ? "" : line.is_cut ? "; the search stopped here" : "…";
     const read = `${formatNumber(line.files_read)} of ${formatNumber(line.files)} files read`;

@@ -44,7 +44,7 @@ function drawBar() {
 /** Return a chip that says whether the run goes, has ended, or cannot be read. */
 function stateChip(run) {
   if (embedded) return null;
-  if (store.failure) return el("span", { class: "chip outcome-failed", id: "state", title: store.failure }, "viewer has ended");
+  if (store.failure) return el("span", { class: "chip outcome-failed", id: "state", title: store.failure }, shortened(store.failure, 60));
   if (!run) return el("span", { class: "chip", id: "state" }, "reading…");
   const last = store.metrics[store.metrics.length - 1];
   const step = stepEvents().length ? ` · step ${stepEvents().slice(-1)[0].step}` : "";

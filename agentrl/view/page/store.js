@@ -9,12 +9,14 @@ const store = {
   spans: [],
   columns: { count: 0 },
   failure: "",
-  marks: { metrics: 0, timeline: 0, episodes: 0 },
+  marks: { metrics: "", timeline: "", episodes: "" },
 };
 
 /** Return the JSON of an endpoint. */
 async function fetchJson(path) {
-  const reply = await fetch(path, { headers: { Accept: "application/json" } });
+  const reply = await fetch(path, { headers: { Accept: "application/json" } }).catch(() => {
+    throw new Error("the viewer has ended; start `agentrl view` again");
+  });
   if (!reply.ok) {
     const text = await reply.text();
     throw new Error(text || `the viewer answered with status ${reply.status}`);

@@ -105,13 +105,13 @@ class ViewRoutes:
         return await _json_of(self._data.run)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.metrics, _place(request))
+        return await _json_of(self._data.metrics, _place_asked(request))
 
     async def _timeline(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.timeline, _place(request))
+        return await _json_of(self._data.timeline, _place_asked(request))
 
     async def _episodes(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.episodes, _place(request))
+        return await _json_of(self._data.episodes, _place_asked(request))
 
     async def _episode(self, request: web.Request) -> web.Response:
         return await _json_of(self._data.episode, request.match_info["id"])
@@ -172,7 +172,7 @@ def _cookie(request: web.Request) -> str:
     return f"agentrl_view_{port}"
 
 
-def _place(request: web.Request) -> Place:
+def _place_asked(request: web.Request) -> Place:
     return Place.parse(request.query.get("from", ""))
 
 

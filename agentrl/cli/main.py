@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -128,6 +128,7 @@ def serve_command(
     api_key_env: str | None = None,
     served_model_name: str | None = None,
     template_option: tuple[str, ...] = (),
+    unsupported: Literal["refuse", "prompt"] = "refuse",
     fault: tuple[str, ...] = (),
 ) -> None:
     """Serve a checkpoint with the embedded server: SGLang's HTTP protocol, and the OpenAI API under /v1.
@@ -143,6 +144,7 @@ def serve_command(
         api_key_env: Environment variable with the key that clients must send.
         served_model_name: Name of the model in the OpenAI API; the default is the name of the checkpoint's folder.
         template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
+        unsupported: Structured output and forced tool calls: refuse them, or ask for them in the prompt.
         fault: A fault of SGLang to imitate, for tests of clients; may be repeated. `sglang` stands for all of them.
     """
     from agentrl.cli.environments import parse_named_values
@@ -160,6 +162,7 @@ def serve_command(
         faults=fault,
         served_model_name=served_model_name,
         template_options=parse_named_values(template_option),
+        unsupported=unsupported,
     )
 
 

@@ -17,6 +17,7 @@ from openai import NotGiven, Omit, omit
 from pydantic import BaseModel
 
 from agentrl.client.config import SamplingConfig
+from agentrl.client.structured.demand import Demand, read_demand
 from agentrl.errors import WorkflowError
 from agentrl.inference.backend import SamplingParams
 from agentrl.types import Message
@@ -33,7 +34,7 @@ class CreateArguments(TypedDict, total=False):
     """Echoed in the completion; the policy is the only model there is."""
     tools: Iterable[Mapping[str, object]] | None
     tool_choice: str | Mapping[str, object] | None
-    """`auto`, or `none` (rendered without tools). A forced call cannot be honoured and is refused."""
+    """`auto`, or `none` (rendered without tools). A forced call is as `sampling.unsupported` says."""
     stop: str | Sequence[str] | None
     temperature: float | None
     top_p: float | None
@@ -61,7 +62,7 @@ class CreateArguments(TypedDict, total=False):
     extra_headers: Mapping[str, object] | None
     extra_query: Mapping[str, object] | None
     parallel_tool_calls: bool | None
-    """True; False is refused, because a limit of one call cannot be honoured."""
+    """True; False is as `sampling.unsupported` says."""
     user: str | None
     metadata: Mapping[str, str] | None
     store: bool | None
@@ -110,6 +111,8 @@ class CallArguments:
     """`max_new_tokens` as the call asks for it; `Episode.request` lowers it."""
     model: str
     tools: list[Mapping[str, object]] | None
+    demand: Demand | None
+    """What the prompt asks for, because decoding cannot enforce it; None if nothing."""
     logprobs: bool
     return_prompt_ids: bool
     include_usage: bool
@@ -119,9 +122,21 @@ class CallArguments:
 
 
 def read_arguments(
-    arguments: Mapping[str, object], defaults: SamplingConfig, *, default_timeout: object, vocab_size: int
+    arguments: Mapping[str, object],
+    defaults: SamplingConfig,
+    *,
+    default_timeout: object,
+    vocab_size: int,
+    by_prompt: bool = False,
 ) -> CallArguments:
     """Return the arguments of one call, checked, with the run's defaults filled in.
+
+    Args:
+        arguments: those of the call.
+        defaults: those of the run.
+        default_timeout: of a call that gives none.
+        vocab_size: ids are below it.
+        by_prompt: ask in the prompt for what decoding cannot enforce, instead of refusing it.
 
     Raises:
         TypeError: an argument the OpenAI API does not have; the message suggests the nearest one.
@@ -141,13 +156,20 @@ def read_arguments(
         if given[name] not in ({}, []):
             _refuse_argument(name, given[name], _UNSERVED[name])
     _check_fixed(given)
+    if not by_prompt:
+        _refuse_constraints(given)
+    _read_bool(given, "parallel_tool_calls")
+    tools = _read_tools(given.get("tools"))
+    if given.get("tool_choice") == "none":
+        tools = None
     raw = _mapping_argument(given, "extra_headers").get(RAW_RESPONSE_HEADER)
     if raw == "stream":
         raise WorkflowError(f"{_WHERE}: with_streaming_response is not served; use stream=True or with_raw_response")
     return CallArguments(
         sampling=read_sampling(given, defaults, vocab_size=vocab_size),
         model=str(given.get("model", "policy")),
-        tools=_read_tools(given.get("tools"), given.get("tool_choice", "auto")),
+        tools=tools,
+        demand=read_demand(given, tools) if by_prompt else None,
         logprobs=_read_bool(given, "logprobs"),
         return_prompt_ids=_read_bool(given, "return_token_ids"),
         include_usage=_read_bool(_mapping_argument(given, "stream_options"), "include_usage"),
@@ -290,25 +312,31 @@ def _check_fixed(given: Mapping[str, object]) -> None:
     """Refuse the values that cannot be honoured of arguments that have one value that can."""
     if given.get("n", 1) != 1:
         _refuse_argument("n", given["n"], "one call is one turn; call it several times, in a task group if you like")
-    if given.get("parallel_tool_calls", True) is not True:
-        why = "decoding is unconstrained; leave it out, take the first call in the workflow and answer others with an error"
-        _refuse_argument("parallel_tool_calls", given["parallel_tool_calls"], why)
     if given.get("top_logprobs"):
         _refuse_argument(
             "top_logprobs", given["top_logprobs"], "only the sampled tokens' log-probs are returned; leave it out"
-        )
-    form = given.get("response_format")
-    if form is not None and not (isinstance(form, Mapping) and cast("Mapping[str, object]", form).get("type") == "text"):
-        _refuse_argument(
-            "response_format", form, 'only {"type": "text"}; decoding is unconstrained, so parse the text yourself'
         )
     if given.get("modalities", ["text"]) not in (["text"], ("text",)):
         _refuse_argument("modalities", given["modalities"], 'the policy writes text only; pass ["text"], or leave it out')
 
 
-def _read_tools(tools: object, choice: object) -> list[Mapping[str, object]] | None:
+def _refuse_constraints(given: Mapping[str, object]) -> None:
+    """Refuse what only constrained decoding could honour."""
+    asks = "`sampling.unsupported: prompt` asks for it in the prompt"
+    if given.get("parallel_tool_calls", True) is not True:
+        why = f"decoding is unconstrained; leave it out and take the first call in the workflow, or {asks}"
+        _refuse_argument("parallel_tool_calls", given["parallel_tool_calls"], why)
+    form = given.get("response_format")
+    if form is not None and not (isinstance(form, Mapping) and cast("Mapping[str, object]", form).get("type") == "text"):
+        why = f'only {{"type": "text"}}; decoding is unconstrained, so parse the text yourself; {asks}'
+        _refuse_argument("response_format", form, why)
+    choice = given.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
-        _refuse_argument("tool_choice", choice, "decoding is unconstrained, so no call can be forced; use 'auto' or 'none'")
+        why = f"decoding is unconstrained, so no call can be forced; use 'auto' or 'none'; {asks}"
+        _refuse_argument("tool_choice", choice, why)
+
+
+def _read_tools(tools: object) -> list[Mapping[str, object]] | None:
     if tools is None:
         return None
     if not isinstance(tools, Iterable) or isinstance(tools, (str, Mapping)):
@@ -325,7 +353,7 @@ def _read_tools(tools: object, choice: object) -> list[Mapping[str, object]] | N
                 f"got {_shortened(tool)}; a function decorated with @tool has it as `.schema`"
             )
         schemas.append(cast("Mapping[str, object]", tool))
-    return schemas if schemas and choice == "auto" else None
+    return schemas or None
 
 
 def _read_timeout(value: object) -> float | None:

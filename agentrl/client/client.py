@@ -115,18 +115,23 @@ class Client(EpisodeClient[Episode]):
         episode = self.episode
         with episode.refusals():
             call = read_arguments(
-                arguments, episode.sampling, default_timeout=self.timeout, vocab_size=episode.renderer.vocab_size
+                arguments,
+                episode.sampling,
+                default_timeout=self.timeout,
+                vocab_size=episode.renderer.vocab_size,
+                by_prompt=episode.sampling.unsupported == "prompt",
             )
             checked = checked_messages(messages)
         if stream:
             result = ChatStream(episode, checked, call, player=self.player)
         else:
             with episode.start_call() as running:
-                prompt = episode.prepare(checked, call.tools)
+                prompt = episode.prepare(checked, call.tools, call.demand)
                 request = episode.request(prompt, call.sampling)
                 generation = await _generate(episode.backend, request, call.timeout_s)
                 episode.check_not_aborted(request, generation)
                 turn = episode.record(prompt, request, generation, player=self.player)
+                episode.compare(checked, call.demand, turn.message)
                 running.complete()
             result = completion(
                 completion_id(request),

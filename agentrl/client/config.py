@@ -25,3 +25,8 @@ class SamplingConfig(Config):
     """For a template that rewrites earlier turns: `keep` the sampled ids as context, or fork as the template says."""
     template_options: dict[str, bool | int | str] = Field(default_factory=dict)
     """Extra variables for the chat template, such as `{enable_thinking: false}`."""
+    unsupported: Literal["refuse", "prompt"] = "refuse"
+    """What happens to structured output and forced tool calls, which free decoding cannot enforce.
+
+    `refuse` raises an error. `prompt` asks for them in the prompt and counts each miss as `workflow.unsupported_misses`.
+    """

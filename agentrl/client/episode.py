@@ -18,6 +18,8 @@ import numpy as np
 
 from agentrl.client.calls import EpisodeCalls, RunningCall
 from agentrl.client.config import SamplingConfig
+from agentrl.client.structured.demand import Demand
+from agentrl.client.structured.instructions import Instructions
 from agentrl.errors import AgentRLError, ContextOverflow, ReplyError, RewardError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
@@ -236,15 +238,18 @@ class Episode(EpisodeRecord):
         self._max_context = min(limits, default=None)
         self.graph = TokenGraph(renderer, episode_id=episode_id, history=sampling.history, max_context=self._max_context)
         self.turns = self.graph.turns
+        self._instructions = Instructions() if sampling.unsupported == "prompt" else None
 
-    def prepare(self, messages: Sequence[Message], tools: ToolSchemas | None) -> Prompt:
-        """Return the prompt of a request.
+    def prepare(self, messages: Sequence[Message], tools: ToolSchemas | None, demand: Demand | None) -> Prompt:
+        """Return the prompt of a request, with the instructions that its demand and those of earlier calls add.
 
         Raises:
             EpisodeLimit: the messages cannot fit into the context.
             TokenError: they cannot be rendered.
         """
         try:
+            if self._instructions is not None:
+                messages = self._instructions.applied(messages, demand)
             return self.graph.prepare(messages, tools)
         except ContextOverflow as error:
             raise self.calls.exceeded(StopReason.CONTEXT_LIMIT, str(error)) from error
@@ -271,6 +276,13 @@ class Episode(EpisodeRecord):
             sampling = replace(sampling, seed=call_seed(self._seed, self.id, self._num_requests))
         self._num_requests += 1
         return GenerateRequest(request_id=uuid4().hex, episode_id=self.id, context=prompt.context, sampling=sampling)
+
+    def compare(self, messages: Sequence[Message], demand: Demand | None, answer: Message) -> None:
+        """Count whether a recorded answer misses what its call demanded, as the metric `unsupported_misses`."""
+        if self._instructions is not None and demand is not None:
+            self._instructions.remember(messages, demand, answer)
+            missed = bool(demand.problem(answer))
+            self.metrics["unsupported_misses"] = self.metrics.get("unsupported_misses", 0.0) + missed
 
     def check_not_aborted(self, request: GenerateRequest, generation: Generation) -> None:
         """Raise `ServerUnavailable` for an aborted generation: the server cut it, so it is no answer of the policy."""

@@ -18,20 +18,22 @@ import openai
 from openai import AsyncOpenAI, AsyncStream
 from openai.resources.chat import AsyncChat
 from openai.resources.chat.completions import AsyncCompletions, AsyncCompletionsWithRawResponse
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ParsedChatCompletion
 
 from agentrl.client.arguments import CreateArguments, MessageLike, wants_stream
 from agentrl.client.episode import EpisodeRecord
+from agentrl.client.structured.parsed import parsed_completion, response_format_of
 from agentrl.client.turns import TurnHandles
 from agentrl.errors import AgentRLError, ServerTimeout, WorkflowError
 from agentrl.types import EpisodeFailure, StopReason, Trajectory
 
 BASE_URL = "http://agentrl.invalid/v1"
-_SERVED = "an episode's client serves chat.completions.create (also stream=True and with_raw_response) and generate"
+_SERVED = "an episode's client serves chat.completions.create (also stream=True and with_raw_response), parse and generate"
 _BOUND_TO_ONE_CLIENT = ("chat", "beta", "with_raw_response", "with_streaming_response")
 """The cached properties of an `AsyncOpenAI` whose values keep a reference to it."""
 
 EpisodeT = TypeVar("EpisodeT", bound=EpisodeRecord)
+ParsedT = TypeVar("ParsedT")
 Answered: TypeAlias = "ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse"
 
 
@@ -192,6 +194,7 @@ class Completions(AsyncCompletions):
     def __init__(self, client: EpisodeClient[Any]) -> None:
         super().__init__(client)
         self._answer = client.answer
+        self._refusals = client.episode.refusals
 
     @overload
     async def create(
@@ -229,9 +232,31 @@ class Completions(AsyncCompletions):
         """The same calls, which return a `RawResponse`; not cached, as it and this object would refer to each other."""
         return AsyncCompletionsWithRawResponse(self)
 
-    async def parse(self, **arguments: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Refuse: structured output needs constrained decoding."""
-        not_served("chat.completions.parse (structured output)")
+    async def parse(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
+        self,
+        *,
+        messages: Iterable[MessageLike],
+        response_format: type[ParsedT] | None = None,
+        **arguments: Any,  # noqa: ANN401
+    ) -> ParsedChatCompletion[ParsedT]:
+        """Return the answer to `messages` as an object of the pydantic model `response_format`, in `message.parsed`.
+
+        An answer that is no such object has `parsed` None and a `refusal` that says why; it raises nothing. The client of a
+        training run serves this with `sampling.unsupported: prompt`.
+
+        Raises:
+            WorkflowError: the run refuses structured output, or an argument is wrong.
+            AgentRLError: as `create`.
+
+        Cancellation: the request is aborted and nothing is recorded.
+        """
+        with self._refusals():
+            form = response_format_of(response_format)
+        arguments.pop("stream", None)
+        completion = await self._answer(messages, False, {**arguments, "response_format": form})
+        if not isinstance(completion, ChatCompletion):
+            not_served("chat.completions.parse with raw responses")
+        return parsed_completion(completion, response_format, arguments.get("tools"))
 
 
 class RawResponse:

@@ -207,12 +207,13 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._episode = episode
         self._player = player
         self._call = call
+        self._messages = messages
         self._ready: deque[ChatCompletionChunk] = deque()
         self._done = False
         self._sampling = AsyncExitStack()
         self._chunks: AsyncIterator[GenerationChunk] | None = None
         with episode.start_call():
-            self._prompt = prompt = episode.prepare(messages, call.tools)
+            self._prompt = prompt = episode.prepare(messages, call.tools, call.demand)
             self._request = episode.request(prompt, call.sampling)
         self._running: RunningCall | None = None
         self.id = completion_id(self._request)
@@ -304,6 +305,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         )
         rest = self._splitter.rest(parsed.reasoning or "", parsed.content)  # before `record`: a stream that fails is no turn
         message = episode.record(prompt, self._request, generation, player=self._player).message
+        episode.compare(self._messages, self._call.demand, message)
         if self._running is not None:
             self._running.complete()
         self._emit(rest)

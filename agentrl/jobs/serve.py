@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from rich.console import Console
 
@@ -38,6 +38,7 @@ def serve_checkpoint(
     faults: Sequence[str] = (),
     served_model_name: str | None = None,
     template_options: Mapping[str, bool | int | str] | None = None,
+    unsupported: Literal["refuse", "prompt"] = "refuse",
 ) -> None:
     """Serve until an interrupt ends the process; print the URL once the server answers.
 
@@ -63,7 +64,7 @@ def serve_checkpoint(
     console = Console(file=sys.stderr, soft_wrap=True, markup=False, highlight=False)
     name = served_model_name or model.resolve().name
     try:
-        add_routes = _openai_routes(model, name, template_options or {}, console)
+        add_routes = _openai_routes(model, name, template_options or {}, SamplingConfig(unsupported=unsupported), console)
         api = "" if add_routes is None else f"; OpenAI API at {{}}/v1, model {name}"
         run_server(
             options,
@@ -76,7 +77,7 @@ def serve_checkpoint(
 
 
 def _openai_routes(
-    model: Path, name: str, template_options: Mapping[str, bool | int | str], console: Console
+    model: Path, name: str, template_options: Mapping[str, bool | int | str], sampling: SamplingConfig, console: Console
 ) -> AddRoutes | None:
     """Return what adds the OpenAI API; None for a checkpoint without a tokenizer or chat template, with a note why."""
     try:
@@ -84,7 +85,7 @@ def _openai_routes(
     except ConfigError as error:
         console.print(f"warning: no OpenAI API: {error}", style="yellow")
         return None
-    return Gateway(renderer, model=name, sampling=SamplingConfig()).add_to
+    return Gateway(renderer, model=name, sampling=sampling).add_to
 
 
 def _end_process(interrupt: KeyboardInterrupt) -> NoReturn:

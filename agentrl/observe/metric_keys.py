@@ -66,6 +66,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("output_tokens_mean", "tokens", "sampled per episode"),
         ("limits.STOP_REASON", "episodes", "ended by a limit: `turn_limit`, `token_limit` or `context_limit`"),
         ("workflow.NAME", "as recorded", "mean of what `client.record(NAME=...)` recorded, over the episodes that did"),
+        ("workflow.unsupported_misses", "answers", "mean number that miss what `sampling.unsupported: prompt` asked for"),
         ("staleness_mean", "versions", "over the trained tokens of the batch"),
         ("staleness_p50", "versions", "median of the same"),
         ("staleness_p99", "versions", "99th percentile of the same"),

@@ -176,7 +176,7 @@ async def test_tools_are_not_rendered_with_tool_choice_none(client: Client, says
     assert "calc" in says.text(says.requests[1])
 
 
-@pytest.mark.parametrize("what", ["embeddings", "models", "responses", "images", "legacy", "parse", "streaming"])
+@pytest.mark.parametrize("what", ["embeddings", "models", "responses", "images", "legacy", "streaming"])
 async def test_what_is_not_served_says_what_is(client: Client, what: str):
     calls: dict[str, Callable[[], Any]] = {
         "embeddings": lambda: client.embeddings.create(input="x", model="m"),
@@ -184,7 +184,6 @@ async def test_what_is_not_served_says_what_is(client: Client, what: str):
         "responses": lambda: client.responses.create(input="x", model="m"),
         "images": lambda: client.images.generate(prompt="x"),
         "legacy": lambda: client.completions.create(prompt="x", model="m"),
-        "parse": lambda: client.chat.completions.parse(messages=HI, model="m"),
         "streaming": lambda: client.chat.completions.with_streaming_response.create(
             messages=[{"role": "user", "content": "hi"}], model="m"
         ).__aenter__(),

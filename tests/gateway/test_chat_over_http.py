@@ -13,6 +13,7 @@ import anyio.to_thread
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel
 
 from agentrl.client import Client, SamplingConfig
 from agentrl.inference.sglang.server import SGLangServer
@@ -229,3 +230,21 @@ async def test_more_calls_than_the_server_holds_are_refused_with_429_and_room_co
             assert error.value.response.headers["retry-after"] == "1"
             hold.release.set()
         assert (await server.post("/v1/completions", {"prompt": [5]}))[0] == 200
+
+
+class Number(BaseModel):
+    number: int
+
+
+async def test_structured_output_is_refused_by_name_or_asked_for_in_the_prompt(checkpoint: Path) -> None:
+    async with served(script_engine(checkpoint, lambda _: '{"number": 3}'), checkpoint) as server:
+        with pytest.raises(openai.BadRequestError, match="response_format"):
+            await server.openai.chat.completions.parse(model=MODEL, messages=HI, response_format=Number)
+    prompts = SamplingConfig(unsupported="prompt")
+    async with served(script_engine(checkpoint, lambda _: '{"number": 3}'), checkpoint, sampling=prompts) as server:
+        completion = await server.openai.chat.completions.parse(
+            model=MODEL, messages=HI, response_format=Number, extra_body={"return_token_ids": True}
+        )
+        ids = (completion.model_extra or {})["prompt_token_ids"]
+    assert completion.choices[0].message.parsed == Number(number=3)
+    assert "It must fit this JSON schema" in Renderer.load(checkpoint).decode(ids, skip_special=True)

@@ -50,10 +50,15 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    engine: InferenceEngine, checkpoint: Path, *, api_key: str | None = None, max_calls: int = 1024
+    engine: InferenceEngine,
+    checkpoint: Path,
+    *,
+    api_key: str | None = None,
+    max_calls: int = 1024,
+    sampling: SamplingConfig | None = None,
 ) -> AsyncGenerator[Served]:
     """Serve `engine` with the OpenAI API for the model in `checkpoint`; needs the asyncio event loop."""
-    gateway = Gateway(Renderer.load(checkpoint), model=MODEL, sampling=SamplingConfig(), max_calls=max_calls)
+    gateway = Gateway(Renderer.load(checkpoint), model=MODEL, sampling=sampling or SamplingConfig(), max_calls=max_calls)
     async with (
         serving(engine, api_key=api_key, add_routes=gateway.add_to) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key or "none", max_retries=0) as client,

@@ -1,0 +1,1 @@
+"""Structured output and forced tool calls, asked for in the prompt because decoding is free."""

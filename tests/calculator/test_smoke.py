@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.runs.run import open_run
-from agentrl_workflows.calculator.recipe import SMOKE
+from agentrl_workflows.calculator.recipe import FULL, SMOKE
+from agentrl_workflows.demo.command import next_command
 from agentrl_workflows.demo.run import run_demo
 
 
@@ -36,6 +38,13 @@ def test_the_smallest_demo_learns_and_keeps_its_invariants(tmp_path: Path, backe
     assert "had a busy error" in out.getvalue()
     assert (tmp_path / "smoke" / "curve.png").stat().st_size > 10_000
     assert len(open_run(tmp_path / "smoke").episodes()) == summary["train_episodes"]
+
+
+def test_the_next_command_of_a_demo_starts_from_its_own_warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    command = next_command(FULL, Path("runs/demo-17")).split()
+    assert command[:2] == ["agentrl", "train"]
+    assert load_config(command[2], command[3:]).model.path == "runs/demo-17/warm-start"
 
 
 def test_the_demo_refuses_running_servers_and_a_missing_sglang_before_it_starts(

@@ -40,6 +40,13 @@ def test_the_wheel_has_the_page_of_the_viewer(wheel: Path) -> None:
     assert {f"agentrl/view/page/{name}" for name in names} <= set(zipfile.ZipFile(wheel).namelist())
 
 
+def test_the_wheel_has_the_templates_of_new_projects(wheel: Path) -> None:
+    root = ROOT / "agentrl" / "cli" / "start" / "templates"
+    names = {str(file.relative_to(ROOT)) for file in root.rglob("*.template")}
+    assert len(names) > 5
+    assert names <= set(zipfile.ZipFile(wheel).namelist())
+
+
 def test_base_dependencies_do_not_name_ray_or_sglang() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not [name for name in project["dependencies"] if name.startswith(("ray", "sglang"))]

@@ -17,6 +17,7 @@ from anyio.from_thread import start_blocking_portal
 
 from agentrl.config import RunConfig
 from agentrl.engine.report import RunReport
+from agentrl.errors import RunStopped
 from agentrl.jobs.python.arguments import GivenTasks, read_run
 from agentrl.jobs.train import Existing, train_run
 from agentrl.observe.progress import Progress
@@ -40,9 +41,15 @@ class TrainedRun:
         return self.config.run_dir
 
     @property
-    def checkpoint(self) -> Path | None:
-        """The last checkpoint; None if the run wrote none."""
-        return None if self.report.checkpoint is None else Path(self.report.checkpoint)
+    def checkpoint(self) -> Path:
+        """The last checkpoint.
+
+        Raises:
+            RunStopped: the run wrote none.
+        """
+        if self.report.checkpoint is None:
+            raise RunStopped(f"{self.path} has no checkpoint")
+        return Path(self.report.checkpoint)
 
 
 def train(

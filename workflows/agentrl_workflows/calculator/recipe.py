@@ -27,6 +27,7 @@ class CalculatorRecipe(DemoRecipe):
     limits_before: tuple[int, ...] = (6,)
     limits_after: tuple[int, ...] = (1, 2, 3, 6)
     split: EpisodeSplit | None = _BUSY
+    next_run: str = "examples/calculator_agent.yaml"
     demonstrator: Demonstrator
     operations: int = 2
     """Operations of a task: 2 needs three turns, 1 needs two."""

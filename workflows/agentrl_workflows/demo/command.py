@@ -46,5 +46,12 @@ def demo_app(full: DemoRecipe, smoke: DemoRecipe, *, names: tuple[str, str], abo
         with interrupt_note(partial(describe_results, runs_dir / run_name)):
             outcome = run_demo(recipes[smoke], seed=seed, runs_dir=runs_dir, name=run_name, overrides=overrides)
         Console().print(f"Everything is in {outcome.run_dir}/: summary.json, curve.png, metrics.jsonl, episodes/")
+        if command := next_command(recipes[smoke], outcome.run_dir):
+            Console().print(f"Next, an agent of 25 lines on the same warm start:\n    {command}", soft_wrap=True)
 
     return app
+
+
+def next_command(recipe: DemoRecipe, run_dir: Path) -> str:
+    """Return the command that trains further on the warm start of a demo, whatever its seed; empty if there is none."""
+    return f"agentrl train {recipe.next_run} --model.path {run_dir / 'warm-start'}" if recipe.next_run else ""

@@ -54,6 +54,8 @@ class DemoRecipe(ABC):
     """Muon: matrices."""
     sft_threads: int = 1
     device: str = "cpu"
+    next_run: str = ""
+    """A run file that trains further on the warm start; the demo ends with its command. Empty: there is none."""
     eval_episodes: int = 512
     """Held-out episodes of each evaluation."""
     overrides: Mapping[str, object] = field(default_factory=dict[str, object])

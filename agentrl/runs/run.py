@@ -102,12 +102,12 @@ class Run:
         """
         for row in read_index(self.path):
             if row.episode_id == episode_id:
-                return self._stored(row, read_record(self.path, row), self._texts())
+                return self._stored(row, read_record(self.path, row), self.token_texts())
         raise ConfigError(f"{self.path} has no episode {episode_id!r}; run.episodes() lists those that have ended")
 
     def read_episodes(self, step: int | None = None, purpose: Purpose | None = None) -> Iterator[StoredEpisode]:
         """Yield episodes one at a time, without those whose records were pruned; the arguments are those of `episodes`."""
-        texts = self._texts()
+        texts = self.token_texts()
         for found in read_record_lines(self.path, self.episodes(step, purpose)):
             yield self._stored(found.summary, found.record, texts)
 
@@ -141,7 +141,9 @@ class Run:
         check_header(path, next(lines, None), TRAINED_HEADER)
         return next((found for found in map(_TRAINED.decode, lines) if found.episode_id == episode_id), None)
 
-    def _texts(self) -> TokenTexts:
+    def token_texts(self) -> TokenTexts:
+        """Return what writes token ids as text; it loads the tokenizer of the run at its first use."""
+
         def model_path() -> str | None:
             config = self.config
             return None if config is None else config.model.path

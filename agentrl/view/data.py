@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.jobs.run_lock import is_locked
 from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.runs.reading import read_index, read_metrics
-from agentrl.runs.run import open_run
+from agentrl.runs.run import Run
 from agentrl.types import JsonValue
 from agentrl.view.episode import episode_json
 from agentrl.view.records import trained_ages
@@ -84,6 +84,7 @@ class RunData:
         if not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "episodes")):
             raise ConfigError(f"{path}: expected the directory of a run, with config.yaml or metrics.jsonl in it")
         self.path = path.resolve()
+        self._token_texts = Run(self.path).token_texts()  # a large tokenizer takes a second to load
         self._decoder = msgspec.json.Decoder(EpisodeSummary)
 
     def run(self) -> bytes:
@@ -112,7 +113,9 @@ class RunData:
         Raises:
             ConfigError: the run has no such episode, or its record was pruned.
         """
-        return orjson.dumps(episode_json(open_run(self.path).episode(episode_id)), option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(
+            episode_json(Run(self.path).episode(episode_id), self._token_texts), option=orjson.OPT_SERIALIZE_NUMPY
+        )
 
     def staleness(self, step: int) -> bytes:
         """Return how many tokens of each age a step trained: `step` and `tokens`, ages in versions."""

@@ -9,10 +9,11 @@ import msgspec
 
 from agentrl.observe.episode_record import TrainedTurn
 from agentrl.runs.stored import StoredEpisode
+from agentrl.runs.tokenizer import TokenTexts
 from agentrl.types import Int32Array, Turn
 
 
-def episode_json(episode: StoredEpisode) -> dict[str, Any]:
+def episode_json(episode: StoredEpisode, token_texts: TokenTexts) -> dict[str, Any]:
     """Return an episode as JSON: `summary`, `task`, `metrics`, `failure`, `trained` and `turns`.
 
     A turn has what its record has, the texts of its tokens where the tokenizer is known (else null), and of what was trained
@@ -20,7 +21,7 @@ def episode_json(episode: StoredEpisode) -> dict[str, Any]:
     """
     trajectory, trained, failure = episode.trajectory, episode.trained, episode.trajectory.failure
     ids = sorted({int(id_) for turn in trajectory.turns for id_ in (*turn.context_ids, *turn.output_ids)})
-    known = episode.token_texts(ids)
+    known = token_texts(ids)
     texts = None if known is None else dict(zip(ids, known, strict=True))
     return {
         "summary": msgspec.to_builtins(episode.summary),

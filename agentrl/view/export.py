@@ -25,7 +25,7 @@ def write_episode(run_dir: Path, target: Path, episode_id: str | None = None) ->
     """
     run = open_run(run_dir)
     chosen = episode_id or best_of_newest_step(run).episode_id
-    embedded = {"run": run_json(run_dir, is_running=False), "episode": episode_json(run.episode(chosen))}
+    embedded = {"run": run_json(run_dir, is_running=False), "episode": episode_json(run.episode(chosen), run.token_texts())}
     try:
         target.write_text(document(embedded), encoding="utf-8")
     except OSError as error:

@@ -66,11 +66,12 @@ def train_command(
         warnings = "".join(f"warning: {line}\n" for line in reward_warnings(run))
         print(f"{lacks}{describe_plan(run)}\n{warnings}\n{resolved_yaml(run)}", end="")
         sys.exit(1 if missing else 0)
+    from agentrl.jobs.ending import describe_interrupted_run
     from agentrl.jobs.train import train_run
 
     existing = "replace" if replace else "resume" if resume else "error"
     job = partial(train_run, run, existing=existing, accept_changed_tasks=accept_changed_tasks, may_exit=True)
-    _run(job, partial(describe_results, run.run_dir))
+    _run(job, partial(describe_interrupted_run, run))
 
 
 @app.command(name="eval")

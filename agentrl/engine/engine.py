@@ -139,7 +139,7 @@ class Engine:
         self._evaluations = EvaluationQueue(
             self._evaluate,
             every=engine.eval_every,
-            on_result=self._journal.evaluation,
+            on_result=self._evaluated,
             on_skip=self._journal.evaluation_skipped,
             due=self._resume.evaluations_due,
         )
@@ -326,6 +326,9 @@ class Engine:
             name=f"eval.{step}",
             on_episode=partial(self._journal.episode, group=None),
         )
+
+    async def _evaluated(self, step: int, report: EvalReport) -> None:
+        self._progress.evaluation(await self._journal.evaluation(step, report))
 
     def _waits(self) -> list[str]:
         return self._board.lines() + self._flights.describe(self._buffer.waits_for())

@@ -32,7 +32,7 @@ from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles
 from agentrl.observe.episode_record import EndedEpisode
 from agentrl.observe.metrics import MetricValue, prefixed
-from agentrl.observe.progress import Snapshot
+from agentrl.observe.progress import Snapshot, evaluation_line
 from agentrl.observe.records import JsonLines
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.observe.trackers.feed import TrackerFeed
@@ -327,8 +327,8 @@ class Journal:
         if self._episodes is not None:
             await self._episodes.flush()
 
-    async def evaluation(self, step: int, report: EvalReport) -> None:
-        """Record an evaluation that began after `step` and has just ended, once its episodes are on disk.
+    async def evaluation(self, step: int, report: EvalReport) -> str:
+        """Record an evaluation that began after `step` and has just ended, once its episodes are on disk; return its result.
 
         Cancellation: nothing is recorded.
         """
@@ -340,6 +340,7 @@ class Journal:
         self._append("evaluation", line)
         if self._trackers is not None:
             self._trackers.evaluation(step, self._wall_s(), line, report.episodes)
+        return evaluation_line(line)
 
     def evaluation_skipped(self, step: int) -> None:
         """Record an evaluation that was due while two earlier ones were unfinished."""
@@ -347,11 +348,7 @@ class Journal:
 
     def snapshot(self) -> Snapshot:
         """Return the present state of the run."""
-        evaluation = None
-        if self._totals.evaluations:
-            last = self._totals.evaluations[-1]
-            rate = f"success {last['success_rate']:.3f}" if "success_rate" in last else "no result"
-            evaluation = f"after step {last['step']}: {rate}, {last['failed']} of {last['episodes']} episodes failed"
+        evaluations = self._totals.evaluations
         return Snapshot(
             name=self._name,
             step=self._totals.steps,
@@ -371,7 +368,7 @@ class Journal:
             staleness_max=self._number("staleness_max"),
             tokens_per_s=self._number("tokens_per_s"),
             signal_share=self._number("signal_share"),
-            last_evaluation=evaluation,
+            last_evaluation=evaluation_line(evaluations[-1]) if evaluations else None,
             waits=tuple(self._waits()),
         )
 

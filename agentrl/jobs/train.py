@@ -32,10 +32,11 @@ from agentrl.data.load import TaskSets, load_tasks
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport, Totals
 from agentrl.engine.resume import RunState
-from agentrl.errors import ConfigError, RunStopped, TrainerDied, TrainError
+from agentrl.errors import AgentRLError, ConfigError, RunStopped, TrainerDied, TrainError
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.pool.pool import ServerPool
+from agentrl.jobs.ending import describe_end
 from agentrl.jobs.errors import describe_error
 from agentrl.jobs.files import write_json
 from agentrl.jobs.garbage_collector import tuned_garbage_collector
@@ -148,15 +149,22 @@ async def train_run(
         ends the engine, which saves a checkpoint within 20 seconds.
     """
     deaths: list[float] = []
+    progress = progress or make_progress()
     while True:
         try:
             return await _train_once(run, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit)
         except TrainerDied as error:
             deaths = [*(death for death in deaths if anyio.current_time() - death < RESTART_WINDOW_S), anyio.current_time()]
             if len(deaths) > run.trainer.restarts or not _has_checkpoint(run):
+                progress.end(describe_end(run, error))
                 raise
             logger.warning("%s\nThe run continues from its newest checkpoint (trainer.restarts)", error)
             existing = "resume"
+        except ConfigError:
+            raise  # nothing has started
+        except AgentRLError as error:
+            progress.end(describe_end(run, error))
+            raise
 
 
 async def _train_once(
@@ -164,7 +172,7 @@ async def _train_once(
     objects: RunObjects | None,
     existing: Existing,
     accept_changed_tasks: bool,
-    progress: Progress | None,
+    progress: Progress,
     max_block_s: float | None,
     may_exit: bool,
 ) -> RunReport:
@@ -189,7 +197,7 @@ async def _train_once(
             async with watched(on_exit=conclude if may_exit else None) as watch, started as (pool, trainer):
                 if checkpoint is not None:
                     await trainer.restore(str(checkpoint.path))
-                engine = _engine(run, parts, pool, trainer, progress or make_progress(), checkpoint)
+                engine = _engine(run, parts, pool, trainer, progress, checkpoint)
                 # A signal ends the engine first: it saves a checkpoint, for which the trainer must still run.
                 with tuned_garbage_collector(), watch.ends_first():
                     report = await engine.run()
@@ -197,6 +205,7 @@ async def _train_once(
             conclude(error)
             raise
         conclude(None)
+        progress.end(describe_end(run, None))
     return report
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Protocol, TextIO
@@ -19,6 +19,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from agentrl.foreign import visible
 
 REFRESH_S = 0.5
 """Seconds between two pictures of the live display."""
@@ -48,6 +50,7 @@ class Snapshot:
     signal_share: float | None = None
     """Share of groups whose returns differ."""
     last_evaluation: str | None = None
+    """As `evaluation_line` returns it."""
     waits: tuple[str, ...] = ()
     """The present waits, the longest first."""
 
@@ -71,9 +74,17 @@ class Progress(Protocol):
         """Show that a training step has ended."""
         ...
 
+    def evaluation(self, line: str) -> None:
+        """Show that an evaluation has ended; `line` is its result."""
+        ...
+
+    def end(self, summary: str) -> None:
+        """Show the summary of a run that has ended."""
+        ...
+
 
 class PlainProgress:
-    """One line for each step."""
+    """One line for each step and each evaluation."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """Write to `stream`, standard error by default."""
@@ -89,10 +100,21 @@ class PlainProgress:
 
     def step(self, snapshot: Snapshot) -> None:
         """Write the line."""
+        self._write(step_line(snapshot))
+
+    def evaluation(self, line: str) -> None:
+        """Write the line."""
+        self._write(line)
+
+    def end(self, summary: str) -> None:
+        """Write the summary."""
+        self._write(summary)
+
+    def _write(self, text: str) -> None:
         if self._broken:
             return
         try:
-            self._stream.write(f"{step_line(snapshot)}\n")
+            self._stream.write(f"{visible(text)}\n")
             self._stream.flush()
         except (OSError, ValueError):  # its reader is gone, its disk is full, or it is closed
             self._broken = True
@@ -128,6 +150,16 @@ class LiveProgress:
     def step(self, snapshot: Snapshot) -> None:
         """Nothing: the next picture shows it."""
 
+    def evaluation(self, line: str) -> None:
+        """Nothing: the next picture shows it."""
+
+    def end(self, summary: str) -> None:
+        """Print the summary below the last picture."""
+        try:
+            self._console.print(visible(summary), markup=False, highlight=False, soft_wrap=True)
+        except (OSError, ValueError, SystemExit):
+            abandon(self._console.file)
+
 
 class NoProgress:
     """Shows nothing."""
@@ -139,6 +171,12 @@ class NoProgress:
         """
 
     def step(self, snapshot: Snapshot) -> None:
+        """Nothing."""
+
+    def evaluation(self, line: str) -> None:
+        """Nothing."""
+
+    def end(self, summary: str) -> None:
         """Nothing."""
 
 
@@ -181,8 +219,23 @@ def step_line(s: Snapshot) -> str:
         parts.append(f"{s.tokens_per_s:.0f} tokens/s")
     parts += [f"{s.failed_episodes} failed", f"{s.dropped_groups} dropped", f"{s.wall_s:.0f} s"]
     if s.eta_s is not None:
-        parts.append(f"about {_duration(s.eta_s)} left")
+        parts.append(f"about {duration_text(s.eta_s)} left")
     return ", ".join(parts)
+
+
+def evaluation_line(line: Mapping[str, object]) -> str:
+    """Return the `evaluation` event of a run as one line of text.
+
+    Example:
+        >>> result = {"success_rate": 0.75, "return_mean": 0.5}
+        >>> evaluation_line({"step": 20, "episodes": 64, "failed": 1, "seconds": 8.1, **result})
+        'evaluation after step 20: success 0.750, return +0.500, 1 of 64 episodes failed, 8 s'
+    """
+    result = (
+        f"success {line['success_rate']:.3f}, return {line['return_mean']:+.3f}" if "success_rate" in line else "no result"
+    )
+    failed = f"{line['failed']} of {line['episodes']} episodes failed"
+    return f"evaluation after step {line['step']}: {result}, {failed}, {line['seconds']:.0f} s"
 
 
 def picture(s: Snapshot) -> Group:
@@ -190,8 +243,8 @@ def picture(s: Snapshot) -> Group:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    eta = f", about {_duration(s.eta_s)} left" if s.eta_s is not None else ""
-    table.add_row(s.name, f"step {s.step}/{s.steps}, version {s.policy_version}, {_duration(s.wall_s)}{eta}")
+    eta = f", about {duration_text(s.eta_s)} left" if s.eta_s is not None else ""
+    table.add_row(s.name, f"step {s.step}/{s.steps}, version {s.policy_version}, {duration_text(s.wall_s)}{eta}")
     if s.success_rate is not None:
         signal = f", {s.signal_share:.0%} of the groups carry a signal" if s.signal_share is not None else ""
         reward = f", return {s.return_mean:+.3f}" if s.return_mean is not None else ""
@@ -206,12 +259,18 @@ def picture(s: Snapshot) -> Group:
         f"{s.failed_episodes} episodes failed, {s.dropped_groups} groups dropped",
     )
     if s.last_evaluation is not None:
-        table.add_row("evaluation", s.last_evaluation)
+        table.add_row("evaluation", s.last_evaluation.removeprefix("evaluation "))
     waits = [Text(f"  {line}", style="dim", no_wrap=True, overflow="ellipsis") for line in s.waits[:4]]
     return Group(ProgressBar(total=s.steps, completed=s.step, width=60), table, *waits)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Return a duration as text.
+
+    Example:
+        >>> duration_text(7.4), duration_text(75), duration_text(7500)
+        ('7 s', '1 min 15 s', '2 h 05 min')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

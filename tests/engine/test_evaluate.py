@@ -87,7 +87,7 @@ async def test_a_run_records_and_shows_that_its_evaluation_failed(tmp_path: Path
         return float(answer == "good")
 
     class Shown:
-        evaluation: str | None = None
+        last: str | None = None
 
         def step(self, snapshot: Snapshot) -> None:
             """The last step comes before its evaluation."""
@@ -96,7 +96,7 @@ async def test_a_run_records_and_shows_that_its_evaluation_failed(tmp_path: Path
             try:
                 await anyio.sleep_forever()
             finally:
-                self.evaluation = snapshot().last_evaluation
+                self.last = snapshot().last_evaluation
 
     shown = Shown()
     options = {"eval_every": 2, "eval_episodes": 5}
@@ -107,7 +107,7 @@ async def test_a_run_records_and_shows_that_its_evaluation_failed(tmp_path: Path
     [event] = lines(tmp_path / "metrics.jsonl", "evaluation")
     assert (event["episodes"], event["failed"], event["failed_episodes.workflow_error"]) == (5, 5, 5)
     assert "success_rate" not in event
-    assert shown.evaluation == "after step 2: no result, 5 of 5 episodes failed"
+    assert shown.last == "evaluation after step 2: no result, 5 of 5 episodes failed, 0 s"
 
 
 @pytest.mark.parametrize("episodes", [0, -3])

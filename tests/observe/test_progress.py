@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 
 import anyio
 import pytest
 from rich.console import Console
 
 from agentrl.observe.progress import LiveProgress, NoProgress, PlainProgress, Snapshot, make_progress, picture
+from tests.engine.harness import TASKS, make_engine, run
+from tests.rollout.harness import make_renderer
 
 SNAPSHOT = Snapshot(
     name="demo",
@@ -30,7 +33,7 @@ SNAPSHOT = Snapshot(
     staleness_mean=0.75,
     staleness_max=2.0,
     tokens_per_s=1500.0,
-    last_evaluation="after step 25: success 0.700 of 128",
+    last_evaluation="evaluation after step 25: success 0.700 of 128",
     waits=("the trainer waits for group 17 since 4.0 s",),
 )
 
@@ -115,3 +118,27 @@ async def test_the_plain_display_waits_to_be_cancelled() -> None:
     with anyio.move_on_after(0.01) as scope:
         await PlainProgress(io.StringIO()).show(lambda: SNAPSHOT)
     assert scope.cancelled_caught
+
+
+def test_a_log_has_a_line_for_each_evaluation_and_the_summary() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    progress.evaluation("evaluation after step 5: success 0.500")
+    progress.end("run  r: finished\nnext\n  agentrl view runs/r")
+    assert stream.getvalue() == ("evaluation after step 5: success 0.500\nrun  r: finished\nnext\n  agentrl view runs/r\n")
+
+
+def test_the_live_display_prints_the_summary_as_it_is() -> None:
+    stream = io.StringIO()
+    LiveProgress(Console(file=stream, width=20)).end("checkpoint  runs/r/checkpoints/step-000003 [bold]")
+    assert stream.getvalue() == "checkpoint  runs/r/checkpoints/step-000003 [bold]\n"
+
+
+async def test_a_run_writes_its_evaluations_into_a_log(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    renderer = make_renderer(tmp_path)
+    engine = {"eval_every": 1, "eval_episodes": 2}
+    await run(make_engine(tmp_path, renderer, steps=2, eval_tasks=TASKS[:2], engine=engine, progress=PlainProgress(stream)))
+    found = [line for line in stream.getvalue().splitlines() if line.startswith("evaluation after step ")]
+    assert len(found) == 2
+    assert "0 of 2 episodes failed" in found[0]

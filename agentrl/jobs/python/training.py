@@ -18,10 +18,11 @@ from anyio.from_thread import start_blocking_portal
 from agentrl.config import RunConfig
 from agentrl.engine.report import RunReport
 from agentrl.errors import RunStopped
+from agentrl.jobs.ending import describe_interrupted_run
 from agentrl.jobs.python.arguments import GivenTasks, read_run
 from agentrl.jobs.train import Existing, train_run
 from agentrl.observe.progress import Progress
-from agentrl.watchdog.signals import describe_results, interrupt_note, sigterm_raises
+from agentrl.watchdog.signals import interrupt_note, sigterm_raises
 from agentrl.watchdog.threads import run_without_waiting
 
 Result = TypeVar("Result")
@@ -93,7 +94,7 @@ def train(
         progress=progress,
         objects=given.objects,
     )
-    with interrupt_note(partial(describe_results, given.config.run_dir)):
+    with interrupt_note(partial(describe_interrupted_run, given.config)):
         report = run_blocking(job)
     return TrainedRun(config=given.config, report=report)
 

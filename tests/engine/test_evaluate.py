@@ -11,7 +11,7 @@ import pytest
 from agentrl.client import Client
 from agentrl.engine.evaluate import EvalReport, evaluate_policy
 from agentrl.errors import ConfigError
-from agentrl.observe.progress import Snapshot
+from agentrl.observe.progress import NoProgress, Snapshot
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
@@ -86,11 +86,8 @@ async def test_a_run_records_and_shows_that_its_evaluation_failed(tmp_path: Path
             raise LookupError
         return float(answer == "good")
 
-    class Shown:
+    class Shown(NoProgress):
         last: str | None = None
-
-        def step(self, snapshot: Snapshot) -> None:
-            """The last step comes before its evaluation."""
 
         async def show(self, snapshot: Callable[[], Snapshot]) -> None:
             try:

@@ -211,12 +211,15 @@ class Journal:
             ErrorBudgetExceeded: when too many training episodes have failed.
             RunStopped: when the disk does not keep up.
         """
+        purpose, step = "evaluation" if group is None else "training", self._totals.steps + 1
+        if self._trackers is not None:
+            self._trackers.episode(step, purpose, trajectory)
         if self._episodes is not None:
             ended = EndedEpisode(
                 trajectory=trajectory,
-                purpose="evaluation" if group is None else "training",
+                purpose=purpose,
                 group=group,
-                step=self._totals.steps + 1,
+                step=step,
                 policy_version=self._clock.version,
                 run_begin_s=self._begin,
             )

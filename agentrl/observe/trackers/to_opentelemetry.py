@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.observe.metrics import is_success
 from agentrl.observe.timeline import Activity
-from agentrl.observe.trackers.base import RunStatus, TrackedRun, Tracker
+from agentrl.observe.trackers.base import Purpose, RunStatus, TrackedRun, Tracker
+from agentrl.types import Trajectory
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -46,14 +48,43 @@ class OpenTelemetryTracker(Tracker):
         attributes = {"agentrl.run": run.name, "agentrl.project": run.project, "agentrl.resumed_step": run.resumed_step}
         self._run = self._open(f"run {run.name}", None, time.time(), attributes)
         self._steps: dict[int, Any] = {}
+        self._done = run.resumed_step
 
     def activity(self, activity: Activity) -> None:
-        """Make a span of an activity, inside that of its step; an evaluation stands beside the steps."""
+        """Make a span of an activity, inside that of its step; one of a step that is over stands beside the steps."""
         begin, end = self._began_at + activity.start_s, self._began_at + activity.end_s
         name = activity.activity.replace("_", " ")
         attributes = {"agentrl.actor": activity.actor, "agentrl.step": activity.step}
-        parent = self._run if activity.actor == "evaluation" else self._step(activity.step, begin)
+        parent = self._run if activity.step <= self._done else self._step(activity.step, begin)
         self._open(name, parent, begin, attributes).end(_nanoseconds(end))
+
+    def episode(self, step: int, purpose: Purpose, episode: Trajectory) -> None:
+        """Make a span of an episode, beside the steps, with its model calls as events."""
+        if episode.started_s is None or episode.ended_s is None:
+            return  # it never ran
+        failed = episode.failure is not None
+        attributes = {
+            "agentrl.step": step,
+            "agentrl.purpose": purpose,
+            "agentrl.episode_id": episode.episode_id,
+            "agentrl.task_id": episode.task_id,
+            "agentrl.stop_reason": str(episode.stop_reason),
+            **({} if failed else {"agentrl.return": episode.episode_return, "agentrl.success": is_success(episode)}),
+        }
+        span = self._open("episode", self._run, self._moments + episode.started_s, attributes)
+        for number, turn in enumerate(episode.turns):
+            if turn.started_s is None or turn.ended_s is None:
+                continue
+            call: dict[str, str | int | float] = {
+                "agentrl.turn": number,
+                "agentrl.seconds": turn.ended_s - turn.started_s,
+                "agentrl.stop_reason": str(turn.stop_reason),
+                "gen_ai.usage.output_tokens": len(turn.output_ids),
+            }
+            span.add_event("model call", call, timestamp=_nanoseconds(self._moments + turn.ended_s))
+        if episode.failure is not None:
+            span.set_status(self._trace.StatusCode.ERROR, f"{episode.failure.kind}: {episode.failure.message}")
+        span.end(_nanoseconds(self._moments + episode.ended_s))
 
     def step(self, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:
         """Close the span of a step, with its numbers as attributes."""
@@ -62,6 +93,7 @@ class OpenTelemetryTracker(Tracker):
         span.set_attributes({f"agentrl.{key}": value for key, value in numbers.items()})
         span.end(_nanoseconds(end))
         del self._steps[step]
+        self._done = step
 
     def finish(self, status: RunStatus) -> None:
         """Close the span of the run, and send what is left."""

@@ -29,7 +29,7 @@ class EpisodeModel(Model):
 
     def generate(self, messages: list[ChatMessage], **options: Any) -> ChatMessage:  # noqa: ANN401 - as the base class
         """Return the policy's answer."""
-        # smolagents asks for a forced tool call, which no sampled policy can promise
+        # smolagents asks for a forced call, which free decoding cannot promise
         arguments = self._prepare_completion_kwargs(messages, **{**options, "tool_choice": "auto"})
         completion = anyio.from_thread.run(partial(self.client.chat.completions.create, **arguments))
         message = completion.choices[0].message

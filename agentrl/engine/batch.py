@@ -18,8 +18,8 @@ from agentrl.errors import StaleDataError
 from agentrl.observe.episode_record import trained_record
 from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics
 from agentrl.tokens.verify import verify
-from agentrl.trainer.base import TrainBatch, TrainSample
-from agentrl.types import Group, Int32Array, Sample
+from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
+from agentrl.types import Float32Array, Group, Int32Array, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,25 +85,34 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
     )
 
 
-def trained_records(groups: Sequence[Group], prepared: PreparedBatch, *, step: int) -> Iterator[Mapping[str, object]]:
+def trained_records(
+    groups: Sequence[Group], prepared: PreparedBatch, report: StepReport, *, step: int
+) -> Iterator[Mapping[str, object]]:
     """Yield the line of `episodes/trained-NNNNNN.jsonl.gz` for each episode of the batch, in the order of the groups."""
-    samples: dict[str, list[TrainSample]] = {}
-    for episode_id, sample in zip(prepared.episode_ids, prepared.batch.samples, strict=True):
-        samples.setdefault(episode_id, []).append(sample)
+    places: dict[str, list[int]] = {}
+    for place, episode_id in enumerate(prepared.episode_ids):
+        places.setdefault(episode_id, []).append(place)
     for group in groups:
         for episode in group.episodes:
             advantages: list[float | None] = [None] * len(episode.turns)
-            for item in samples.get(episode.episode_id, ()):
+            proximal: list[Float32Array | None] = [None] * len(episode.turns)
+            for place in places.get(episode.episode_id, ()):
+                item, found = prepared.batch.samples[place], report.proximal_logprobs.get(place)
+                by_token = np.full(len(item.sample.token_ids), np.nan, np.float32)
+                by_token[item.sample.loss_mask] = np.nan if found is None else found
                 trained = np.flatnonzero(item.sample.loss_mask)
                 for turn in np.unique(item.sample.turn_index[trained]).tolist():
                     of_turn = trained[item.sample.turn_index[trained] == turn]
                     advantages[turn] = float(item.advantages[of_turn[0]])
+                    if found is not None:
+                        count = len(episode.turns[turn].output_ids)
+                        proximal[turn] = by_token[np.flatnonzero(item.sample.turn_index == turn)[-count:]]
             yield trained_record(
                 episode,
                 step=step,
                 policy_version=prepared.batch.policy_version,
                 advantages=advantages,
-                proximal_logprobs=[None] * len(episode.turns),
+                proximal_logprobs=proximal,
             )
 
 

@@ -307,7 +307,7 @@ class Journal:
         trained = {**line, "trained_groups": [group.index for group in groups]}
         self._append("step", trained, policy_version=prepared.batch.policy_version)
         if self._episodes is not None:
-            self._episodes.end_step(number, partial(trained_records, groups, prepared, step=number))
+            self._episodes.end_step(number, partial(trained_records, groups, prepared, report, step=number))
         self._shown = line
         if self._trackers is not None:
             self._trackers.step(number, self._wall_s(), line, [episode for group in groups for episode in group.episodes])

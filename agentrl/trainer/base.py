@@ -39,6 +39,9 @@ class StepReport:
     """Loss, gradient norm, KLs, effective sample size, clip and mask fractions, log-prob difference, seconds, tokens."""
     skipped: str | None = None
     """Why the step left the weights as they were; None when it changed them."""
+    proximal_logprobs: Mapping[int, Float32Array] = field(default_factory=dict[int, Float32Array])
+    """By place in `TrainBatch.samples`: log-probs of the tokens in the loss under the weights before the step, nats, [loss
+    tokens of the sample] float32. A sample that got no forward pass has none."""
 
 
 class Trainer(Protocol):

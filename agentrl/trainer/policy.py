@@ -46,6 +46,10 @@ class _Part:
     interrupted: Tensor
     tokens: int
     """Real tokens, padding not counted."""
+    samples: tuple[int, ...]
+    """Places of its samples in the batch."""
+    ends: tuple[int, ...]
+    """Where the trained tokens of each sample end among the n."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,19 +94,20 @@ class PolicyTrainer:
         """
         started = time.perf_counter()
         metrics = check_batch(batch, self._algorithm.max_staleness)
-        minibatches = [[batch.samples[i] for i in chosen] for chosen in self._split(batch)]
+        minibatches = self._split(batch)
         seconds = _Seconds()
         applied: list[LossMetrics] = []
         norms: list[float] = []
         bad: list[str] = []
-        parts = [self._parts(minibatch, batch.policy_version) for minibatch in minibatches]
+        used: dict[int, Float32Array] = {}
+        parts = [self._parts(batch, minibatch) for minibatch in minibatches]
         lr = self._config.lr
         for number, (minibatch, proximal) in enumerate(zip(minibatches, self._proximal(parts, seconds), strict=True)):
             if not parts[number]:
                 continue
             lr = self._config.lr * self._schedule(self._state.optimizer_steps + number)
-            num_loss_tokens = sum(int(item.sample.loss_mask.sum()) for item in minibatch)
-            measured, norm, problem = self._minibatch(parts[number], proximal, num_loss_tokens, lr, seconds)
+            num_loss_tokens = sum(int(batch.samples[at].sample.loss_mask.sum()) for at in minibatch)
+            measured, norm, problem = self._minibatch(parts[number], proximal, num_loss_tokens, lr, seconds, used)
             if problem is None:
                 applied += measured
                 norms.append(norm)
@@ -113,7 +118,8 @@ class PolicyTrainer:
         metrics["computed_tokens"] = float(sum(part.tokens for some in parts for part in some))
         metrics["seconds"] = time.perf_counter() - started
         self._raise_if_hopeless(bad)
-        return StepReport(metrics=metrics, skipped=None if norms else _why_skipped(batch, bad))
+        skipped = None if norms else _why_skipped(batch, bad)
+        return StepReport(metrics=metrics, skipped=skipped, proximal_logprobs=used)
 
     def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> list[Float32Array]:
         """Return [L-1] float32 log-probs of tokens 1.. of each [L] sequence, under the current weights.
@@ -181,14 +187,13 @@ class PolicyTrainer:
         loss_tokens = [int(item.sample.loss_mask.sum()) for item in batch.samples]
         return split_minibatches(loss_tokens, self._config.minibatches, seed=(self._seed, self._state.steps))
 
-    def _parts(self, minibatch: Sequence[TrainSample], policy_version: int) -> list[_Part]:
-        items = [item for item in minibatch if has_gradient(item)]
+    def _parts(self, batch: TrainBatch, minibatch: Sequence[int]) -> list[_Part]:
+        places = [at for at in minibatch if has_gradient(batch.samples[at])]
+        items = [batch.samples[at] for at in places]
         # Tokens after the last trained one do not affect it, so they are cut off.
         lengths = [int(np.flatnonzero(item.sample.loss_mask)[-1]) + 1 for item in items]
         plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if items else []
-        return [
-            _part(self.model, [items[i] for i in chosen], [lengths[i] for i in chosen], policy_version) for chosen in plan
-        ]
+        return [_part(self.model, batch, [places[i] for i in chosen], [lengths[i] for i in chosen]) for chosen in plan]
 
     def _proximal(self, parts: Sequence[Sequence[_Part]], seconds: _Seconds) -> list[list[Tensor] | None]:
         started = time.perf_counter()
@@ -199,16 +204,25 @@ class PolicyTrainer:
         return [computed.get(number) for number in range(len(parts))]
 
     def _minibatch(
-        self, parts: Sequence[_Part], proximal: Sequence[Tensor] | None, num_loss_tokens: int, lr: float, seconds: _Seconds
+        self,
+        parts: Sequence[_Part],
+        proximal: Sequence[Tensor] | None,
+        num_loss_tokens: int,
+        lr: float,
+        seconds: _Seconds,
+        used: dict[int, Float32Array],
     ) -> tuple[list[LossMetrics], float, str | None]:
+        """Take one optimizer step; put the proximal log-probs of each sample into `used`."""
         started = time.perf_counter()
         measured: list[LossMetrics] = []
         losses: list[Tensor] = []
+        compared: list[Tensor] = []
         for number, part in enumerate(parts):
             current = self.model.logprobs(part.batch)
+            compared.append(current.detach() if proximal is None else proximal[number])
             output = decoupled_ppo_loss(
                 current,
-                current.detach() if proximal is None else proximal[number],
+                compared[number],
                 part.behavior_logprobs,
                 part.advantages,
                 torch.ones_like(current, dtype=torch.bool),
@@ -221,6 +235,8 @@ class PolicyTrainer:
             measured.append(output.metrics)
             losses.append(output.loss.detach())
         loss = float(torch.stack(losses).sum())
+        for part, values in zip(parts, compared, strict=True):  # after the loss, so that no copy waits for a forward pass
+            used |= dict(zip(part.samples, np.split(values.cpu().numpy(), part.ends[:-1]), strict=True))
         seconds.forward_backward += time.perf_counter() - started
         started = time.perf_counter()
         parameters = list(self.model.parameters.values())
@@ -320,7 +336,8 @@ def check_batch(batch: TrainBatch, max_staleness: int) -> dict[str, float]:
     }
 
 
-def _part(model: PolicyModel, items: Sequence[TrainSample], lengths: Sequence[int], policy_version: int) -> _Part:
+def _part(model: PolicyModel, batch: TrainBatch, places: Sequence[int], lengths: Sequence[int]) -> _Part:
+    items = [batch.samples[at] for at in places]
     samples = [item.sample for item in items]
     masks = [sample.loss_mask[:length] for sample, length in zip(samples, lengths, strict=True)]
     ids = [sample.token_ids[:length] for sample, length in zip(samples, lengths, strict=True)]
@@ -334,9 +351,11 @@ def _part(model: PolicyModel, items: Sequence[TrainSample], lengths: Sequence[in
         batch=model.microbatch(ids, masks, temperatures),
         behavior_logprobs=wanted([sample.behavior_logprobs for sample in samples]),
         advantages=wanted([item.advantages for item in items]),
-        fresh=wanted([sample.token_versions == policy_version for sample in samples]),
+        fresh=wanted([sample.token_versions == batch.policy_version for sample in samples]),
         interrupted=wanted([interrupted(sample) for sample in samples]),
         tokens=sum(lengths),
+        samples=tuple(places),
+        ends=tuple(np.cumsum([int(mask.sum()) for mask in masks]).tolist()),
     )
 
 

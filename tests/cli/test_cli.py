@@ -65,6 +65,15 @@ def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: P
     episodes = list(open_run(folder).read_episodes())
     assert len(episodes) == summary["episodes"] == 8
     assert all(episode.trajectory.metrics["frozen_objects"] > 10_000 for episode in episodes), "the tuned garbage collector"
+    compared = 0
+    for episode in episodes:
+        turn, trained = episode.trajectory.turns[0], episode.trained
+        if trained is None or trained.turns[0].proximal_logprobs is None or turn.spans[-1].version != trained.policy_version:
+            continue
+        assert trained.turns[0].proximal_logprobs == pytest.approx(turn.output_logprobs.tolist(), abs=1e-3)
+        assert "".join(episode.token_texts(turn.output_ids.tolist()) or []).strip()
+        compared += 1
+    assert compared, "the first step trains what its own version sampled"
     assert (folder / "config.yaml").exists()
 
     again = agentrl(tmp_path, "train", "run.yaml")

@@ -12,7 +12,7 @@ import yaml
 import agentrl
 from agentrl.cli.main import app
 from docs.figures import data_path, overlap
-from scripts import docs_hooks, run_file_reference
+from scripts import docs_hooks, run_directory_reference, run_file_reference
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,6 +44,12 @@ def test_the_page_on_decisions_lists_each_with_its_title() -> None:
 
 def test_the_reference_of_the_run_file_is_current() -> None:
     assert run_file_reference.PAGE.read_text() == run_file_reference.page(), "run `python -m scripts.run_file_reference`"
+
+
+def test_the_reference_of_the_run_directory_is_current_and_explains_every_field() -> None:
+    page = run_directory_reference.page()
+    assert run_directory_reference.PAGE.read_text() == page, "run `python -m scripts.run_directory_reference`"
+    assert "|  |" not in page, "a field has no docstring"
 
 
 def test_the_python_reference_holds_what_agentrl_exports() -> None:

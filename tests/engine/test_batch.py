@@ -6,16 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client
-from agentrl.engine.batch import prepare_batch
+from agentrl.engine.batch import prepare_batch, trained_records
 from agentrl.errors import InvariantError, StaleDataError
+from agentrl.observe.episode_record import TrainedEpisode, TrainedTurn
+from agentrl.observe.records import encode_line
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
+from agentrl.trainer.base import StepReport
 from agentrl.types import EpisodeFailure, Group, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
 from tests.engine.harness import coin, episodes, lines, make_engine, run
@@ -52,6 +56,19 @@ async def test_a_batch_has_advantages_on_the_sampled_tokens_alone(renderer: Rend
     assert prepared.metrics["loss_tokens"] == sum(e.num_output_tokens for e in group.episodes)
     assert prepared.metrics["success_rate"] == 0.5
     assert set(prepared.staleness.tolist()) == {0}
+
+
+async def test_what_a_step_trained_is_recorded_by_turn(renderer: Renderer) -> None:
+    good, greedy = await sampled(renderer, "good", 3), await sampled(renderer, "bad", 3, temperature=0)
+    good, greedy = replace(good, episode_id="0.0.0"), replace(greedy, episode_id="0.1.0")
+    prepared = prepare_batch([group_of(good, greedy)], version=3, algorithm=GROUPWISE)
+    computed = np.arange(good.num_output_tokens, dtype=np.float32)
+    report = StepReport(proximal_logprobs={0: computed})
+    first, second = trained_records([group_of(good, greedy)], prepared, report, step=7)
+    read = [msgspec.json.decode(encode_line(record), type=TrainedEpisode) for record in (first, second)]
+    assert [(each.episode_id, each.step, each.policy_version) for each in read] == [("0.0.0", 7, 3), ("0.1.0", 7, 3)]
+    assert read[0].turns == [TrainedTurn(advantage=0.5, proximal_logprobs=[*computed.tolist()])]
+    assert read[1].turns == [TrainedTurn(advantage=None, proximal_logprobs=None)]
 
 
 async def test_over_age_tokens_leave_the_loss_under_mask_and_stop_the_run_otherwise(renderer: Renderer) -> None:

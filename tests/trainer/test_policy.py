@@ -116,6 +116,10 @@ def test_each_minibatch_is_one_optimizer_step_on_its_own_tokens_around_one_proxi
     ]
     assert report.metrics["behavior_log_weight_max"] == pytest.approx(float(np.concatenate(differences).max()), rel=1e-5)
     assert report.metrics["ratio_max"] > 1.01
+    assert sorted(report.proximal_logprobs) == list(range(8))
+    for at, item in enumerate(batch.samples):
+        expected = full_logprobs(start, item.sample).detach().numpy()[item.sample.loss_mask[1:]]
+        np.testing.assert_allclose(report.proximal_logprobs[at], expected, atol=1e-4)
 
 
 def test_a_minibatch_has_the_loss_and_the_gradient_of_a_batch_of_its_own(checkpoint: Path) -> None:
@@ -209,8 +213,10 @@ def test_samples_without_advantage_count_in_the_denominator_but_make_no_forward_
     silent = _with_advantages(batch, 0, 0.0)
     slow = slow_loss(load_plain(checkpoint, torch.float64), silent, AlgorithmConfig())
 
-    metrics = _trainer(checkpoint).step(silent).metrics
+    report = _trainer(checkpoint).step(silent)
+    metrics = report.metrics
 
+    assert sorted(report.proximal_logprobs) == list(range(1, len(batch.samples)))
     assert metrics["loss"] == pytest.approx(slow, rel=1e-5)
     assert metrics["num_loss_tokens"] < metrics["loss_tokens"]
 

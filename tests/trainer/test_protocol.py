@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import InvariantError
-from agentrl.trainer.base import TrainBatch, TrainSample
+from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.trainer.worker.protocol import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -16,6 +16,7 @@ from agentrl.trainer.worker.protocol import (
     Failed,
     LogprobsReply,
     Publish,
+    Stepped,
     TrainStep,
     body_length,
     decode_reply,
@@ -24,9 +25,11 @@ from agentrl.trainer.worker.protocol import (
     pack_batch,
     pack_float32,
     pack_int32,
+    pack_report,
     pack_sequences,
     split_logprobs,
     unpack_batch,
+    unpack_report,
     unpack_sequences,
 )
 from agentrl.types import Sample
@@ -77,6 +80,18 @@ def test_logprobs_of_each_sequence_find_their_way_back(lengths: list[int]) -> No
     joined = np.concatenate([np.empty(0, np.float32), *(np.full(max(0, n - 1), n, np.float32) for n in lengths)])
     split = split_logprobs(LogprobsReply(pack_float32(joined)), sequences)
     assert [part.tolist() for part in split] == [[float(n)] * max(0, n - 1) for n in lengths]
+
+
+@given(lengths=st.dictionaries(st.integers(0, 9), st.integers(0, 9), max_size=5))
+def test_the_report_of_a_step_comes_back_with_the_log_probs_of_its_samples(lengths: dict[int, int]) -> None:
+    found = {at: np.linspace(-1, 0, length, dtype=np.float32) for at, length in lengths.items()}
+    report = StepReport(metrics={"loss": 0.5}, skipped=None, proximal_logprobs=found)
+    reply = decode_reply(encode_frame(pack_report(report))[HEADER_BYTES:])
+    assert isinstance(reply, Stepped)
+    back = unpack_report(reply)
+    assert (back.metrics, back.skipped, [*back.proximal_logprobs]) == (report.metrics, None, [*found])
+    for at, values in found.items():
+        np.testing.assert_array_equal(back.proximal_logprobs[at], values)
 
 
 def test_arrays_of_unequal_lengths_are_refused_before_they_are_sent() -> None:

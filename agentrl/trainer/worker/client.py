@@ -271,7 +271,7 @@ class RemoteTrainer:
         """
         async with self.channel.stepping():
             reply = await self._call(pack_batch(batch), protocol.Stepped, f"training on {len(batch.samples)} samples")
-        return StepReport(metrics=reply.metrics, skipped=reply.skipped)
+        return protocol.unpack_report(reply)
 
     async def publish(self, version: int, directory: str) -> Publication:
         """Write the current weights to `directory/v<version>`, atomically, and return their path and digests.

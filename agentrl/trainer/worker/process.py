@@ -57,8 +57,7 @@ class _Worker:
                 raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
             case protocol.TrainStep():
                 self.published_version = None
-                report = self.trainer.step(protocol.unpack_batch(request))
-                return protocol.Stepped(dict(report.metrics), report.skipped)
+                return protocol.pack_report(self.trainer.step(protocol.unpack_batch(request)))
             case protocol.Publish():
                 return self._publish(request)
             case protocol.Logprobs():

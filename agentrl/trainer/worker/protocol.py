@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import InvariantError
-from agentrl.trainer.base import TrainBatch, TrainSample
+from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 
@@ -137,6 +137,12 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
 
     metrics: dict[str, float]
     skipped: str | None
+    samples: Array
+    """Places in the batch of the samples that have proximal log-probs."""
+    lengths: Array
+    """How many each of them has."""
+    proximal_logprobs: Array
+    """All of them, joined."""
 
 
 class Published(msgspec.Struct, frozen=True, tag=True):
@@ -296,6 +302,27 @@ def pack_batch(batch: TrainBatch) -> TrainStep:
         temperatures=pack_float32(_join_arrays([sample.temperatures for sample in samples], np.float32)),
         advantages=pack_float32(_join_arrays([item.advantages for item in batch.samples], np.float32)),
     )
+
+
+def pack_report(report: StepReport) -> Stepped:
+    """Return `report` as a reply."""
+    found = report.proximal_logprobs
+    return Stepped(
+        metrics=dict(report.metrics),
+        skipped=report.skipped,
+        samples=pack_int32(list(found)),
+        lengths=pack_int32([len(values) for values in found.values()]),
+        proximal_logprobs=pack_float32(_join_arrays(list(found.values()), np.float32)),
+    )
+
+
+def unpack_report(reply: Stepped) -> StepReport:
+    """Return the report that was packed into `reply`; raises InvariantError when its lengths contradict its arrays."""
+    lengths = _lengths(reply.lengths)
+    values = unpack_float32(reply.proximal_logprobs, int(lengths.sum()))
+    places = unpack_int32(reply.samples, len(lengths)).tolist()
+    found = {place: values[at] for place, at in zip(places, _slices(lengths), strict=True)}
+    return StepReport(metrics=reply.metrics, skipped=reply.skipped, proximal_logprobs=found)
 
 
 def pack_sequences(sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> Logprobs:

@@ -1,0 +1,102 @@
+"""Write `docs/reference/run-directory.md` from the docstrings of what is recorded of episodes.
+
+    python -m scripts.run_directory_reference
+
+Invariant: the tables hold every field of the files of episodes and of the timeline, and nothing else; a test compares the
+page.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import msgspec
+
+from agentrl.observe.episode_record import (
+    EpisodeSummary,
+    RecordedEpisode,
+    RecordedFailure,
+    RecordedTurn,
+    TrainedEpisode,
+    TrainedTurn,
+)
+from agentrl.observe.timeline import Activity
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "run-directory.md"
+_HEAD = """\
+# Run directory
+
+`agentrl train` writes everything about a run into `runs/NAME/`. `agentrl.open_run("runs/NAME")` reads it, also while
+the run writes it:
+
+    run = agentrl.open_run("runs/demo")
+    run.metrics("step")                        # the lines of metrics.jsonl
+    run.episodes(step=7).worst(3)              # rows of the index; also best, failed, forked, of_group
+    run.episodes().to_pandas()                 # or to_polars
+    run.episode("12.0.0").show(tokens=True)    # one episode in the terminal; a notebook shows it as HTML
+    run.plot().savefig("curve.png")            # needs agentrl[plot]
+    for episode in run.read_episodes(purpose="evaluation"):
+        print(episode.trajectory.messages())
+
+| file | content |
+|---|---|
+| `config.yaml` | the run file with all defaults; `agentrl train` reads the same run from it |
+| `plan.txt` | what `--dry-run` prints |
+| `metrics.jsonl` | one line for each step, evaluation, failure and checkpoint: [Metrics](metrics.md) |
+| `timeline.jsonl` | who worked and who waited |
+| `episodes/index.jsonl` | one line for each finished attempt; nothing is ever taken out |
+| `episodes/step-NNNNNN.jsonl` | full records of the episodes that ended while that step was the next to complete |
+| `episodes/trained-NNNNNN.jsonl.gz` | what that step trained of each episode of its batch |
+| `checkpoints/`, `weights/` | checkpoints of the trainer, and published weights; the newest of each |
+| `logs/` | what servers and trainer print |
+| `summary.json` | how the run ended, written at its end |
+
+The file of a step is plain while the step is open; when the step has ended, the run compresses it to
+`step-NNNNNN.jsonl.gz`. The first line of each file in `episodes/` is a header with its format and version, such as
+`{"format": "agentrl.episodes", "version": 1}`. With `engine.keep_episode_steps: N`, the run deletes the files of steps
+older than the last N; where one holds evaluations, their records stay, and the lines of the others become empty. With
+`engine.save_trajectories: false` there is no `episodes/`.
+
+A resumed run goes back to a checkpoint and appends a line with `"event": "resumed"` to the index. `agentrl.open_run`
+leaves out the episodes before it that run again. Times are seconds on the run's clock, which continues over a resume.
+
+`python -m scripts.run_directory_reference` makes this page from the code.
+"""
+_TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    ("A line of episodes/index.jsonl", EpisodeSummary),
+    ("A line of episodes/step-NNNNNN.jsonl", RecordedEpisode),
+    ("One of its turns", RecordedTurn),
+    ("Its failure", RecordedFailure),
+    ("A line of episodes/trained-NNNNNN.jsonl.gz", TrainedEpisode),
+    ("One of its turns that was trained", TrainedTurn),
+    ("A line of timeline.jsonl", Activity),
+)
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    return "\n".join([_HEAD, *(f"## {title}\n\n{_table(kind)}" for title, kind in _TABLES)])
+
+
+def _table(kind: type[msgspec.Struct]) -> str:
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in _fields(kind).items()]
+    return "\n".join(["| field | meaning |", "|---|---|", *rows, ""])
+
+
+def _fields(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the docstring below each field of a struct."""
+    [definition] = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in zip(definition.body, [*definition.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            described = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            text = str(below.value.value) if described else ""
+            found[field.target.id] = " ".join(text.split()).replace("|", "\\|")
+    return found
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

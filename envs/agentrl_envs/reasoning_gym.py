@@ -26,6 +26,8 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MAX_ANSWER_CHARS: Final = 20_000
 _HELD_OUT_SHARE: Final = 8
 _MAX_MISSES: Final = 2_000
+_BLOCK: Final = 16
+"""Number of puzzles of which an endless source takes one."""
 _NUM_PUZZLES: Final = 1_000_000
 """The size of the package's data sets, which make a puzzle when it is read."""
 _SMALLER: Final = {"acre": 2_000, "word_ladder": 20_000}
@@ -76,8 +78,7 @@ def reasoning_tasks(
                 raise ConfigError(f"reasoning_tasks: {family} has not enough {split} questions; found {at} of {size} tasks")
             entry = puzzles[number]
             question = str(entry["question"])
-            is_held_out = zlib.crc32(f"{family}\n{question}".encode()) % _HELD_OUT_SHARE == 0
-            if is_held_out == (split == "held_out") and question not in tasks:
+            if _is_held_out(family, question) == (split == "held_out") and question not in tasks:
                 break
             misses += 1
         if puzzles.score_answer(answer=entry["answer"], entry=entry) != 1.0:
@@ -85,9 +86,54 @@ def reasoning_tasks(
                 f"reasoning_tasks: the scorer of {family} does not accept the answer that comes with the puzzle, "
                 f"{str(entry['answer'])[:80]!r}, so its rewards cannot be checked; leave the family out"
             )
-        data = {"question": question, "answer": entry["answer"], "family": family, "level": level}
-        tasks[question] = Task(id=f"{family}-{split}-{seed}-{number}-{level}", data={**data, "seed": seed, "number": number})
+        tasks[question] = _puzzle_task(entry, family, split, level, seed, number)
     return list(tasks.values())
+
+
+class ReasoningStream:
+    """Puzzles without an end for `tasks.factory`, each made when a group draws it; the families in turn.
+
+    They are of the training split, so that `reasoning_tasks(split="held_out")` shares none of their questions. A small
+    family repeats questions at some time.
+
+    Args:
+        families: names of reasoning-gym's data sets, such as `chain_sum`.
+        level: the level of all of them, from 0; None: the family's own mixture. For a curriculum over difficulty, give a
+            source for each level in `tasks.sources`, and set `tasks.curriculum`.
+        seed: picks the puzzles.
+
+    Raises:
+        ConfigError: reasoning-gym is not installed, or a family does not exist or has no such level.
+    """
+
+    def __init__(self, families: Sequence[str], *, level: int | None = None, seed: int = 0) -> None:
+        _check_installed()
+        if not families:
+            raise ConfigError("ReasoningStream: expected at least one family, got none")
+        for family in families:
+            open_puzzles(family, level, seed)
+        self._families, self._level, self._seed = tuple(families), level, seed
+
+    def task(self, index: int) -> Task:
+        """Return puzzle `index`, from 0; each has a block of numbers of its own, of which it takes the first that fits.
+
+        Raises:
+            ConfigError: none of the block fits: the scorer accepts no answer that comes with the puzzles.
+        """
+        family = self._families[index % len(self._families)]
+        blocks = _SMALLER.get(family, _NUM_PUZZLES) // _BLOCK
+        again, block = divmod(index // len(self._families), blocks)
+        seed = self._seed + again * blocks * _BLOCK  # puzzle n is seeded with seed + n
+        puzzles = open_puzzles(family, self._level, seed)
+        for number in range(block * _BLOCK, (block + 1) * _BLOCK):
+            entry = puzzles[number]
+            is_right = puzzles.score_answer(answer=entry["answer"], entry=entry) == 1.0
+            if is_right and not _is_held_out(family, str(entry["question"])):
+                return _puzzle_task(entry, family, "train", self._level, seed, number)
+        raise ConfigError(
+            f"ReasoningStream: the scorer of {family} accepts none of the answers that come with puzzles "
+            f"{block * _BLOCK} to {(block + 1) * _BLOCK - 1}, so its rewards cannot be checked; leave the family out"
+        )
 
 
 class ReasoningGymEnvironment:
@@ -148,6 +194,15 @@ class ReasoningGymEnvironment:
 
     async def close(self) -> None:
         """Do nothing: the workers end with the last instance."""
+
+
+def _is_held_out(family: str, question: str) -> bool:
+    return zlib.crc32(f"{family}\n{question}".encode()) % _HELD_OUT_SHARE == 0
+
+
+def _puzzle_task(entry: Mapping[str, Any], family: str, split: str, level: int | None, seed: int, number: int) -> Task:
+    data = {"question": str(entry["question"]), "answer": entry["answer"], "family": family, "level": level}
+    return Task(id=f"{family}-{split}-{seed}-{number}-{level}", data={**data, "seed": seed, "number": number})
 
 
 def load_scorer() -> Callable[[str, int | None, int, int, str, str], float | None]:

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.data.load import TrainingTasks
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport
@@ -44,7 +45,7 @@ def make_engine(
     workflow: RolloutWorkflow | None = None,
     inference: Inference | None = None,
     trainer: ScriptedTrainer | None = None,
-    tasks: Sequence[Task] = TASKS,
+    tasks: Sequence[Task] | TrainingTasks = TASKS,
     shuffle_tasks: bool = True,
     eval_tasks: Sequence[Task] = (),
     steps: int = 4,

@@ -8,10 +8,11 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.data.load import load_tasks
+from agentrl.data.stream import TaskStream
 from agentrl.env import EnvironmentPool, EpisodeEnd
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import Task
-from agentrl_envs.reasoning_gym import ReasoningGymEnvironment, load_scorer, reasoning_tasks
+from agentrl_envs.reasoning_gym import ReasoningGymEnvironment, ReasoningStream, load_scorer, reasoning_tasks
 from agentrl_workflows.environment import PlayEnvironment
 from tests.rollout.harness import episode, make_renderer, says
 
@@ -75,6 +76,21 @@ def test_a_family_that_cannot_be_trained_on_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         reasoning_tasks(families, size=2, levels=levels)
+
+
+def test_a_stream_makes_each_puzzle_when_it_is_drawn_and_none_that_is_held_out() -> None:
+    stream, again = (ReasoningStream(["chain_sum", "gcd"], level=1, seed=3) for _ in range(2))
+    assert isinstance(stream, TaskStream)
+    tasks = [stream.task(index) for index in range(40)]
+    assert again.task(39) == tasks[39]
+    assert [task["family"] for task in tasks[:3]] == ["chain_sum", "gcd", "chain_sum"]
+    held_out = reasoning_tasks(["chain_sum", "gcd"], size=40, split="held_out", levels=(1, 1), seed=3)
+    assert {task["question"] for task in tasks}.isdisjoint(task["question"] for task in held_out)
+    assert stream.task(10_000_000)["seed"] > 3
+    with pytest.raises(ConfigError, match="chain_sum has the levels 0 to 10, got 99"):
+        ReasoningStream(["chain_sum"], level=99)
+    with pytest.raises(ConfigError, match="accepts none of the answers"):
+        ReasoningStream(["graph_color"]).task(0)
 
 
 def test_more_puzzles_than_a_family_has_are_refused() -> None:

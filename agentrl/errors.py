@@ -13,6 +13,7 @@
     │   ├── ServerTimeout (TimeoutError)      no answer within the deadline
     │   ├── RequestRejected (ValueError)      the server said the request is bad (HTTP 4xx)
     │   └── ReplyError (ValueError)           the reply breaks the protocol: short, mismatched or impossible arrays
+    ├── ReplayDiverged (RuntimeError)         a replayed episode does something else than what was recorded
     ├── WeightSyncError (RuntimeError)        a weight update did not arrive, or is not what was sent
     │   └── UpdatePending                     the trainer is past the version asked for; the next update brings a newer one
     ├── TrainError (RuntimeError)             the trainer worker failed or its numbers are not finite
@@ -24,9 +25,9 @@
         ├── NothingLearned                    too many steps in a row trained nothing; says why and what to change
         └── StallError (TimeoutError)         nothing moved within the deadline; names who waits for whom
 
-Invariant: a failed *episode* is recorded as data (`WorkflowError`, `EnvironmentFault`, `EpisodeLimit`, `TokenError` and
-`ServerError` end an episode); `InvariantError`, `StaleDataError`, `WeightSyncError`, `TrainError` and `RunStopped` end
-the run.
+Invariant: a failed *episode* is recorded as data (`WorkflowError`, `EnvironmentFault`, `EpisodeLimit`, `TokenError`,
+`ServerError` and `ReplayDiverged` end an episode); `InvariantError`, `StaleDataError`, `WeightSyncError`, `TrainError` and
+`RunStopped` end the run.
 A message says what was expected, what was got, where, and what to do.
 """
 
@@ -70,6 +71,10 @@ class TokenError(AgentRLError, ValueError):
 
 class ContextOverflow(TokenError):
     """The messages of a request cannot fit into the model's context, whatever their tokens are; they were not encoded."""
+
+
+class ReplayDiverged(AgentRLError, RuntimeError):
+    """A replayed episode does something else than what was recorded, so there is no answer to give it."""
 
 
 class ServerError(AgentRLError, ConnectionError):

@@ -62,21 +62,6 @@ def parse_named_values(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def parse_task(text: str) -> dict[str, Any]:
-    """Return the fields of a task that are written as JSON.
-
-    Raises:
-        ConfigError: the text is no JSON object.
-    """
-    try:
-        found: object = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--task must be a JSON object: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"--task must be a JSON object, got {text[:80]}")
-    return cast("dict[str, Any]", found)
-
-
 async def play_environment(
     spec: str,
     args: Mapping[str, Any],

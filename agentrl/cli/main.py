@@ -1,4 +1,4 @@
-"""The `agentrl` command: train, eval, serve, sft, view, doctor, validate, download, envs, init, explain, config.
+"""The `agentrl` command; `agentrl --help` lists what it does.
 
 Invariant: bad input prints one message and exits with status 2; a failed run prints one message and exits with status 1.
 Ctrl-C and SIGTERM end everything that the command started and print where the results are. A traceback on the terminal is
@@ -251,6 +251,105 @@ def download_command(name: str, /) -> None:
         print(download(name))
 
 
+@app.command(name="record")
+def record_command(
+    config: Path,
+    /,
+    *overrides: Overrides,
+    output: Path,
+    task: str | None = None,
+    episodes: int | None = None,
+    checkpoint: Path | None = None,
+    endpoint: str | None = None,
+    model: str | None = None,
+    api_key_env: str | None = None,
+) -> None:
+    """Run episodes and write each as a cassette, which `agentrl replay` plays without a model.
+
+    Args:
+        config: YAML file that describes the run.
+        overrides: Fields of the file to override.
+        output: Directory for the cassettes; a file of the same name is replaced.
+        task: Id of the one task to record; the default is the held-out tasks, or else the training tasks, in order.
+        episodes: Number of episodes; one by default.
+        checkpoint: HF checkpoint to serve; the default without --endpoint is the file's model.path.
+        endpoint: Base URL of an OpenAI-compatible endpoint to ask instead; its cassettes hold no token ids.
+        model: Name of the model at the endpoint.
+        api_key_env: Environment variable with the endpoint's key; the default is OPENAI_API_KEY, if that is set.
+    """
+    if endpoint is not None and checkpoint is not None:
+        raise ConfigError("--checkpoint and --endpoint exclude each other; pass only one of them")
+    if endpoint is not None and model is None:
+        raise ConfigError("--endpoint needs --model, the name of the model at the endpoint")
+    from agentrl.jobs.evaluate import Target
+    from agentrl.jobs.record import record_cassettes
+
+    run = _read_run(config, overrides)
+    target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
+    job = partial(record_cassettes, run, output, target, task=task, episodes=episodes)
+    _run(job, lambda: f"The cassettes so far are in {output}.", stall_timeout_s=run.engine.stall_timeout_s)
+
+
+@app.command(name="replay")
+def replay_command(
+    *cassettes: Path, workflow: str | None = None, workflow_args: str | None = None, live_tools: bool = False
+) -> None:
+    """Run recorded episodes again without a model, and compare them with their records, byte by byte.
+
+    The exit status is 1 if an episode is different.
+
+    Args:
+        cassettes: Files that `agentrl record` wrote, or directories of them.
+        workflow: Workflow to run, as module:Name; the default is the one of each cassette.
+        workflow_args: Its arguments, as JSON; the default is those of the cassette.
+        live_tools: Run the tools again instead of using their recorded replies.
+    """
+    from agentrl.jobs.files import parse_json_object
+    from agentrl.jobs.replay import replay_cassettes
+
+    args = None if workflow_args is None else parse_json_object(workflow_args, "--workflow-args")
+
+    async def replay() -> None:
+        if not await replay_cassettes(cassettes, workflow=workflow, workflow_args=args, live_tools=live_tools):
+            sys.exit(1)
+
+    _run(replay, lambda: "A replay leaves nothing behind.")
+
+
+@app.command(name="rescore")
+def rescore_command(
+    run: Path,
+    /,
+    *,
+    workflow: str | None = None,
+    workflow_args: str | None = None,
+    step: int | None = None,
+    limit: int | None = None,
+    live_tools: bool = False,
+    output: Path | None = None,
+) -> None:
+    """Compute the rewards of a run's stored episodes again, without a model, and print what changed.
+
+    Args:
+        run: Directory of the run, such as runs/demo; nothing in it is changed.
+        workflow: Workflow to run, as module:Name; the default is the one of the run.
+        workflow_args: Its arguments, as JSON; the default is those of the run.
+        step: Only the episodes that ended before this training step was complete.
+        limit: At most so many episodes.
+        live_tools: Run the tools again instead of using their stored replies.
+        output: File to write one JSON line an episode to.
+    """
+    from agentrl.jobs.files import parse_json_object
+    from agentrl.jobs.rescore import rescore_run
+
+    args = None if workflow_args is None else parse_json_object(workflow_args, "--workflow-args")
+    job = partial(rescore_run, run, workflow=workflow, workflow_args=args)
+    _run(
+        partial(job, step=step, limit=limit, live_tools=live_tools, output=output),
+        lambda: "An interrupted rescoring has no results.",
+    )
+
+
 envs_app = App(name="envs", help="List the installed environments, or play one.")
 app.command(envs_app)
 
@@ -273,10 +372,11 @@ def play_command(name: str, /, *arguments: str, task: str = "{}", seed: int = 0)
         task: Fields of the task, as JSON.
         seed: Seed of the environment.
     """
-    from agentrl.cli.environments import parse_named_values, parse_task, play_environment
+    from agentrl.cli.environments import parse_named_values, play_environment
+    from agentrl.jobs.files import parse_json_object
 
     _run(
-        partial(play_environment, name, parse_named_values(arguments), parse_task(task), seed=seed),
+        partial(play_environment, name, parse_named_values(arguments), parse_json_object(task, "--task"), seed=seed),
         lambda: "A played episode leaves nothing behind.",
     )
 

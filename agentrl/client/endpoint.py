@@ -26,7 +26,7 @@ from agentrl.client.arguments import RAW_RESPONSE_HEADER, MessageLike
 from agentrl.client.calls import RunningCall
 from agentrl.client.config import SamplingConfig
 from agentrl.client.conversations import Continued, Conversations
-from agentrl.client.episode import EpisodeRecord
+from agentrl.client.episode import REPORTED_NAMES, EpisodeRecord
 from agentrl.client.openai_base import Answered, CallTimeout, EpisodeClient, RawResponse
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
 from agentrl.types import ForkReason, StopReason, Turn
@@ -239,7 +239,7 @@ class EndpointEpisode(EpisodeRecord):
         self._conversations.add(request.continued, turn.message)
         self._tools.append(request.tools)
         self._turns.append(turn)
-        for name in ("prompt_tokens", "completion_tokens"):
+        for name in REPORTED_NAMES:
             count = _reported(completion, name)
             if count is not None:
                 self.reported_tokens[name] = self.reported_tokens.get(name, 0.0) + count

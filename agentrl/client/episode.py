@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 from uuid import uuid4
 
 import numpy as np
@@ -29,6 +30,8 @@ from agentrl.types import EpisodeFailure, Int32Array, Message, StopReason, Traje
 from agentrl.validation import check_reward
 
 _AMBIGUOUS = -1
+REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
+"""What an endpoint counts of an episode; metrics of the trajectory."""
 
 
 class EpisodeRecord(ABC):

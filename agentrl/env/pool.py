@@ -15,9 +15,11 @@ from typing import Self, TypeAlias, cast
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
+from agentrl.cassette.tape import playing
 from agentrl.concurrency import task_group
 from agentrl.env.chat import ChatEnvironment, ChatEpisode, EnvironmentLimits
 from agentrl.env.faults import environment_boundary
+from agentrl.env.taped import TapedEnvironment, recorded_environment
 from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, boundary
 from agentrl.types import Task
 
@@ -102,6 +104,11 @@ class EnvironmentPool:
 
         Cancellation: an instance that was in the middle of a call is closed, within `close_s`.
         """
+        if (tape := playing("environment")) is not None:
+            recorded = ChatEpisode(TapedEnvironment(tape, self.name), self.name, self._limits)
+            await recorded.reset(task, seed=seed)
+            yield recorded
+            return
         async with self._places, AsyncExitStack() as stack:
             pooled = self._tasks
             tasks = pooled if pooled is not None else await stack.enter_async_context(task_group())
@@ -117,7 +124,7 @@ class EnvironmentPool:
     async def _begin(self, task: Task, seed: int, tasks: TaskGroup) -> tuple[_Instance, ChatEpisode]:
         for attempt in range(1, _RESET_ATTEMPTS + 1):
             instance = await self._take(tasks)
-            episode = ChatEpisode(instance.environment, self.name, self._limits)
+            episode = ChatEpisode(recorded_environment(instance.environment, self.name), self.name, self._limits)
             try:
                 await episode.reset(task, seed=seed)
             except EnvironmentFault:

@@ -89,8 +89,11 @@ async def play_episodes(
     tasks: Sequence[Task],
     count: int,
     greedy: bool,
+    on_episode: Callable[[Trajectory], None] = lambda _: None,
 ) -> EvalReport:
     """Play `count` episodes against the target behind a progress bar and return the report; `key` is of `check_target`.
+
+    `on_episode` is called with each episode as it ends.
 
     Raises:
         ServerError: no server could be started or reached.
@@ -98,10 +101,15 @@ async def play_episodes(
     Cancellation: ends episodes and servers.
     """
     with EpisodeBar(count) as advance:
+
+        def tell(episode: Trajectory) -> None:
+            advance(episode)
+            on_episode(episode)
+
         if target.endpoint is not None:
-            report = await _at_endpoint(run, target, key, workflow, tasks, count, greedy, advance)
+            report = await _at_endpoint(run, target, key, workflow, tasks, count, greedy, tell)
         else:
-            report = await _at_checkpoint(run, target, logs, workflow, tasks, count, greedy, advance)
+            report = await _at_checkpoint(run, target, logs, workflow, tasks, count, greedy, tell)
     logs.wanted = report.failed > 0
     return report
 

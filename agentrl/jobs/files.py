@@ -1,4 +1,4 @@
-"""Files that commands write.
+"""Files that commands write, and JSON that they take as flags.
 
 Invariant: a JSON file appears whole or not at all.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -50,3 +50,18 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def parse_json_object(text: str, flag: str) -> dict[str, Any]:
+    """Return the fields of a JSON object that the value of `flag` holds.
+
+    Raises:
+        ConfigError: the text is no JSON object.
+    """
+    try:
+        found: object = orjson.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} must be a JSON object: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{flag} must be a JSON object, got {text[:80]}")
+    return cast("dict[str, Any]", found)

@@ -11,6 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 from uuid import uuid4
@@ -21,6 +22,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import Field
 
+from agentrl.cassette.tape import ask
 from agentrl.configbase import Config
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault
@@ -118,7 +120,7 @@ class JudgeModel:
         ]
         text = ""
         for _ in range(self.settings.rereads + 1):
-            text = await self._complete(messages)
+            text = str(await ask("judge", self._model, messages, partial(self._complete, messages)))
             if (value := read(text)) is not None:
                 await self._remember(key, text)
                 return JudgeReply(value=value, text=text, cached=False)

@@ -6,10 +6,12 @@ depend on the load of the machine), or as an `EnvironmentFault`. A worker that h
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
 
 from pydantic import Field
 
+from agentrl.cassette.tape import ask
 from agentrl.configbase import Config
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault
@@ -84,10 +86,16 @@ class GraderPool:
         Cancellation: the job's worker is ended.
         """
         with environment_boundary(self._name):
-            for attempt in range(1, _ATTEMPTS + 1):
-                try:
-                    return await self._pool.run(*arguments, wall_s=self._limits.wall_s, in_new_worker=attempt > 1)
-                except WorkerLost as error:
-                    if attempt == _ATTEMPTS:
-                        raise EnvironmentFault(f"{self._name}: {error}; tried {_ATTEMPTS} times") from None
-            raise AssertionError("unreachable")
+            found = cast("dict[str, Any]", await ask("grader", self._name, arguments, lambda: self._ask_workers(arguments)))
+            return WorkerReply(value=found["value"], limit=found["limit"])
+
+    async def _ask_workers(self, arguments: Sequence[JsonValue]) -> Mapping[str, JsonValue]:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                reply = await self._pool.run(*arguments, wall_s=self._limits.wall_s, in_new_worker=attempt > 1)
+            except WorkerLost as error:
+                if attempt == _ATTEMPTS:
+                    raise EnvironmentFault(f"{self._name}: {error}; tried {_ATTEMPTS} times") from None
+            else:
+                return {"value": reply.value, "limit": reply.limit}
+        raise AssertionError("unreachable")

@@ -20,6 +20,7 @@ from openai import AsyncOpenAI
 
 from agentrl.client import Client, EndpointClient
 from agentrl.client.config import SamplingConfig
+from agentrl.client.replay import ReplayClient
 from agentrl.concurrency import flatten
 from agentrl.env import watch_faults
 from agentrl.errors import (
@@ -39,7 +40,7 @@ from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.validation import check_reward
 from agentrl.workflow import RolloutWorkflow
 
-_AnyClient: TypeAlias = Client | EndpointClient
+_AnyClient: TypeAlias = Client | EndpointClient | ReplayClient
 
 
 async def run_policy_episode(
@@ -132,6 +133,22 @@ async def run_endpoint_episode(
         on_turn=on_turn,
     )
     return await _drive(workflow, task, client, rollout.episode_timeout_s)
+
+
+async def run_client_episode(
+    workflow: RolloutWorkflow, task: Task, client: Client | EndpointClient | ReplayClient, *, timeout_s: float
+) -> Trajectory:
+    """Return the trajectory of one episode whose client was made before, such as one that replays a record.
+
+    Args:
+        workflow: drives the episode.
+        task: its task.
+        client: of this episode only.
+        timeout_s: the deadline of the episode.
+
+    Cancellation: as for `run_policy_episode`.
+    """
+    return await _drive(workflow, task, client, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

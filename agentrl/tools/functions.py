@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, get_type_hints, overload
@@ -19,6 +20,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToo
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import to_json
 
+from agentrl.cassette.tape import ask, run_and_compare
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault
 from agentrl.tools.errors import ToolError
@@ -111,7 +113,10 @@ class Tool(Generic[P, R]):
         fields = _call_fields(call)
         if fields.name != self.name:
             return fields.answer(f"Error: there is no tool {fields.name!r}; there is {self.name}")
-        return fields.answer(await self._run(fields.arguments))
+        asking = run_and_compare if _carries_state(self._function) else ask
+        with environment_boundary(f"tool {self.name}"):
+            content = await asking("tool", self.name, _read_question(fields.arguments), lambda: self._run(fields.arguments))
+        return fields.answer(str(content))
 
     def call_with_json(self, arguments: str) -> str:
         """Check arguments that a model wrote, call the function here, and return the text of its result.
@@ -127,17 +132,16 @@ class Tool(Generic[P, R]):
         if isinstance(checked, str):
             return checked
         where = f"tool {self.name}"
-        with environment_boundary(where):
-            try:
-                if self.run_in == "process":
-                    text = to_json(arguments).decode() if isinstance(arguments, Mapping) else str(arguments or "{}")
-                    name, timeout = importable_name(self._function), self._timeout or PROCESS_TIMEOUT_S
-                    return str(await call_by_name(where, "tool", name, text, timeout=timeout))
-                with anyio.move_on_after(self._timeout):
-                    return _as_text(await self._await_result(checked))
-            except ToolError as error:
-                return f"Error: {error}"
-            raise EnvironmentFault(f"{where}: no result within its timeout of {self._timeout:g} s")
+        try:
+            if self.run_in == "process":
+                text = to_json(arguments).decode() if isinstance(arguments, Mapping) else str(arguments or "{}")
+                name, timeout = importable_name(self._function), self._timeout or PROCESS_TIMEOUT_S
+                return str(await call_by_name(where, "tool", name, text, timeout=timeout))
+            with anyio.move_on_after(self._timeout):
+                return _as_text(await self._await_result(checked))
+        except ToolError as error:
+            return f"Error: {error}"
+        raise EnvironmentFault(f"{where}: no result within its timeout of {self._timeout:g} s")
 
     async def _await_result(self, values: Mapping[str, object]) -> object:
         call = partial(cast("Callable[..., object]", self._function), **values)
@@ -224,8 +228,20 @@ async def reply_to(
     fields = _call_fields(call)
     for candidate in tools:
         if candidate.name == fields.name:
-            return await candidate.reply(call)
+            return await (candidate.reply(call) if isinstance(candidate, Tool) else _foreign_reply(candidate, call, fields))
     return fields.answer(f"Error: there is no tool {fields.name!r}; there is {', '.join(each.name for each in tools)}")
+
+
+async def _foreign_reply(
+    candidate: RepliesToCalls, call: Mapping[str, object] | BaseModel, fields: _CallFields
+) -> ChatCompletionToolMessageParam:
+    """Return the reply of a tool of another package, by the tape of the episode where it has one."""
+
+    async def live() -> object:
+        return (await candidate.reply(call))["content"]
+
+    content = await ask("tool", candidate.name, _read_question(fields.arguments), live)
+    return fields.answer(cast("str", content))
 
 
 class _CallFields:
@@ -266,6 +282,21 @@ def _place(function: Callable[..., object], name: str, run_in: RunsIn | None, ti
 
 def _as_text(result: object) -> str:
     return result if isinstance(result, str) else to_json(result, fallback=str).decode()
+
+
+def _carries_state(function: Callable[..., object]) -> bool:
+    """Return whether a call may change what the episode holds: the function is bound to an object or to variables."""
+    return not inspect.isfunction(function) or bool(function.__closure__)
+
+
+def _read_question(arguments: object) -> object:
+    """Return the arguments that a model wrote as JSON; what is not JSON as text."""
+    if isinstance(arguments, Mapping):
+        return cast("object", arguments)
+    try:
+        return json.loads(str(arguments or "{}"))
+    except (ValueError, RecursionError):
+        return str(arguments)
 
 
 def _argument_model(

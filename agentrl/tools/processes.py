@@ -15,6 +15,7 @@ from typing import Final, cast
 
 from anyio.lowlevel import RunVar
 
+from agentrl.cassette.tape import ask
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault
 from agentrl.tools.errors import ToolError
@@ -62,7 +63,12 @@ async def in_process(function: Callable[..., object], *args: JsonValue, timeout:
         arguments = json.dumps(args)
     except (TypeError, ValueError) as error:
         raise TypeError(f"in_process {name}: expected arguments that are JSON: {error}") from None
-    return await call_by_name(f"in_process {name}", "function", name, arguments, timeout=timeout)
+    where = f"in_process {name}"
+
+    async def live() -> JsonValue:
+        return await call_by_name(where, "function", name, arguments, timeout=timeout)
+
+    return cast("JsonValue", await ask("process", name, list(args), live))
 
 
 async def call_by_name(where: str, kind: str, name: str, arguments: str, *, timeout: float) -> JsonValue:

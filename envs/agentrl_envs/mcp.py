@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 import anyio
 from pydantic import BaseModel
 
+from agentrl.cassette.tape import ask
 from agentrl.concurrency import flatten
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd, environment_boundary
 from agentrl.errors import ConfigError, EnvironmentFault
@@ -262,7 +263,7 @@ class McpTool:
         read = self._read_arguments(arguments)
         if isinstance(read, str):
             return _tool_message(identity, f"Error: wrong arguments for {self.name}: {read}"[:_MAX_ERROR_CHARS])
-        return _tool_message(identity, await self._server.call(self.name, read))
+        return _tool_message(identity, str(await ask("tool", self.name, read, lambda: self._server.call(self.name, read))))
 
     def _read_arguments(self, arguments: object) -> dict[str, Any] | str:
         """Return the arguments, or what is wrong with them."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.environments import describe_environments, parse_named_values, parse_task, play_environment
+from agentrl.cli.environments import describe_environments, parse_named_values, play_environment
 from agentrl.errors import ConfigError
+from agentrl.jobs.files import parse_json_object
 from tests.support.cli import agentrl
 
 GUESSING = "tests.support.guessing:Guessing"
@@ -70,13 +71,13 @@ def test_arguments_are_yaml_and_a_task_is_json() -> None:
         "names": ["a", "b"],
         "text": "x=y",
     }
-    assert parse_task('{"question": "?"}') == {"question": "?"}
+    assert parse_json_object('{"question": "?"}', "--task") == {"question": "?"}
     for words in (["size"], ["=3"], ["size=["]):
         with pytest.raises(ConfigError):
             parse_named_values(words)
     for text in ("{", "[1]"):
         with pytest.raises(ConfigError, match="--task must be a JSON object"):
-            parse_task(text)
+            parse_json_object(text, "--task")
 
 
 def test_the_command_plays_and_refuses(tmp_path: Path) -> None:

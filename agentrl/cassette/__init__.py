@@ -1,0 +1,8 @@
+"""Cassettes: what an episode got from outside, recorded once and played again offline.
+
+`agentrl.cassette.now()` is the clock that a cassette records.
+"""
+
+from agentrl.cassette.tape import now
+
+__all__ = ["now"]

@@ -1,0 +1,213 @@
+"""The tape of one episode: what tools, environments, graders, judges and the clock answered.
+
+Invariant: without a tape nothing changes. A recorded answer is given once, to the same question by the same asker; a
+question that was not recorded raises `ReplayDiverged`, and the tape remembers it even if the workflow catches the error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NoReturn, TypeAlias, cast
+
+import anyio.lowlevel
+import msgspec
+import orjson
+
+from agentrl.errors import EnvironmentFault, ReplayDiverged
+
+Asked: TypeAlias = Literal["tool", "environment", "grader", "judge", "process", "clock"]
+"""What was asked."""
+_MAX_QUOTED_CHARS = 300
+
+
+class TapedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer that an episode got from outside."""
+
+    kind: Asked
+    """What was asked."""
+    name: str
+    """Which tool, environment, grader, judge or function."""
+    request: Any
+    """What it was asked, as JSON."""
+    result: Any = None
+    """What it answered, as JSON."""
+    fault: str | None = None
+    """The message of the `EnvironmentFault` that it ended with; null where it answered."""
+
+
+class Recorder:
+    """A tape that records."""
+
+    def __init__(self) -> None:
+        self.answers: list[TapedAnswer] = []
+
+    def add(self, kind: Asked, name: str, request: object, result: object = None, fault: str | None = None) -> None:
+        """Record an answer; a value that JSON does not have is recorded as its repr."""
+        plain: Any = orjson.loads(_comparable_json([request, result]))
+        self.answers.append(TapedAnswer(kind=kind, name=name, request=plain[0], result=plain[1], fault=fault))
+
+
+class Player:
+    """A tape that plays.
+
+    Args:
+        answers: what was recorded, in order.
+        live: what is asked again and not played.
+    """
+
+    def __init__(self, answers: Sequence[TapedAnswer], *, live: frozenset[Asked] = frozenset()) -> None:
+        self.live = live
+        self.diverged: list[str] = []
+        """What the episode asked that is not on the tape."""
+        self._left = list(answers)
+
+    def unused(self) -> list[TapedAnswer]:
+        """Return the answers that were not asked for, without those of a kind that is live."""
+        return [answer for answer in self._left if answer.kind not in self.live]
+
+    def find(self, kind: Asked, name: str, request: object) -> TapedAnswer | None:
+        """Take the first answer to this question; None: it is not on the tape."""
+        asked = _comparable_json(request)
+        for index, answer in enumerate(self._left):
+            if (answer.kind, answer.name) == (kind, name) and _comparable_json(answer.request) == asked:
+                return self._left.pop(index)
+        return None
+
+    def take(self, kind: Asked, name: str, request: object) -> object:
+        """Return the answer to this question.
+
+        Raises:
+            ReplayDiverged: it is not on the tape.
+            EnvironmentFault: the recorded question ended with it.
+        """
+        answer = self.find(kind, name, request)
+        if answer is None:
+            self.diverge(f"the episode asked {kind} {name} {_quoted_json(request)}, {self._describe_next(kind, name)}")
+        if answer.fault is not None:
+            raise EnvironmentFault(answer.fault)
+        return answer.result
+
+    def diverge(self, what: str) -> NoReturn:
+        """Remember that the episode is another one, and raise.
+
+        Raises:
+            ReplayDiverged: always.
+        """
+        self.diverged.append(what)
+        raise ReplayDiverged(what)
+
+    def _describe_next(self, kind: Asked, name: str) -> str:
+        for answer in self._left:
+            if (answer.kind, answer.name) == (kind, name):
+                return f"where {_quoted_json(answer.request)} was recorded"
+        return "and no further answer of it was recorded"
+
+
+_tape: ContextVar[Recorder | Player | None] = ContextVar("agentrl_tape", default=None)
+
+
+@contextmanager
+def using_tape(tape: Recorder | Player | None) -> Generator[None]:
+    """Use `tape` in the block, and in the tasks and threads that it starts; None: none."""
+    token = _tape.set(tape)
+    try:
+        yield
+    finally:
+        _tape.reset(token)
+
+
+async def ask(kind: Asked, name: str, request: object, live: Callable[[], Awaitable[object]]) -> object:
+    """Return what `live` returns, or what the tape of this episode holds in its place.
+
+    Call it inside the `environment_boundary` of the same operation.
+
+    Args:
+        kind: what is asked.
+        name: which one.
+        request: the question, as JSON.
+        live: asks; what it asks itself is not recorded.
+
+    Raises:
+        ReplayDiverged: a tape plays, and the question is not on it.
+        EnvironmentFault: as `live`, which may raise other errors too; those are not recorded.
+
+    Cancellation: passes through; nothing is recorded.
+    """
+    tape = _tape.get()
+    if isinstance(tape, Player):
+        if kind in tape.live:
+            return await live()
+        await anyio.lowlevel.checkpoint()
+        return tape.take(kind, name, request)
+    if tape is None:
+        return await live()
+    try:
+        with using_tape(None):
+            result = await live()
+    except EnvironmentFault as fault:
+        tape.add(kind, name, request, fault=str(fault))
+        raise
+    tape.add(kind, name, request, result)
+    return result
+
+
+async def run_and_compare(kind: Asked, name: str, request: object, live: Callable[[], Awaitable[object]]) -> object:
+    """Return what `live` returns; it runs on a replay too, because the episode needs its effects.
+
+    What it asks itself is recorded and played.
+
+    Raises:
+        ReplayDiverged: a tape plays, and holds another answer to the question.
+        EnvironmentFault: as `live`.
+
+    Cancellation: passes through.
+    """
+    tape = _tape.get()
+    result = await live()
+    if isinstance(tape, Recorder):
+        tape.add(kind, name, request, result)
+    elif tape is not None and kind not in tape.live:
+        answer = tape.find(kind, name, request)
+        if answer is not None and _comparable_json(answer.result) != _comparable_json(result):
+            answers = f"{_quoted_json(result)}, where {_quoted_json(answer.result)} was recorded"
+            tape.diverge(f"{kind} {name}, asked {_quoted_json(request)}, answered {answers}")
+    return result
+
+
+def recording() -> Recorder | None:
+    """Return the tape, if one records."""
+    tape = _tape.get()
+    return tape if isinstance(tape, Recorder) else None
+
+
+def playing(kind: Asked) -> Player | None:
+    """Return the tape, if one plays answers of this kind."""
+    tape = _tape.get()
+    return tape if isinstance(tape, Player) and kind not in tape.live else None
+
+
+def now() -> float:
+    """Return the seconds since 1970, as `time.time()`; a cassette records them, and a replay returns the same.
+
+    Raises:
+        ReplayDiverged: a tape plays, and the clock was read less often when it was recorded.
+    """
+    player = playing("clock")
+    if player is not None:
+        return cast("float", player.take("clock", "now", None))
+    seconds = time.time()
+    if (tape := recording()) is not None:
+        tape.add("clock", "now", None, seconds)
+    return seconds
+
+
+def _comparable_json(value: object) -> bytes:
+    return orjson.dumps(value, default=repr, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+
+
+def _quoted_json(value: object) -> str:
+    text = _comparable_json(value).decode()
+    return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}..."

@@ -1,0 +1,191 @@
+"""`agentrl replay`: recorded episodes again, offline, with the workflow as it is now.
+
+Invariant: no model is asked, and no tool or environment of the tape runs. A replay is equal to its record byte by byte, or
+each difference is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from agentrl.cassette.file import Cassette, read_cassette
+from agentrl.cassette.tape import Player, TapedAnswer, using_tape
+from agentrl.client.replay import ReplayClient
+from agentrl.errors import ConfigError
+from agentrl.observe.episode_record import EndedEpisode, trajectory_record
+from agentrl.observe.records import encode_line
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import run_client_episode
+from agentrl.runs.stored import stored_trajectory
+from agentrl.types import Trajectory
+from agentrl.workflow import RolloutWorkflow, load_workflow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedEpisode:
+    """What became of a record."""
+
+    trajectory: Trajectory
+    diverged: tuple[str, ...]
+    """What the workflow did that was not recorded; the episode has no reward then."""
+
+
+async def replay_trajectory(
+    workflow: RolloutWorkflow, recorded: Trajectory, tape: Player, *, timeout_s: float
+) -> ReplayedEpisode:
+    """Run `workflow` on the task of a recorded episode with the recorded answers of the model.
+
+    Args:
+        workflow: drives the episode; it is open.
+        recorded: has its task and the messages of its turns.
+        tape: gives what tools and environments answered.
+        timeout_s: deadline of the episode, seconds.
+
+    Raises:
+        ConfigError: the record has no task.
+
+    Cancellation: the episode is cancelled.
+    """
+    task = recorded.task
+    if task is None:
+        raise ConfigError(f"episode {recorded.episode_id}: the record has no task, so the workflow cannot run on it")
+    client = ReplayClient(recorded)
+    with using_tape(tape):
+        trajectory = await run_client_episode(workflow, task, client, timeout_s=timeout_s)
+    return ReplayedEpisode(trajectory=trajectory, diverged=(*client.episode.diverged, *tape.diverged))
+
+
+async def replay_cassettes(
+    paths: Sequence[Path],
+    *,
+    workflow: str | None = None,
+    workflow_args: Mapping[str, Any] | None = None,
+    live_tools: bool = False,
+) -> bool:
+    """Replay cassettes, print a line for each, and return whether all are equal to their records.
+
+    Args:
+        paths: files, and directories of files that end in `.json`.
+        workflow: `module:Name`; None: the one that each cassette names.
+        workflow_args: its arguments; None: those of the cassette.
+        live_tools: run the tools again.
+
+    Raises:
+        ConfigError: there is no cassette, one cannot be read, or the workflow cannot be used.
+
+    Cancellation: ends the episode that runs.
+    """
+    all_equal = True
+    for path in _files(paths):
+        cassette = read_cassette(path)
+        args = cassette.workflow_args if workflow_args is None else workflow_args
+        flow = load_workflow(workflow or cassette.workflow, args)
+        async with flow.opened():
+            differences = await compare_with_cassette(flow, cassette, live_tools=live_tools)
+        print(f"{path}: {'equal' if not differences else 'different'}")
+        for line in differences:
+            print(f"  {line}")
+        all_equal = all_equal and not differences
+    return all_equal
+
+
+async def compare_with_cassette(workflow: RolloutWorkflow, cassette: Cassette, *, live_tools: bool = False) -> list[str]:
+    """Replay a cassette and return how the episode differs from it; [] where it is equal, byte by byte.
+
+    Args:
+        workflow: drives the episode; it is open.
+        cassette: the record.
+        live_tools: run the tools again.
+
+    Cancellation: the episode is cancelled.
+    """
+    recorded = stored_trajectory(bytes(cassette.episode))
+    tape = Player(cassette.answers, live=frozenset({"tool", "process"}) if live_tools else frozenset())
+    replayed = await replay_trajectory(workflow, recorded, tape, timeout_s=RolloutConfig().episode_timeout_s)
+    if replayed.diverged:
+        return list(replayed.diverged)
+    failure = replayed.trajectory.failure
+    if failure is not None:
+        return [f"the episode failed: {failure.kind}: {failure.message}"]
+    record = timeless_record(replayed.trajectory)
+    if record == bytes(cassette.episode):
+        return _unused_answers(tape.unused())
+    return [
+        *_field_differences(orjson.loads(bytes(cassette.episode)), orjson.loads(record), ""),
+        *_unused_answers(tape.unused()),
+    ]
+
+
+def timeless_record(trajectory: Trajectory) -> bytes:
+    """Return an episode as a cassette holds it: the line of a run's file without times."""
+    plain = replace(
+        trajectory,
+        started_s=None,
+        ended_s=None,
+        turns=tuple(replace(turn, started_s=None, ended_s=None) for turn in trajectory.turns),
+    )
+    ended = EndedEpisode(plain, purpose="evaluation", group=None, step=0, policy_version=0, run_begin_s=0.0)
+    return encode_line(trajectory_record(ended)).rstrip(b"\n")
+
+
+def stored_tool_answers(trajectory: Trajectory) -> list[TapedAnswer]:
+    """Return what tools answered in an episode, as far as a later call of the model holds it."""
+    asked: dict[str, Mapping[str, Any]] = {}
+    answers: list[TapedAnswer] = []
+    for turn in trajectory.turns:
+        for message in turn.messages:
+            call = asked.pop(str(message.get("tool_call_id")), None) if message.get("role") == "tool" else None
+            if call is not None:
+                question = _arguments(call.get("arguments"))
+                answers.append(
+                    TapedAnswer(kind="tool", name=str(call.get("name")), request=question, result=message.get("content"))
+                )
+        for call in turn.message.get("tool_calls") or ():
+            asked[str(call["id"])] = call["function"]
+    return answers
+
+
+def _arguments(written: object) -> object:
+    try:
+        return orjson.loads(written) if isinstance(written, str) else written
+    except ValueError:
+        return written
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not found:
+            raise ConfigError(f"{path} holds no cassettes, which are files that end in .json; `agentrl record` writes them")
+        files += found
+    if not files:
+        raise ConfigError("replay: name at least one cassette or a directory of cassettes")
+    return files
+
+
+def _unused_answers(answers: Sequence[TapedAnswer]) -> list[str]:
+    return [f"the episode did not ask {answer.kind} {answer.name}, which answered in the record" for answer in answers]
+
+
+def _field_differences(recorded: object, replayed: object, where: str) -> list[str]:
+    """Return the fields of two records that differ."""
+    if isinstance(recorded, dict) and isinstance(replayed, dict):
+        one, other = cast("dict[str, object]", recorded), cast("dict[str, object]", replayed)
+        names = [*one, *(name for name in other if name not in one)]
+        return [
+            line
+            for name in names
+            for line in _field_differences(one.get(name), other.get(name), f"{where}.{name}" if where else name)
+        ]
+    if isinstance(recorded, list) and isinstance(replayed, list):
+        left, right = cast("list[object]", recorded), cast("list[object]", replayed)
+        if len(left) == len(right):
+            pairs = enumerate(zip(left, right, strict=True))
+            return [line for at, pair in pairs for line in _field_differences(*pair, f"{where}[{at}]")]
+    return [] if recorded == replayed else [f"{where}: expected {recorded!r:.200}, got {replayed!r:.200}"]

@@ -1,0 +1,197 @@
+"""Play a workflow without a model, for tests: `trajectory = play(Calculator, task, replies)`.
+
+Invariant: the workflow meets the real client, and its tools, environments and graders run. Nothing outside this process is
+asked for an answer of the model, and the same replies give the same trajectory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
+
+import anyio
+from openai.types.chat import ChatCompletion
+
+from agentrl.cassette.file import read_cassette, write_cassette
+from agentrl.cassette.tape import Recorder, using_tape
+from agentrl.client import Client, MessageLike
+from agentrl.client.openai_base import RawResponse
+from agentrl.client.stream import ChatStream
+from agentrl.errors import ConfigError, RequestRejected
+from agentrl.jobs.record import make_cassette
+from agentrl.jobs.replay import compare_with_cassette
+from agentrl.rollout.episode import run_client_episode
+from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy
+from agentrl.servers.scripted.script import ScriptedCall
+from agentrl.tokens.messages import plain_fields
+from agentrl.types import Message, Task, Trajectory
+from agentrl.workflow import as_workflow, load_workflow
+
+TIMEOUT_S: Final = 60.0
+"""Seconds that a played episode has."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """A tool call in a reply; `call` makes one."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        written = json.dumps({"name": self.name, "arguments": self.arguments})
+        return f"<tool_call>\n{written}\n</tool_call>"
+
+
+Reply: TypeAlias = "str | CalledTool | Sequence[str | CalledTool] | Callable[[Sequence[Message]], Reply]"
+"""What the model answers: a text, a tool call, several of them in one message, or a function of the messages it was sent."""
+
+
+def call(name: str, /, **arguments: object) -> CalledTool:
+    """Return a tool call as a reply of the model: `call("calc", a=6, op="*", b=7)`."""
+    return CalledTool(name, arguments)
+
+
+def play(
+    workflow: object,
+    task: Task | Mapping[str, Any],
+    replies: Sequence[Reply] | Callable[[Sequence[Message]], Reply],
+    *,
+    workflow_args: dict[str, Any] | None = None,
+    timeout: float = TIMEOUT_S,
+    cassette: str | Path | None = None,
+) -> Trajectory:
+    """Return the trajectory of one episode whose model answers `replies`; a failed one has `failure` set.
+
+    For tests that are not async; `play_async` is for those that are.
+
+    Args:
+        workflow: a RolloutWorkflow class or instance, or an `async def solve(task, client) -> float`.
+        task: the task, or its fields.
+        replies: one for each call of the model, in order, or a function that answers every call. A call beyond the last
+            reply is a failed episode.
+        workflow_args: as in a run file.
+        timeout: seconds that the episode has.
+        cassette: a file to record the episode to, for `check_replay`; nothing is written if it failed.
+
+    Raises:
+        ConfigError: the workflow cannot be used.
+        OSError: the cassette cannot be written.
+
+    Example:
+        >>> async def solve(task, client):
+        ...     completion = await client.chat.completions.create(messages=[{"role": "user", "content": task["question"]}])
+        ...     return float(completion.choices[0].message.content == task["answer"])
+        >>> play(solve, {"question": "6 * 7 = ?", "answer": "42"}, ["42"]).final_reward
+        1.0
+    """
+    options = {"workflow_args": workflow_args, "timeout": timeout, "cassette": cassette}
+    return anyio.run(partial(play_async, workflow, task, replies, **options))
+
+
+async def play_async(
+    workflow: object,
+    task: Task | Mapping[str, Any],
+    replies: Sequence[Reply] | Callable[[Sequence[Message]], Reply],
+    *,
+    workflow_args: dict[str, Any] | None = None,
+    timeout: float = TIMEOUT_S,
+    cassette: str | Path | None = None,
+) -> Trajectory:
+    """Return what `play` returns, in a running event loop.
+
+    Raises:
+        ConfigError: as `play`.
+        OSError: as `play`.
+
+    Cancellation: the episode is cancelled, and nothing is returned.
+    """
+    if isinstance(replies, (str, CalledTool)):
+        raise ConfigError(f"replies must be a list with one reply for each call of the model, got {replies!r:.80}; wrap it")
+    flow = as_workflow(workflow, workflow_args)
+    given = task if isinstance(task, Task) else Task(id=str(task.get("id", "test")), data=task)
+    policy = ScriptedPolicy(partial(_scripted_text, replies))
+    client = _PlayedClient(
+        backend=policy, renderer=policy.renderer, sampling=UNLIMITED, episode_id=uuid4().hex, task_id=given.id
+    )
+    tape = Recorder()
+    async with flow.opened():
+        with nullcontext() if cassette is None else using_tape(tape):
+            trajectory = await run_client_episode(flow, given, client, timeout_s=timeout)
+    if cassette is not None and trajectory.failure is None:
+        made = make_cassette(trajectory, tape, workflow=_name_of(workflow), workflow_args=dict(workflow_args or {}))
+        write_cassette(Path(cassette), made)
+    return trajectory
+
+
+def check_replay(
+    cassette: str | Path, workflow: object = None, *, workflow_args: dict[str, Any] | None = None, live_tools: bool = False
+) -> None:
+    """Replay a cassette of `agentrl record`, as a test that is not async.
+
+    Args:
+        cassette: the file.
+        workflow: as for `play`; None: the one that the cassette names.
+        workflow_args: as in a run file; None: those of the cassette, for its own workflow.
+        live_tools: run the tools again instead of using their recorded replies.
+
+    Raises:
+        AssertionError: the episode is another one; the message names what differs.
+        ConfigError: the file is no cassette, or the workflow cannot be used.
+    """
+    recorded = read_cassette(Path(cassette))
+    if workflow is None:
+        flow = load_workflow(recorded.workflow, recorded.workflow_args if workflow_args is None else workflow_args)
+    else:
+        flow = as_workflow(workflow, workflow_args)
+
+    async def compare() -> list[str]:
+        async with flow.opened():
+            return await compare_with_cassette(flow, recorded, live_tools=live_tools)
+
+    differences = anyio.run(compare)
+    if differences:
+        raise AssertionError(f"{cassette}: the episode is another one:\n" + "\n".join(differences))
+
+
+def _name_of(workflow: object) -> str:
+    """Return `module:Name` of a workflow class, the class of an instance, or a function."""
+    named: object = workflow if hasattr(workflow, "__qualname__") else type(workflow)
+    return f"{getattr(named, '__module__', '')}:{getattr(named, '__qualname__', '')}"
+
+
+_sent: ContextVar[Sequence[Message]] = ContextVar("agentrl_testing_messages", default=())
+
+
+class _PlayedClient(Client):
+    """A client that shows the script the messages of the call."""
+
+    async def answer(
+        self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]
+    ) -> ChatCompletion | ChatStream | RawResponse:
+        given = list(messages)
+        _sent.set(plain_fields(given))
+        return await super().answer(given, stream, arguments)
+
+
+def _scripted_text(replies: Sequence[Reply] | Callable[[Sequence[Message]], Reply], asked: ScriptedCall) -> str:
+    if callable(replies):
+        return _reply_text(replies)
+    if asked.turn >= len(replies):
+        raise RequestRejected(f"there are {len(replies)} replies; the workflow asked for one more", status=400)
+    return _reply_text(replies[asked.turn])
+
+
+def _reply_text(reply: Reply) -> str:
+    if callable(reply):
+        return _reply_text(reply(_sent.get()))
+    if isinstance(reply, (str, CalledTool)):
+        return str(reply)
+    return "\n".join(str(part) for part in reply)

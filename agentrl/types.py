@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +99,15 @@ class VersionSpan:
     version: int
 
 
+class Speaker(NamedTuple):
+    """Who speaks through a client."""
+
+    role: str = ""
+    """A label of the turns; empty unless the workflow names roles."""
+    player: str = ""
+    """A player with returns of its own; empty unless the workflow names players."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One model call: the tokens that it adds to its parent and the output of the server.
@@ -127,6 +136,8 @@ class Turn:
     stop_reason: StopReason
     reward: float | None = None
     """The turn's own reward; None where the workflow set none."""
+    role: str = ""
+    """In which role the policy spoke, where a workflow names roles (`client.role`); a label, returns are shared."""
     player: str = ""
     """Who took the turn, where an episode has several players with returns of their own; empty elsewhere."""
     sent_after: int

@@ -123,14 +123,14 @@ class Client(EpisodeClient[Episode]):
             )
             checked = checked_messages(messages)
         if stream:
-            result = ChatStream(episode, checked, call, player=self.player)
+            result = ChatStream(episode, checked, call, speaker=self.speaker)
         else:
             with episode.start_call() as running:
                 prompt = episode.prepare(checked, call.tools, call.demand)
                 request = episode.request(prompt, call.sampling)
                 generation = await _generate(episode.backend, request, call.timeout_s)
                 episode.check_not_aborted(request, generation)
-                turn = episode.record(prompt, request, generation, player=self.player)
+                turn = episode.record(prompt, request, generation, speaker=self.speaker)
                 episode.compare(checked, call.demand, turn.message)
                 running.complete()
             result = completion(
@@ -174,7 +174,7 @@ class Client(EpisodeClient[Episode]):
             prompt = episode.graph.prepare_ids(ids[end:], parent)
             request = episode.request(prompt, params)
             generation = await _generate(episode.backend, request, timeout)
-            episode.record(prompt, request, generation, player=self.player, given=generation)
+            episode.record(prompt, request, generation, speaker=self.speaker, given=generation)
             running.complete()
         return generation
 

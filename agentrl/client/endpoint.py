@@ -29,7 +29,7 @@ from agentrl.client.conversations import Continued, Conversations
 from agentrl.client.episode import REPORTED_NAMES, EpisodeRecord
 from agentrl.client.openai_base import Answered, CallTimeout, EpisodeClient, RawResponse
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
-from agentrl.types import ForkReason, StopReason, Turn
+from agentrl.types import ForkReason, Speaker, StopReason, Turn
 
 _CUT_REASONS = frozenset({"abort", "content_filter", "error"})
 """The finish reasons of an answer that neither the model nor a limit of the call has ended."""
@@ -96,11 +96,11 @@ class EndpointClient(EpisodeClient["EndpointEpisode"]):
                 create: Callable[..., Any] = self._endpoint.chat.completions.create
                 result: object = await create(messages=messages, stream=stream, extra_headers=headers, **filled)
             if isinstance(result, ChatCompletion):
-                episode.record(result, replies, request, player=self.player)
+                episode.record(result, replies, request, speaker=self.speaker)
                 running.complete()
             elif isinstance(result, AsyncStream):
                 chunks = cast("AsyncStream[ChatCompletionChunk]", result)
-                result = EndpointStream(chunks, episode, replies, request, hides_usage, player=self.player)
+                result = EndpointStream(chunks, episode, replies, request, hides_usage, speaker=self.speaker)
             else:
                 raise replies.broken(f"{type(result).__name__} {result!r:.80}")
         return RawResponse(result, getattr(result, "id", "")) if raw else result
@@ -205,8 +205,8 @@ class EndpointEpisode(EpisodeRecord):
             arguments["stream_options"] = {**options, "include_usage": True}
         return stream and not options.get("include_usage")
 
-    def record(self, completion: ChatCompletion, replies: ReplyReader, request: SentRequest, *, player: str) -> None:
-        """Add the turn of a call of `player` that is complete.
+    def record(self, completion: ChatCompletion, replies: ReplyReader, request: SentRequest, *, speaker: Speaker) -> None:
+        """Add the turn of a call of `speaker` that is complete.
 
         Raises:
             WorkflowError: the episode was closed while the call ran.
@@ -225,7 +225,8 @@ class EndpointEpisode(EpisodeRecord):
             output_logprobs=np.empty(0, np.float32),
             spans=(),
             stop_reason=StopReason.LENGTH if choice.finish_reason == "length" else StopReason.STOP,
-            player=player,
+            role=speaker.role,
+            player=speaker.player,
             sent_after=request.sent_after,
             parent=parent,
             message=choice.message.model_dump(exclude_none=True),
@@ -332,7 +333,7 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
         request: SentRequest,
         hides_usage: bool,
         *,
-        player: str,
+        speaker: Speaker,
     ) -> None:
         # AsyncStream.__init__ would read the response a second time.
         self.response = inner.response
@@ -341,7 +342,7 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
         self._replies = replies
         self._request = request
         self._hides_usage = hides_usage
-        self._player = player
+        self._speaker = speaker
         self._running = RunningCall(episode.calls)
         self._state = ChatCompletionStreamState()
         self._recorded = False
@@ -365,7 +366,7 @@ class EndpointStream(AsyncStream[ChatCompletionChunk]):
                     self._recorded = True
                     with self._replies.reading("a stream without chunks"):
                         whole = self._state.current_completion_snapshot
-                    self._episode.record(whole, self._replies, self._request, player=self._player)
+                    self._episode.record(whole, self._replies, self._request, speaker=self._speaker)
                     self._running.complete()
             raise
         except BaseException as error:

@@ -26,7 +26,7 @@ from agentrl.inference.backend import Backend, GenerateRequest, Generation, Samp
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import ToolSchemas
-from agentrl.types import EpisodeFailure, Int32Array, Message, StopReason, Trajectory, Turn
+from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
 from agentrl.validation import check_reward
 
 _AMBIGUOUS = -1
@@ -296,7 +296,7 @@ class Episode(EpisodeRecord):
             )
 
     def record(
-        self, prompt: Prompt, request: GenerateRequest, generation: Generation, *, player: str, given: object = None
+        self, prompt: Prompt, request: GenerateRequest, generation: Generation, *, speaker: Speaker, given: object = None
     ) -> Turn:
         """Append the turn that `generation` makes of `prompt`, and return it.
 
@@ -304,7 +304,7 @@ class Episode(EpisodeRecord):
             prompt: what was sent.
             request: how it was sent.
             generation: what came back.
-            player: who takes the turn.
+            speaker: who takes the turn.
             given: an object that stands for the turn in `reward`, beside the completion's id.
 
         Raises:
@@ -325,7 +325,7 @@ class Episode(EpisodeRecord):
             stop_reason=generation.stop_reason,
             matched_stop=generation.matched_stop,
             temperature=request.sampling.temperature,
-            player=player,
+            speaker=speaker,
         )
         self._announce(turn, completion_id(request), count, given)
         return self.turns[turn]

@@ -25,7 +25,7 @@ from agentrl.client.episode import EpisodeRecord
 from agentrl.client.structured.parsed import parsed_completion, response_format_of
 from agentrl.client.turns import TurnHandles
 from agentrl.errors import AgentRLError, ServerTimeout, WorkflowError
-from agentrl.types import EpisodeFailure, StopReason, Trajectory
+from agentrl.types import EpisodeFailure, Speaker, StopReason, Trajectory
 
 BASE_URL = "http://agentrl.invalid/v1"
 _SERVED = "an episode's client serves chat.completions.create (also stream=True and with_raw_response), parse and generate"
@@ -41,7 +41,7 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
     """An `AsyncOpenAI` bound to one episode: `Client` in training, `EndpointClient` in evaluation."""
 
     episode: EpisodeT
-    player: str = ""
+    speaker: Speaker = Speaker()
     """Who takes the turns of this client's calls."""
 
     def __init__(
@@ -77,6 +77,21 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
         """The error of the last failed or refused call, caught or not; None if a later call completed."""
         return self.episode.calls.unresolved
 
+    def role(self, name: str) -> Self:
+        """Return a client of the same episode whose turns have the role `name`, such as `critic`.
+
+        A role is a label: it tells the turns apart in records and displays, and rewards stay those of the whole episode.
+        What plays against the others needs returns of its own, and is a player (`as_player`).
+
+        Raises:
+            WorkflowError: `name` is no text, or empty.
+        """
+        if not isinstance(cast("object", name), str) or not name:
+            raise WorkflowError(f"client.role takes the name of a role, got {name!r}")
+        other = self._twin()
+        other.speaker = self.speaker._replace(role=name)
+        return other
+
     def as_player(self, player: str) -> Self:
         """Return a client of the same episode whose turns are those of `player`.
 
@@ -89,7 +104,7 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
         if not isinstance(cast("object", player), str) or not player:
             raise WorkflowError(f"client.as_player takes the name of a player, got {player!r}")
         other = self._twin()
-        other.player = player
+        other.speaker = self.speaker._replace(player=player)
         return other
 
     def reward(self, completion: object, value: float) -> None:
@@ -117,8 +132,8 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
 
     @property
     def turns(self) -> TurnHandles:
-        """The turns completed so far: `client.turns[-1].reward(0.5)`; of a player's client, those of the player."""
-        return TurnHandles(self.episode, self.player)
+        """The turns completed so far: `client.turns[-1].reward(0.5)`; of a role or player, those of its own."""
+        return TurnHandles(self.episode, self.speaker)
 
     def record(self, **metrics: float) -> None:
         """Record numbers about the episode, such as `busy=1`; a later value replaces an earlier one of the same name.

@@ -24,7 +24,7 @@ from agentrl.client.episode import Episode, completion_id
 from agentrl.client.openai_base import call_timeout
 from agentrl.errors import AgentRLError, ReplyError, TokenError
 from agentrl.inference.backend import Generation, GenerationChunk
-from agentrl.types import Message
+from agentrl.types import Message, Speaker
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]")
@@ -202,10 +202,10 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
     asked for, and the sampled ids (`choices[0].token_ids`) come with the chunk that has the `finish_reason`.
     """
 
-    def __init__(self, episode: Episode, messages: Sequence[Message], call: CallArguments, *, player: str) -> None:
+    def __init__(self, episode: Episode, messages: Sequence[Message], call: CallArguments, *, speaker: Speaker) -> None:
         # AsyncStream.__init__ would read a response; there is none.
         self._episode = episode
-        self._player = player
+        self._speaker = speaker
         self._call = call
         self._messages = messages
         self._ready: deque[ChatCompletionChunk] = deque()
@@ -304,7 +304,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
             generation.output_ids, tools=prompt.tools, stopped_on=generation.matched_stop, thinking_open=thinking
         )
         rest = self._splitter.rest(parsed.reasoning or "", parsed.content)  # before `record`: a stream that fails is no turn
-        message = episode.record(prompt, self._request, generation, player=self._player).message
+        message = episode.record(prompt, self._request, generation, speaker=self._speaker).message
         episode.compare(self._messages, self._call.demand, message)
         if self._running is not None:
             self._running.complete()

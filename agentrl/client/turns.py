@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
-from agentrl.types import Message, Turn
+from agentrl.types import Message, Speaker, Turn
 
 if TYPE_CHECKING:
     from agentrl.client.episode import EpisodeRecord
@@ -57,13 +57,15 @@ class TurnHandle:
 class TurnHandles(Sequence[TurnHandle]):
     """The completed turns of an episode, in order; it grows as calls complete."""
 
-    def __init__(self, episode: EpisodeRecord, player: str) -> None:
-        """Show the turns of `player`; all turns where it is empty."""
+    def __init__(self, episode: EpisodeRecord, speaker: Speaker) -> None:
+        """Show the turns of the role and the player of `speaker`; all turns where both are empty."""
         self._episode = episode
-        self._player = player
+        self._speaker = speaker
 
     def _indices(self) -> list[int]:
-        return [at for at, turn in enumerate(self._episode.turns) if not self._player or turn.player == self._player]
+        role, player = self._speaker
+        turns = enumerate(self._episode.turns)
+        return [at for at, turn in turns if role in ("", turn.role) and player in ("", turn.player)]
 
     def __len__(self) -> int:
         return len(self._indices())

@@ -37,6 +37,8 @@ class ShownTurn(Protocol):
     @property
     def reward(self) -> float | None: ...
     @property
+    def role(self) -> str: ...
+    @property
     def player(self) -> str: ...
     @property
     def parent(self) -> int | None: ...
@@ -175,6 +177,8 @@ def _turn_view(
 ) -> TurnView:
     in_loss = in_loss and turn.temperature > 0
     heading = [f"turn {number}"]
+    if turn.role:
+        heading.append(turn.role)
     if turn.player:
         heading.append(f"player {turn.player}")
     if turn.parent is not None:

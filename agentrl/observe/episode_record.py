@@ -40,6 +40,8 @@ class RecordedFailure(msgspec.Struct, frozen=True, kw_only=True):
 class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One model call of a recorded episode."""
 
+    role: str
+    """In which role the policy spoke; empty where the workflow names none."""
     player: str
     """Who took the turn; empty where the episode has one player."""
     sent_after: int
@@ -285,6 +287,7 @@ def trained_record(
 
 def _turn_record(turn: Turn, ended: EndedEpisode) -> Mapping[str, object]:
     return {
+        "role": turn.role,
         "player": turn.player,
         "sent_after": turn.sent_after,
         "parent": turn.parent,

@@ -96,6 +96,7 @@ def _turn(turn: RecordedTurn) -> Turn:
         spans=tuple(VersionSpan(start=start, end=end, version=version) for start, end, version in turn.spans),
         stop_reason=StopReason(turn.stop_reason),
         reward=turn.reward,
+        role=turn.role,
         player=turn.player,
         sent_after=turn.sent_after,
         parent=turn.parent,

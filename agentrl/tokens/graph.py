@@ -36,6 +36,7 @@ from agentrl.types import (
     ForkReason,
     Int32Array,
     Message,
+    Speaker,
     StopReason,
     Turn,
     VersionSpan,
@@ -206,7 +207,7 @@ class TokenGraph:
         stop_reason: StopReason,
         matched_stop: int | str | None,
         temperature: float,
-        player: str = "",
+        speaker: Speaker = Speaker(),  # noqa: B008 - an immutable tuple
     ) -> int:
         """Record a finished model call; return the index of its turn.
 
@@ -218,7 +219,7 @@ class TokenGraph:
             stop_reason: STOP, LENGTH or ABORT.
             matched_stop: the token id or stop string that ended it.
             temperature: of the call.
-            player: who took the turn.
+            speaker: who took the turn.
 
         Raises:
             InvariantError: if the version spans are wrong (see `agentrl.validation.check_spans`).
@@ -238,7 +239,8 @@ class TokenGraph:
             output_logprobs=np.frombuffer(logprobs.tobytes(), np.float32),
             spans=spans,
             stop_reason=stop_reason,
-            player=player,
+            role=speaker.role,
+            player=speaker.player,
             sent_after=prompt.sent_after,
             parent=parent,
             message=parsed.to_message(),

@@ -59,6 +59,36 @@ async def test_a_player_sees_the_turns_of_its_own() -> None:
     assert (await play(solve)).failure is None
 
 
+async def test_a_role_labels_its_turns_and_shares_the_return() -> None:
+    async def solve(task: Task, client: Client) -> float:
+        critic = client.role("critic")
+        await client.chat.completions.create(messages=QUESTION)
+        await critic.chat.completions.create(messages=QUESTION)
+        stream = await critic.chat.completions.create(messages=QUESTION, stream=True)
+        async for _ in stream:
+            pass
+        assert [turn.index for turn in critic.turns] == [1, 2]
+        assert [turn.index for turn in critic.as_player("white").turns] == []
+        assert len(client.turns) == 3
+        return 1.0
+
+    trajectory = await play(solve)
+    assert [turn.role for turn in trajectory.turns] == ["", "critic", "critic"]
+    assert [turn.player for turn in trajectory.turns] == [""] * 3
+    assert trajectory.player_returns() == {"": 1.0}
+
+
+@pytest.mark.parametrize("name", ["", 3])
+async def test_a_role_needs_a_name(name: object) -> None:
+    async def solve(task: Task, client: Client) -> float:
+        client.role(name)  # pyright: ignore[reportArgumentType]
+        return 1.0
+
+    failure = (await play(solve)).failure
+    assert failure is not None
+    assert "client.role takes the name of a role" in failure.message
+
+
 async def test_a_final_reward_set_on_the_way_needs_no_return() -> None:
     async def solve(task: Task, client: Client) -> None:
         await client.chat.completions.create(messages=QUESTION)

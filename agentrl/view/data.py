@@ -27,7 +27,7 @@ from agentrl.view.records import trained_ages
 Item = TypeVar("Item")
 _HEADER: Final = b'{"format":'
 _MARK: Final = b'{"event":"resumed"'
-_COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(EpisodeSummary) if field.name not in ("file", "line"))
+_COLUMNS: Final = EpisodeSummary.__struct_fields__
 _READS: Final = 5
 """How often a file that grows while it is read is read again."""
 
@@ -104,7 +104,8 @@ class RunData:
     def episodes(self, place: Place) -> bytes:
         """Return the lines of the index from a place on, by column: `next`, `reset`, `count` and `columns`."""
         read = self._read_new("episodes/index.jsonl", place, self._decoder.decode, lambda: read_index(self.path))
-        columns = {name: [getattr(summary, name) for summary in read.items] for name in _COLUMNS}
+        rows = map(msgspec.structs.astuple, read.items)
+        columns = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)) if read.items else dict.fromkeys(_COLUMNS, ())
         return _json_bytes({"next": str(read.next), "reset": read.is_reset, "count": len(read.items), "columns": columns})
 
     def episode(self, episode_id: str) -> bytes:

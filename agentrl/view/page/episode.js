@@ -172,7 +172,7 @@ function metricsNode(episode) {
 
 function taskNode(episode) {
   if (episode.task === null) return null;
-  return el("details", { class: "fold task", open: true }, el("summary", {}, "Task"), el("pre", {}, JSON.stringify(episode.task, null, 2)));
+  return el("details", { class: "fold task", open: innerWidth > 900 }, el("summary", {}, "Task"), el("pre", {}, JSON.stringify(episode.task, null, 2)));
 }
 
 function failureNode(episode) {

@@ -37,6 +37,7 @@ def _turn_json(turn: Turn, trained: TrainedTurn | None, texts: Mapping[int, str]
     advantage = trained.advantage if trained else None
     return {
         "player": turn.player,
+        "role": turn.role,
         "parent": turn.parent,
         "fork": turn.fork,
         "kept_thinking": turn.kept_thinking,

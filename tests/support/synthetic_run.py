@@ -122,6 +122,7 @@ def turn(draw: random.Random, encode: Encode, step: int, at: int, number: int) -
     middle = len(output) // 2
     return {
         "player": "",
+        "role": "solver" if at == 0 else "checker",
         "sent_after": at,
         "parent": None if at == 0 else at - 2 if is_fork else at - 1,
         "fork": draw.choice(FORKS) if is_fork else None,

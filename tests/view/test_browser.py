@@ -136,6 +136,7 @@ async def test_an_episode_is_a_conversation_and_a_layer_of_tokens(run_dir: Path)
         await page.locator(".role-assistant").first.wait_for()
         assert HOSTILE in await page.locator(".role-assistant .text").first.inner_text()
         assert "You add numbers." in await page.locator(".role-system").inner_text()
+        assert "solver" in await page.locator(".role-assistant header").first.inner_text()
         assert "advantage −0.5" in await page.locator(".role-assistant header").first.inner_text()
         await page.keyboard.press("2")
         token = page.locator(".tokens.output .token").first

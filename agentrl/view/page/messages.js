@@ -67,6 +67,7 @@ function turnFacts(episode, index) {
   const turn = episode.turns[index];
   const versions = [...new Set(turn.spans.map((span) => span[2]))];
   const facts = [el("span", {}, `turn ${index}`), el("span", {}, `${formatNumber(turn.output_ids.length)} tokens`)];
+  if (turn.role) facts.push(el("span", { class: "chip", title: "role of the turn" }, turn.role));
   if (turn.player) facts.push(el("span", { class: "chip" }, turn.player));
   if (versions.length) facts.push(el("span", { title: "policy version of the sampled tokens" }, `v${versions.join(", v")}`));
   if (turn.output_ids.length) facts.push(el("span", { title: "mean log-prob of a token, nats" }, `log-prob ${formatNumber(mean(turn.output_logprobs))}`));

@@ -63,6 +63,7 @@ function turnDot(episode, index, [x, y], isOn, onpick) {
 
 function treeFacts(turn) {
   const facts = [["context tokens", formatNumber(turn.context_ids.length)], ["output tokens", formatNumber(turn.output_ids.length)]];
+  if (turn.role) facts.push(["role", turn.role]);
   if (turn.player) facts.push(["player", turn.player]);
   if (isNumber(turn.reward)) facts.push(["reward", formatNumber(turn.reward)]);
   if (isNumber(turn.advantage)) facts.push(["advantage", formatNumber(turn.advantage)]);

@@ -155,7 +155,7 @@ function factsNode(episode) {
     ["branches", formatNumber(summary.branches)],
     ["versions", versions],
     ["trained", trained ? `step ${trained.step}, version ${trained.policy_version}` : "no"],
-    ["staleness", trained && summary.min_version !== null ? `${trained.policy_version - summary.min_version} versions at most` : "–"],
+    ["staleness, versions", trained && summary.min_version !== null ? `at most ${trained.policy_version - summary.min_version}` : "–"],
     ["started", formatSeconds(summary.started_s)],
     ["took", formatSeconds(summary.ended_s - summary.started_s)],
   ];

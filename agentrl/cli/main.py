@@ -167,6 +167,53 @@ def serve_command(
     )
 
 
+@app.command(name="chat")
+def chat_command(
+    checkpoint: Path | None = None,
+    /,
+    *,
+    endpoint: str | None = None,
+    model: str | None = None,
+    api_key_env: str | None = None,
+    tools: tuple[str, ...] = (),
+    system: str | None = None,
+    temperature: float = 0.7,
+    max_tokens: int = 1024,
+    device: str = "auto",
+    template_option: tuple[str, ...] = (),
+) -> None:
+    """Talk with a checkpoint in the terminal; /reset starts again, /save FILE writes the conversation, Ctrl-D leaves.
+
+    Args:
+        checkpoint: Local HF checkpoint; or else --endpoint with --model.
+        endpoint: Base URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:30000/v1.
+        model: Name of the model at the endpoint.
+        api_key_env: Environment variable with the endpoint's key; the default is OPENAI_API_KEY, if that is set.
+        tools: A function that the model may call, as module:name; may be repeated. It runs here when it is called.
+        system: System message.
+        temperature: Sampling temperature; 0 is greedy.
+        max_tokens: Longest answer, tokens.
+        device: auto, cpu, cuda or cuda:N.
+        template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
+    """
+    from agentrl.cli.environments import parse_named_values
+    from agentrl.jobs.chat import ChatOptions, chat
+
+    options = ChatOptions(
+        checkpoint=checkpoint,
+        endpoint=endpoint,
+        model=model,
+        api_key_env=api_key_env,
+        tools=tools,
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        device=device,
+        template_options=parse_named_values(template_option),
+    )
+    _run(partial(chat, options), lambda: "A chat leaves nothing behind but what /save wrote.")
+
+
 @app.command(name="sft")
 def sft_command(config: Path, output: Path, /, *overrides: Overrides) -> None:
     """Warm-start a model on conversations (the file's sft section) and write the new checkpoint.

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from json import JSONDecodeError
 from typing import Any, NamedTuple, NoReturn, Self, cast
 
@@ -27,6 +28,7 @@ from agentrl.client.calls import RunningCall
 from agentrl.client.config import SamplingConfig
 from agentrl.client.conversations import Continued, Conversations
 from agentrl.client.episode import REPORTED_NAMES, EpisodeRecord
+from agentrl.client.missing import describe_missing
 from agentrl.client.openai_base import Answered, CallTimeout, EpisodeClient, RawResponse
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
 from agentrl.types import ForkReason, Speaker, StopReason, Turn
@@ -92,9 +94,15 @@ class EndpointClient(EpisodeClient["EndpointEpisode"]):
         with episode.start_call() as running:
             request = episode.sent(messages := list(messages), filled)
             hides_usage = episode.limit_output(filled, stream=stream)
-            with replies.errors():
-                create: Callable[..., Any] = self._endpoint.chat.completions.create
-                result: object = await create(messages=messages, stream=stream, extra_headers=headers, **filled)
+            try:
+                with replies.errors():
+                    create: Callable[..., Any] = self._endpoint.chat.completions.create
+                    result: object = await create(messages=messages, stream=stream, extra_headers=headers, **filled)
+            except RequestRejected as error:
+                if error.status != HTTPStatus.NOT_FOUND:
+                    raise
+                missing = await describe_missing(self._endpoint, self._model)
+                raise RequestRejected(f"{error}; {missing}", status=error.status, url=error.url) from error
             if isinstance(result, ChatCompletion):
                 episode.record(result, replies, request, speaker=self.speaker)
                 running.complete()

@@ -176,6 +176,11 @@ class Transport:
         message = f"{self.url}{path}: HTTP {status}: {error_message(body)}"
         if status in (401, 403):
             message += "; the server wants a key: name its environment variable in inference.api_key_env"
+        if status == HTTPStatus.NOT_FOUND:
+            message += (
+                f"; this server has no {path}, which SGLang and agentrl's servers have: name the base URL of one in "
+                "inference.urls, such as http://127.0.0.1:30000, without /v1"
+            )
         if 400 <= status < 500 and status != HTTPStatus.TOO_MANY_REQUESTS:
             return RequestRejected(message, status=status, url=self.url)
         if status < 400:

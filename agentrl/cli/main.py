@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from agentrl.cli.running import run_job
+from agentrl.cli.serving import chat_command, serve_command
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.foreign import make_log_visible, visible
 from agentrl.jobs.errors import first_agentrl_error
@@ -71,7 +73,7 @@ def train_command(
 
     existing = "replace" if replace else "resume" if resume else "error"
     job = partial(train_run, run, existing=existing, accept_changed_tasks=accept_changed_tasks, may_exit=True)
-    _run(job, partial(describe_interrupted_run, run))
+    run_job(job, partial(describe_interrupted_run, run))
 
 
 @app.command(name="eval")
@@ -112,106 +114,11 @@ def eval_command(
     run = _read_run(config, overrides)
     target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
     job = partial(evaluate_target, run, target, episodes=episodes, greedy=greedy, output=output)
-    _run(job, lambda: "An interrupted evaluation has no results.", stall_timeout_s=run.engine.stall_timeout_s)
+    run_job(job, lambda: "An interrupted evaluation has no results.", stall_timeout_s=run.engine.stall_timeout_s)
 
 
-@app.command(name="serve")
-def serve_command(
-    model: Path,
-    /,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 30000,
-    device: str = "auto",
-    threads: int = 1,
-    max_running_requests: int = 64,
-    max_context_tokens: int = 4096,
-    api_key_env: str | None = None,
-    served_model_name: str | None = None,
-    template_option: tuple[str, ...] = (),
-    unsupported: Literal["refuse", "prompt"] = "refuse",
-    fault: tuple[str, ...] = (),
-) -> None:
-    """Serve a checkpoint with the embedded server: SGLang's HTTP protocol, and the OpenAI API under /v1.
-
-    Args:
-        model: Local HF checkpoint of a Qwen2, Qwen3 or Llama architecture.
-        host: Address to listen on; anything but loopback needs --api-key-env.
-        port: Port to listen on; 0 picks a free one.
-        device: auto, cpu, cuda or cuda:N.
-        threads: CPU threads.
-        max_running_requests: Sequences that are decoded together.
-        max_context_tokens: Largest sum of context and output tokens of one request.
-        api_key_env: Environment variable with the key that clients must send.
-        served_model_name: Name of the model in the OpenAI API; the default is the name of the checkpoint's folder.
-        template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
-        unsupported: Structured output and forced tool calls: refuse them, or ask for them in the prompt.
-        fault: A fault of SGLang to imitate, for tests of clients; may be repeated. `sglang` stands for all of them.
-    """
-    from agentrl.cli.environments import parse_named_values
-    from agentrl.jobs.serve import serve_checkpoint
-
-    serve_checkpoint(
-        model,
-        host=host,
-        port=port,
-        device=device,
-        threads=threads,
-        max_running_requests=max_running_requests,
-        max_context_tokens=max_context_tokens,
-        api_key_env=api_key_env,
-        faults=fault,
-        served_model_name=served_model_name,
-        template_options=parse_named_values(template_option),
-        unsupported=unsupported,
-    )
-
-
-@app.command(name="chat")
-def chat_command(
-    checkpoint: Path | None = None,
-    /,
-    *,
-    endpoint: str | None = None,
-    model: str | None = None,
-    api_key_env: str | None = None,
-    tools: tuple[str, ...] = (),
-    system: str | None = None,
-    temperature: float = 0.7,
-    max_tokens: int = 1024,
-    device: str = "auto",
-    template_option: tuple[str, ...] = (),
-) -> None:
-    """Talk with a checkpoint in the terminal; /reset starts again, /save FILE writes the conversation, Ctrl-D leaves.
-
-    Args:
-        checkpoint: Local HF checkpoint; or else --endpoint with --model.
-        endpoint: Base URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:30000/v1.
-        model: Name of the model at the endpoint.
-        api_key_env: Environment variable with the endpoint's key; the default is OPENAI_API_KEY, if that is set.
-        tools: A function that the model may call, as module:name; may be repeated. It runs here when it is called.
-        system: System message.
-        temperature: Sampling temperature; 0 is greedy.
-        max_tokens: Longest answer, tokens.
-        device: auto, cpu, cuda or cuda:N.
-        template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
-    """
-    from agentrl.cli.environments import parse_named_values
-    from agentrl.jobs.chat import ChatOptions, chat
-
-    options = ChatOptions(
-        checkpoint=checkpoint,
-        endpoint=endpoint,
-        model=model,
-        api_key_env=api_key_env,
-        tools=tools,
-        system=system,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        device=device,
-        template_options=parse_named_values(template_option),
-    )
-    _run(partial(chat, options), lambda: "A chat leaves nothing behind but what /save wrote.")
+app.command(serve_command, name="serve")
+app.command(chat_command, name="chat")
 
 
 @app.command(name="sft")
@@ -282,7 +189,7 @@ def validate_command(config: Path, /, *overrides: Overrides, limit: int | None =
         if not print_validation(await validation.check()):
             sys.exit(1)
 
-    _run(check, lambda: "An interrupted check has no results.", stall_timeout_s=run.engine.stall_timeout_s)
+    run_job(check, lambda: "An interrupted check has no results.", stall_timeout_s=run.engine.stall_timeout_s)
 
 
 @app.command(name="download")
@@ -334,7 +241,7 @@ def record_command(
     run = _read_run(config, overrides)
     target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
     job = partial(record_cassettes, run, output, target, task=task, episodes=episodes)
-    _run(job, lambda: f"The cassettes so far are in {output}.", stall_timeout_s=run.engine.stall_timeout_s)
+    run_job(job, lambda: f"The cassettes so far are in {output}.", stall_timeout_s=run.engine.stall_timeout_s)
 
 
 @app.command(name="replay")
@@ -360,7 +267,7 @@ def replay_command(
         if not await replay_cassettes(cassettes, workflow=workflow, workflow_args=args, live_tools=live_tools):
             sys.exit(1)
 
-    _run(replay, lambda: "A replay leaves nothing behind.")
+    run_job(replay, lambda: "A replay leaves nothing behind.")
 
 
 @app.command(name="rescore")
@@ -391,7 +298,7 @@ def rescore_command(
 
     args = None if workflow_args is None else parse_json_object(workflow_args, "--workflow-args")
     job = partial(rescore_run, run, workflow=workflow, workflow_args=args)
-    _run(
+    run_job(
         partial(job, step=step, limit=limit, live_tools=live_tools, output=output),
         lambda: "An interrupted rescoring has no results.",
     )
@@ -422,7 +329,7 @@ def play_command(name: str, /, *arguments: str, task: str = "{}", seed: int = 0)
     from agentrl.cli.environments import parse_named_values, play_environment
     from agentrl.jobs.files import parse_json_object
 
-    _run(
+    run_job(
         partial(play_environment, name, parse_named_values(arguments), parse_json_object(task, "--task"), seed=seed),
         lambda: "A played episode leaves nothing behind.",
     )
@@ -472,24 +379,6 @@ def _read_run(path: Path, overrides: Sequence[str]) -> RunConfig:
     from agentrl.config import load_config
 
     return load_config(path, overrides)
-
-
-def _run(job: Callable[[], Awaitable[object]], results: Callable[[], str], *, stall_timeout_s: float | None = None) -> None:
-    """Run an async job to its end; the job itself ends what it started.
-
-    Args:
-        job: an async function.
-        results: returns where the results are, for the message after an interrupt.
-        stall_timeout_s: seconds the job may block the event loop; None for a job that watches the loop itself.
-    """
-    from agentrl.watchdog.loop import run_watched
-    from agentrl.watchdog.threads import run_without_waiting
-
-    with interrupt_note(results):
-        if stall_timeout_s is None:
-            run_without_waiting(job)
-        else:
-            run_watched(job, stall_timeout_s=stall_timeout_s, on_exit=lambda _ending: results())
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl.errors import ReplyError
+from agentrl.errors import ReplyError, RequestRejected
 from agentrl.inference.sglang.server import SGLangServer
+from tests.support.endpoints import Endpoint, serving
 
 
 @pytest.fixture
@@ -49,3 +50,11 @@ async def test_a_server_whose_streams_are_not_cumulative_is_refused() -> None:
     info["incremental_streaming_output"] = False
     async with describing_itself(info) as url, SGLangServer(url, vocab_size=10) as server:
         assert server.version == 0
+
+
+async def test_a_server_of_another_kind_is_named_with_the_url_to_set() -> None:
+    async with serving(Endpoint().answer) as connection:
+        url = str(connection.base_url).rstrip("/")
+        with pytest.raises(RequestRejected, match=r"this server has no /server_info.*inference\.urls.*without /v1"):
+            async with SGLangServer(url, vocab_size=10):
+                pass

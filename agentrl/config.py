@@ -251,8 +251,6 @@ def _training_problems(config: RunConfig) -> list[str]:
     batch = algorithm.group_size * algorithm.groups_per_step
     if config.sampling.temperature == 0:
         problems.append("sampling.temperature: 0 samples greedily, which has no policy gradient; set a positive one")
-    if trainer.processes > 1:
-        problems.append(f"trainer.processes: this release trains in one process, got {trainer.processes}; set it to 1")
     if trainer.minibatches > batch:
         problems.append(f"trainer.minibatches: {trainer.minibatches} is more than the {batch} episodes of a batch; lower it")
     if rollout.incomplete_group == "keep" and rollout.min_group_size > algorithm.group_size:

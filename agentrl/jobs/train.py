@@ -49,7 +49,8 @@ from agentrl.observe.trackers.base import Tracker
 from agentrl.runs.reading import read_metrics
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.checkpoint import latest_checkpoint
-from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer, worker_ended
+from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
+from agentrl.trainer.worker.processes import worker_ended
 from agentrl.watchdog.loop import watched_loop
 from agentrl.watchdog.signals import describe_results
 from agentrl.workflow import RolloutWorkflow, load_workflow

@@ -11,15 +11,23 @@ from agentrl.configbase import Config, Device, Seed
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
+class ParallelConfig(Config):
+    """How many processes train one model."""
+
+    dp: int = Field(default=1, ge=1, le=4096)
+    """Processes over which weights, gradients, optimizer state and samples are split (FSDP)."""
+
+
 class TrainerConfig(Config):
-    """One optimizer over one HF model, in a process of its own."""
+    """One optimizer over one HF model, in processes of its own."""
 
     device: Device = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward and backward pass; weights and optimizer state stay float32."""
-    processes: int = Field(default=1, ge=1)
-    """Trainer processes; this release trains in one."""
+    parallel: ParallelConfig = ParallelConfig()
+    collective_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds after which a trainer process stops to wait for another one within a step."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the worker."""
     lr: float = Field(default=1e-6, gt=0)

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -25,6 +27,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.shard import as_forward, copy_into, shard, whole
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.tensors import RawTensor
 
@@ -82,6 +86,7 @@ class PolicyModel:
         dtype: Literal["float32", "bfloat16"] = "float32",
         gradient_checkpointing: bool = False,
         max_logits: int = 1 << 27,
+        ranks: Ranks | None = None,
     ) -> None:
         """Load the HF checkpoint at `path`.
 
@@ -92,6 +97,7 @@ class PolicyModel:
             gradient_checkpointing: recompute activations in the backward pass.
             max_logits: logits (n x V) held at once, 0.5 GiB by default; more are computed in slices and recomputed in the
                 backward pass. Affects memory, never the result.
+            ranks: the processes over which the weights are split; None: this one holds them whole.
 
         Raises:
             ConfigError: when there is no loadable safetensors checkpoint, or the architecture changes the logits after
@@ -103,7 +109,7 @@ class PolicyModel:
         nn.Module.to(self.module, device)
         self.vocab_size = int(self._head.get_parameter("weight").shape[0])
         self._max_logits = max_logits
-        self._autocast = dtype == "bfloat16"
+        self.ranks = ranks or Ranks()
         for module in self.module.modules():
             _switch_dropout_off(module)
         if gradient_checkpointing:
@@ -112,6 +118,13 @@ class PolicyModel:
             enable({"use_reentrant": False})
         self.module.train(gradient_checkpointing)
         self._check_head()
+        mesh = self.ranks.mesh(device)
+        self._autocast = dtype == "bfloat16" and mesh is None
+        self._forward = self._logprobs
+        if mesh is not None:
+            blocks = cast("nn.ModuleList", self._base.get_submodule("layers"))
+            shard(self.module, blocks, mesh, bfloat16=dtype == "bfloat16")
+            self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -144,8 +157,7 @@ class PolicyModel:
             positions.append(np.flatnonzero(mask) + (row * longest - 1))
             if len(mask) and mask[0]:
                 raise InvariantError(f"sequence {row} asks for the log-prob of its first token, which nothing predicts")
-        if padded.size and not (padded.min() >= 0 and padded.max() < self.vocab_size):
-            raise InvariantError(f"token ids from {padded.min()} to {padded.max()}; the vocabulary has {self.vocab_size}")
+        self.check_ids([padded])
         joined = np.concatenate(positions)
         wanted = None
         if temperatures is not None:
@@ -158,8 +170,25 @@ class PolicyModel:
             temperatures=wanted,
         )
 
+    def check_ids(self, sequences: Sequence[NDArray[np.int32] | NDArray[np.int64]]) -> None:
+        """Check that each id is below the vocabulary's size.
+
+        Raises:
+            InvariantError: one is not.
+        """
+        for ids in sequences:
+            if ids.size and not (ids.min() >= 0 and ids.max() < self.vocab_size):
+                raise InvariantError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary has {self.vocab_size}")
+
     def logprobs(self, batch: Microbatch) -> Tensor:
         """Return [n] float32 log-probs, nats, of the wanted tokens under the current weights; differentiable."""
+        values = self._forward(batch)
+        if isinstance(self.module, FSDPModule) and not torch.is_grad_enabled():
+            # FSDP keeps the root's weights gathered for a backward pass, which does not come; they would go stale.
+            self.module.reshard()
+        return values
+
+    def _logprobs(self, batch: Microbatch) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
             hidden = self._base(input_ids=batch.input_ids, use_cache=False).last_hidden_state
             hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]
@@ -172,12 +201,21 @@ class PolicyModel:
             return torch.cat([_recomputed(self._token_logprobs, *part) for part in parts])
 
     def export(self) -> dict[str, RawTensor]:
-        """Return the weights as float32 under their HF checkpoint names, tied ones once."""
+        """Return the weights as float32 under their HF checkpoint names, tied ones once; empty on ranks other than 0."""
         return {name: raw_tensor(tensor) for name, tensor in self.weights().items()}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights under the names of `export`, not copied: the next step changes them."""
+        """Return the weights under the names of `export`; every rank must call it.
+
+        Weights that this process holds whole are not copied: the next step changes them. Of split ones rank 0 gets whole
+        copies in host memory, gathered one by one.
+        """
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        if isinstance(next(iter(state.values())), DTensor):
+            gathered = ((name, whole(tensor)) for name, tensor in state.items())
+            state = {name: tensor.cpu() for name, tensor in gathered if self.ranks.rank == 0}
+        if self.ranks.rank:
+            return {}
         kept = self.module.state_dict().keys()
         state |= {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
         return revert_weight_conversion(self.module, state)
@@ -195,7 +233,7 @@ class PolicyModel:
             raise ConfigError(f"{path}: expected a checkpoint of the model at {self.path}; names or shapes differ")
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(found[name])
+                copy_into(parameter, found[name].detach())
 
     @property
     def _base(self) -> nn.Module:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import LossMetrics, combine, decoupled_ppo_loss
+from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine, decoupled_ppo_loss
 from agentrl.algo.packing import sorted_microbatches, split_minibatches
 from agentrl.errors import InvariantError, StaleDataError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
@@ -29,6 +29,10 @@ from agentrl.trainer.checkpoint import Checkpoint, TrainerState
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
 from agentrl.trainer.optimizer import adamw, schedule_factor, set_learning_rate
+from agentrl.trainer.parallel.deal import DealtPass, deal
+from agentrl.trainer.parallel.gradients import clip_gradients
+from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.shard import like, whole
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 from agentrl.weights.tensors import RawTensor
 
@@ -50,6 +54,8 @@ class _Part:
     """Places of its samples in the batch."""
     ends: tuple[int, ...]
     """Where the trained tokens of each sample end among the n."""
+    is_filler: bool
+    """Whether another rank trains these samples; this rank only keeps step with the others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +100,9 @@ class PolicyTrainer:
         """
         started = time.perf_counter()
         metrics = check_batch(batch, self._algorithm.max_staleness)
+        # Before anything is computed: an error that only one rank met would leave the others in a collective.
+        self.model.check_ids([item.sample.token_ids for item in batch.samples])
+        check_first_tokens(batch)
         minibatches = self._split(batch)
         seconds = _Seconds()
         applied: list[LossMetrics] = []
@@ -115,11 +124,11 @@ class PolicyTrainer:
                 bad.append(problem)
         self._advance(batch.policy_version, bad=bool(bad), applied=bool(norms))
         metrics |= _summary(applied, norms, lr, bad, seconds)
-        metrics["computed_tokens"] = float(sum(part.tokens for some in parts for part in some))
+        metrics["computed_tokens"] = self._total_tokens(parts)
         metrics["seconds"] = time.perf_counter() - started
         self._raise_if_hopeless(bad)
         skipped = None if norms else _why_skipped(batch, bad)
-        return StepReport(metrics=metrics, skipped=skipped, proximal_logprobs=used)
+        return StepReport(metrics=metrics, skipped=skipped, proximal_logprobs=self._merged(batch, used))
 
     def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> list[Float32Array]:
         """Return [L-1] float32 log-probs of tokens 1.. of each [L] sequence, under the current weights.
@@ -131,33 +140,37 @@ class PolicyTrainer:
         Raises:
             InvariantError: for an id outside the vocabulary.
         """
+        self.model.check_ids(sequences)
+        ranks = self.model.ranks
         divisors = temperatures or [1.0] * len(sequences)
-        results = [np.empty(0, np.float32) for _ in sequences]
+        starts = np.cumsum([0, *(max(0, len(ids) - 1) for ids in sequences)])
+        values = np.zeros(int(starts[-1]), np.float32)
         wanted = [index for index, ids in enumerate(sequences) if len(ids) > 1]
         lengths = [len(sequences[index]) for index in wanted]
+        plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if wanted else []
         with torch.no_grad():
-            for chosen in sorted_microbatches(lengths, self._config.microbatch_tokens) if wanted else []:
+            for chosen, is_filler in deal(plan, lengths, ranks.rank, ranks.world):
                 group = [sequences[wanted[at]] for at in chosen]
                 masks = [np.arange(len(ids)) > 0 for ids in group]
                 by_token = [np.full(len(sequences[wanted[at]]), divisors[wanted[at]], np.float32) for at in chosen]
-                values = self.model.logprobs(self.model.microbatch(group, masks, by_token)).cpu().numpy()
+                computed = self.model.logprobs(self.model.microbatch(group, masks, by_token)).cpu().numpy()
                 ends = np.cumsum([len(ids) - 1 for ids in group])
-                for at, part in zip(chosen, np.split(values, ends[:-1]), strict=True):
-                    results[wanted[at]] = part
-        return results
+                for at, part in zip(chosen if not is_filler else [], np.split(computed, ends[:-1]), strict=False):
+                    values[starts[wanted[at]] : starts[wanted[at] + 1]] = part
+        return np.split(ranks.merge(values), starts[1:-1]) if sequences else []
 
     def published(self, version: int) -> None:
         """Record `version` as the policy version of the present weights."""
         self._state = msgspec.structs.replace(self._state, policy_version=version)
 
     def optimizer_tensors(self) -> dict[str, RawTensor]:
-        """Return the state of the optimizer and of the random generators by name, for a checkpoint."""
+        """Return the state of the optimizer and of the random generators by name, for a checkpoint; every rank calls it."""
         tensors = {_RNG: raw_tensor(torch.get_rng_state())}
         if self.model.device.type == "cuda":
             tensors[f"{_RNG}_cuda"] = raw_tensor(torch.cuda.get_rng_state(self.model.device))
         for name, parameter in self.model.parameters.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
-                tensors[f"{key}.{name}"] = raw_tensor(value)
+                tensors[f"{key}.{name}"] = raw_tensor(whole(value))
         return tensors
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -175,9 +188,7 @@ class PolicyTrainer:
         self._optimizer.state.clear()
         for name, parameter in self.model.parameters.items():
             if name in by_parameter:
-                self._optimizer.state[parameter] = {
-                    key: value.to(parameter.device) for key, value in by_parameter[name].items()
-                }
+                self._optimizer.state[parameter] = {key: like(parameter, value) for key, value in by_parameter[name].items()}
         torch.set_rng_state(torch_tensor(checkpoint.optimizer[_RNG]))
         if self.model.device.type == "cuda" and f"{_RNG}_cuda" in checkpoint.optimizer:
             torch.cuda.set_rng_state(torch_tensor(checkpoint.optimizer[f"{_RNG}_cuda"]), self.model.device)
@@ -193,7 +204,8 @@ class PolicyTrainer:
         # Tokens after the last trained one do not affect it, so they are cut off.
         lengths = [int(np.flatnonzero(item.sample.loss_mask)[-1]) + 1 for item in items]
         plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if items else []
-        return [_part(self.model, batch, [places[i] for i in chosen], [lengths[i] for i in chosen]) for chosen in plan]
+        dealt = deal(plan, lengths, self.model.ranks.rank, self.model.ranks.world)
+        return [_part(self.model, batch, places, lengths, mine) for mine in dealt]
 
     def _proximal(self, parts: Sequence[Sequence[_Part]], seconds: _Seconds) -> list[list[Tensor] | None]:
         started = time.perf_counter()
@@ -215,7 +227,6 @@ class PolicyTrainer:
         """Take one optimizer step; put the proximal log-probs of each sample into `used`."""
         started = time.perf_counter()
         measured: list[LossMetrics] = []
-        losses: list[Tensor] = []
         compared: list[Tensor] = []
         for number, part in enumerate(parts):
             current = self.model.logprobs(part.batch)
@@ -231,16 +242,18 @@ class PolicyTrainer:
                 fresh=part.fresh,
                 interrupted=part.interrupted,
             )
-            output.loss.backward()
-            measured.append(output.metrics)
-            losses.append(output.loss.detach())
-        loss = float(torch.stack(losses).sum())
+            # FSDP averages the gradients of the ranks, and the loss is their sum.
+            (output.loss * self.model.ranks.world).backward()
+            if not part.is_filler:
+                measured.append(output.metrics)
+        measured = [reduced(measured, self.model.ranks)]
+        loss = float(measured[0].sums[SUMS.index("loss")])
         for part, values in zip(parts, compared, strict=True):  # after the loss, so that no copy waits for a forward pass
-            used |= dict(zip(part.samples, np.split(values.cpu().numpy(), part.ends[:-1]), strict=True))
+            if not part.is_filler:
+                used |= dict(zip(part.samples, np.split(values.cpu().numpy(), part.ends[:-1]), strict=True))
         seconds.forward_backward += time.perf_counter() - started
         started = time.perf_counter()
-        parameters = list(self.model.parameters.values())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
+        norm = clip_gradients(self.model.parameters.values(), self._config.max_grad_norm)
         problem = None
         if not math.isfinite(loss):
             problem = f"the loss is {loss}"
@@ -252,6 +265,20 @@ class PolicyTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         seconds.optimizer += time.perf_counter() - started
         return measured, norm, problem
+
+    def _merged(self, batch: TrainBatch, own: Mapping[int, Float32Array]) -> dict[int, Float32Array]:
+        """Return the proximal log-probs of all samples that any rank has computed."""
+        computed = [at for at, item in enumerate(batch.samples) if has_gradient(item)]
+        sizes = [int(batch.samples[at].sample.loss_mask.sum()) for at in computed]
+        parts = [own.get(at, np.zeros(size, np.float32)) for at, size in zip(computed, sizes, strict=True)]
+        if not parts:
+            return {}
+        together = self.model.ranks.merge(np.concatenate(parts))
+        return dict(zip(computed, np.split(together, np.cumsum(sizes)[:-1]), strict=True))
+
+    def _total_tokens(self, parts: Sequence[Sequence[_Part]]) -> float:
+        own = sum(part.tokens for some in parts for part in some if not part.is_filler)
+        return float(self.model.ranks.add(torch.tensor(own)))
 
     def _schedule(self, optimizer_step: int) -> float:
         return schedule_factor(
@@ -336,7 +363,33 @@ def check_batch(batch: TrainBatch, max_staleness: int) -> dict[str, float]:
     }
 
 
-def _part(model: PolicyModel, batch: TrainBatch, places: Sequence[int], lengths: Sequence[int]) -> _Part:
+def check_first_tokens(batch: TrainBatch) -> None:
+    """Check that no sample trains its first token.
+
+    Raises:
+        InvariantError: one does, and nothing predicts it.
+    """
+    for number, item in enumerate(batch.samples):
+        if len(item.sample.loss_mask) and item.sample.loss_mask[0]:
+            raise InvariantError(f"sample {number} trains its first token, which nothing predicts")
+
+
+def reduced(measured: Sequence[LossMetrics], ranks: Ranks) -> LossMetrics:
+    """Return the diagnostics of the passes of all ranks together, the same on each rank."""
+    empty = LossMetrics(
+        sums=torch.zeros(len(SUMS), dtype=torch.float64), maxima=torch.zeros(len(MAXIMA), dtype=torch.float64)
+    )
+    some = measured or [empty]
+    return LossMetrics(
+        sums=ranks.add(torch.stack([one.sums for one in some]).sum(0)),
+        maxima=ranks.maximum(torch.stack([one.maxima for one in some]).amax(0)),
+    )
+
+
+def _part(
+    model: PolicyModel, batch: TrainBatch, all_places: Sequence[int], all_lengths: Sequence[int], dealt: DealtPass
+) -> _Part:
+    places, lengths = [all_places[i] for i in dealt.samples], [all_lengths[i] for i in dealt.samples]
     items = [batch.samples[at] for at in places]
     samples = [item.sample for item in items]
     masks = [sample.loss_mask[:length] for sample, length in zip(samples, lengths, strict=True)]
@@ -350,12 +403,13 @@ def _part(model: PolicyModel, batch: TrainBatch, places: Sequence[int], lengths:
     return _Part(
         batch=model.microbatch(ids, masks, temperatures),
         behavior_logprobs=wanted([sample.behavior_logprobs for sample in samples]),
-        advantages=wanted([item.advantages for item in items]),
+        advantages=wanted([item.advantages * (not dealt.is_filler) for item in items]),
         fresh=wanted([sample.token_versions == batch.policy_version for sample in samples]),
         interrupted=wanted([interrupted(sample) for sample in samples]),
         tokens=sum(lengths),
         samples=tuple(places),
         ends=tuple(np.cumsum([int(mask.sum()) for mask in masks]).tolist()),
+        is_filler=dealt.is_filler,
     )
 
 

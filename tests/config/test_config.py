@@ -137,7 +137,6 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
         ({"zzz": 1}, "zzz: there is no such field; fields here:"),
         ({"trainer": {"lr": "fast"}}, "trainer.lr: input should be a valid number"),
         ({"trainer": {"lr": -1}}, "trainer.lr: input should be greater than 0, got int -1"),
-        ({"trainer": {"processes": 4}}, "trainer.processes: this release trains in one process, got 4; set it to 1"),
         ({"sampling": {"temperature": 0}}, "sampling.temperature: 0 samples greedily"),
         ({"inference": {"sglang_args": ["--tp", "2"]}}, "inference.sglang_args: the embedded backend cannot honour it"),
         ({"inference": {"backend": "sglang", "sglang_args": ["--api-key", "k"]}}, "inference.sglang_args: --api-key does"),

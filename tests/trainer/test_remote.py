@@ -24,6 +24,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
+from agentrl.trainer.worker.processes import WorkerProcesses
 from agentrl.trainer.worker.protocol import HEARTBEAT, Saved, encode_frame
 from agentrl.weights.disk import verify_directory
 from tests.trainer.helpers import load_plain, random_batch
@@ -52,14 +53,9 @@ async def _worker(checkpoint: Path, folder: Path) -> AsyncGenerator[RemoteTraine
 async def _impostor(
     program: str, folder: Path, timeout_s: float = 30.0, silent_s: float = 30.0
 ) -> AsyncGenerator[RemoteTrainer]:
-    with (folder / "log").open("ab") as log:
-        process = await anyio.open_process([sys.executable, "-c", program], stderr=log)
-    async with process:
-        try:
-            yield RemoteTrainer(process, folder / "log", timeout_s, silent_s=silent_s)
-        finally:
-            if process.returncode is None:
-                process.kill()
+    command = [sys.executable, "-c", program]
+    async with WorkerProcesses.running([command], folder / "log", os.environ) as processes:
+        yield RemoteTrainer(processes, timeout_s, silent_s=silent_s)
 
 
 def _poisoned() -> TrainBatch:

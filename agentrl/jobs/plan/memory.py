@@ -138,7 +138,7 @@ class TrainerMemory:
     gradients: int
     optimizer: int
     copies: int
-    """The bfloat16 weights that autocast makes for each forward pass."""
+    """Weights gathered for the forward pass: embeddings, head and two layers, in its type."""
     activations: int
     logits: int
 
@@ -154,18 +154,32 @@ def _longest_pass(run: RunConfig) -> int:
 
 
 def trainer_memory(run: RunConfig, shape: ModelShape) -> TrainerMemory:
-    """Return the trainer's memory: weights, gradients and two AdamW moments in float32, and one microbatch."""
-    count, trainer = shape.num_parameters, run.trainer
+    """Return the memory of one trainer process: its share of float32 weights, gradients and AdamW moments, and a microbatch.
+
+    Several processes each gather one layer at a time, in the type of the forward pass.
+    """
+    trainer = run.trainer
+    count = shape.num_parameters // trainer.parallel.dp
     logits = min(_longest_pass(run) * shape.vocabulary, _MAX_LOGITS)
     saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing)
     return TrainerMemory(
         weights=4 * count,
         gradients=4 * count,
         optimizer=8 * count,
-        copies=2 * count if trainer.dtype == "bfloat16" else 0,
+        copies=_gathered(run, shape),
         activations=saved * _longest_pass(run),
         logits=logits * _BYTES_PER_LOGIT,
     )
+
+
+def _gathered(run: RunConfig, shape: ModelShape) -> int:
+    """Return the bytes of gathered weights; float32 weights of a single process are used in place."""
+    trainer = run.trainer
+    if trainer.parallel.dp == 1 and trainer.dtype == "float32":
+        return 0
+    outside = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    layer = (shape.num_parameters - outside) // shape.layers
+    return (outside + 2 * layer) * ELEMENT_BYTES[trainer.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +242,11 @@ def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
     states = (
         f"weights {_gib(trainer.weights)} + gradients {_gib(trainer.gradients)} + AdamW {_gib(trainer.optimizer)}, float32"
     )
-    copies = f"; bfloat16 copies {_gib(trainer.copies)}" if trainer.copies else ""
+    copies = f"; gathered for the forward pass {_gib(trainer.copies)}" if trainer.copies else ""
     batch = f"activations of {_longest_pass(run)} tokens {_gib(trainer.activations)}; logits {_gib(trainer.logits)}"
     count = f"{shape.num_parameters / 1e9:.2f}e9 parameters"
-    rows = [("memory", f"trainer about {_gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}")]
+    each_process = "each trainer process" if run.trainer.parallel.dp > 1 else "trainer"
+    rows = [("memory", f"{each_process} about {_gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}")]
     if run.inference.urls:
         return rows
     server = server_memory(run, shape)

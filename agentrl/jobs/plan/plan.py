@@ -80,7 +80,11 @@ def _weights(config: RunConfig) -> str:
     trainer = config.trainer
     local = config.model.local_path
     at = f" at {local}" if local not in (None, config.model.path) else ""
-    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {trainer.processes} process"
+    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {_processes(trainer.parallel.dp)}"
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes, each with its share of the weights"
 
 
 def _device(config: RunConfig) -> str:
@@ -145,7 +149,8 @@ def missing_gpus(config: RunConfig, root: Path = Path("/")) -> list[str]:
     """Return the fields that ask for GPUs that this machine lacks, judged by the files under `root`."""
     inference, trainer, count = config.inference, config.trainer.device, _count_gpus(root)
     found = "there is no GPU" if count == 0 else f"this machine has {count} GPU(s), counted from 0"
-    needed = [("trainer.device", trainer, _index_of(trainer))]
+    last = _index_of(trainer) + config.trainer.parallel.dp - 1
+    needed = [("trainer.device", trainer, last)]
     if not inference.urls:
         last = _index_of(inference.device)
         if inference.backend == "sglang" and inference.device != "cpu":

@@ -11,7 +11,6 @@ and the worker stays usable: a cancelled caller still waits for the worker's rep
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sys
@@ -19,19 +18,19 @@ from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequ
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Protocol, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Protocol, TypeVar
 
 import anyio
-import anyio.to_thread
-from anyio.abc import Process
 
-from agentrl import errors
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError, ConfigError, InvariantError, TrainerDied, TrainError, UpdatePending
+from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError, UpdatePending
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
+from agentrl.trainer.worker.place import RankPlace
+from agentrl.trainer.worker.processes import WorkerProcesses
 from agentrl.trainer.worker.protocol import (
     BeginSending,
     FinishSending,
@@ -166,55 +165,8 @@ async def _shielded_exchange(call: Exchange, request: WorkerRequest, expected: t
     raise AssertionError("unreachable: a shielded scope is never cancelled")
 
 
-_TAIL_BYTES = 4000
-"""End of the log that a message carries."""
-
-
-def open_log(path: Path) -> BinaryIO:
-    """Return the worker's log, open for appending.
-
-    Raises:
-        ConfigError: when the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log = path.open("ab")
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(log, fcntl.LOCK_SH)  # goes to the worker with the file, and ends with it
-        return log
-    except OSError as error:
-        raise ConfigError(f"cannot write the trainer worker's log {path}: {error.strerror}") from error
-
-
-async def worker_ended(log_path: Path) -> None:
-    """Return when no worker holds this log: a worker whose driver was killed ends after the request in progress.
-
-    Cancellation: nothing is left behind but a thread that waits.
-    """
-
-    def wait() -> None:
-        with suppress(OSError), log_path.open("rb") as log:
-            fcntl.flock(log, fcntl.LOCK_EX)
-
-    await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
-
-
-def log_tail(path: Path) -> str:
-    """Return the end of the worker's log, or why it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace").strip() or "(nothing was written)"
-    except OSError as error:
-        return f"(cannot be read: {error.strerror})"
-
-
 SILENT_S = 10.0
 """Seconds without a heartbeat after which a worker that should work is reported."""
-_QUIT_S = 2.0
-"""Seconds that an idle worker gets to end by itself after its input is closed."""
-_KILL_S = 2.0
-"""Seconds that a killed worker gets to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,17 +187,18 @@ class RemoteTrainer:
     After a call was cancelled or got no reply, the state of the stream is unknown and every later call raises `TrainError`.
     """
 
-    def __init__(self, process: Process, log_path: Path, timeout_s: float, *, silent_s: float = SILENT_S) -> None:
-        self.pid: int = process.pid
-        """Id of the worker process."""
+    def __init__(self, processes: WorkerProcesses, timeout_s: float, *, silent_s: float = SILENT_S) -> None:
+        self.pid: int = processes.first.pid
+        """Id of the worker process that answers."""
+        self.pids: tuple[int, ...] = (processes.first.pid, *(process.pid for process in processes.others))
+        """Ids of all worker processes, by rank."""
         self.device = ""
         """Device the model is on, such as `cpu` or `cuda`."""
         self.num_parameters = 0
         """Trained numbers of the model."""
         self.channel = TrainerChannel(self._call)
         """Process groups with servers, for `sync.method: distributed`."""
-        self._process = process
-        self._log_path = log_path
+        self._processes = processes
         self._timeout_s = timeout_s
         self._silent_s = silent_s
         self._sign = anyio.Event()
@@ -332,6 +285,11 @@ class RemoteTrainer:
 
     async def set_up(self, setup: protocol.Setup) -> None:
         """Load the model; `launch_trainer` calls this once."""
+        frame = protocol.encode_frame(setup)
+        for process in self._processes.others:
+            assert process.stdin is not None
+            with suppress(anyio.BrokenResourceError):  # it has died, and its death is reported with the reply's absence
+                await process.stdin.send(frame)
         reply = await self._call(setup, protocol.Ready, f"loading {setup.model_path}")
         self.device = reply.device
         self.num_parameters = reply.num_parameters
@@ -347,17 +305,16 @@ class RemoteTrainer:
                     reply = await self._watched_exchange(frame, what)
             except TimeoutError:
                 # It may be stopped. If it continued later, it would write to files that another process has taken over.
-                with suppress(ProcessLookupError):
-                    self._process.kill()
+                self._processes.kill()
                 late = f"{what} took more than {self._timeout_s:g} s (trainer.call_timeout_s), so it was killed"
-                self._broken = f"{late}; {await self._obituary()}"
+                self._broken = f"{late}; {await self._processes.obituary()}"
                 raise TrainerDied(f"the driver waited for the trainer worker (pid {self.pid}): {self._broken}") from None
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
-                self._broken = f"it died while {what}; {await self._obituary()}"
+                self._broken = f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}") from None
             self._broken = None
         if isinstance(reply, protocol.Failed):
-            _raise(reply)
+            protocol.raise_failure(reply)
         if not isinstance(reply, expected):
             raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
         return reply
@@ -370,8 +327,9 @@ class RemoteTrainer:
         return reply
 
     async def _exchange(self, frame: bytes) -> protocol.WorkerReply:
-        assert self._process.stdin is not None
-        await self._process.stdin.send(frame)
+        stdin = self._processes.first.stdin
+        assert stdin is not None
+        await stdin.send(frame)
         length = 0
         while not length:  # a heartbeat has no body
             length = protocol.body_length(await self._receive(protocol.HEADER_BYTES))
@@ -399,18 +357,12 @@ class RemoteTrainer:
             silent = wait.cancelled_caught
 
     async def _receive(self, count: int) -> bytearray:
-        assert self._process.stdout is not None
+        stdout = self._processes.first.stdout
+        assert stdout is not None
         received = bytearray()
         while len(received) < count:
-            received += await self._process.stdout.receive(count - len(received))
+            received += await stdout.receive(count - len(received))
         return received
-
-    async def _obituary(self) -> str:
-        with anyio.move_on_after(_KILL_S):
-            await self._process.wait()
-        code = self._process.returncode
-        how = "still running but its output is closed" if code is None else f"exit code {code}"
-        return f"{how}; the end of {self._log_path}:\n{log_tail(self._log_path)}"
 
 
 @asynccontextmanager
@@ -424,7 +376,7 @@ async def launch_trainer(
     log_path: str | Path,
     sync: SyncConfig | None = None,
 ) -> AsyncGenerator[RemoteTrainer]:
-    """Yield a trainer in a subprocess with the model loaded; the process ends with the block.
+    """Yield a trainer in `trainer.parallel.dp` subprocesses with the model loaded; they end with the block.
 
     Args:
         config: optimizer, device and limits.
@@ -450,18 +402,19 @@ async def launch_trainer(
         seed=seed,
     )
     _check_model(Path(model_path))
-    log = Path(log_path)
-    with open_log(log) as output:
-        process = await anyio.open_process(
-            [sys.executable, "-m", "agentrl.trainer.worker.process"], stderr=output, env=_environment(config)
-        )
-    trainer = RemoteTrainer(process, log, config.call_timeout_s)
-    try:
-        await trainer.set_up(setup)
-        yield trainer
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _end(process, idle=trainer.idle)
+    with TemporaryDirectory(prefix="agentrl-trainer-") as meeting:
+        world = config.parallel.dp
+        places = [RankPlace(rank=rank, world=world, store=f"{meeting}/store") for rank in range(world)]
+        commands = [[sys.executable, "-m", "agentrl.trainer.worker.process", *place.arguments()] for place in places]
+        async with WorkerProcesses.running(commands, Path(log_path), _environment(config)) as processes:
+            trainer = RemoteTrainer(processes, config.call_timeout_s)
+            try:
+                await trainer.set_up(setup)
+                yield trainer
+            finally:
+                if trainer.idle:
+                    with anyio.CancelScope(shield=True):
+                        await processes.end()
 
 
 def _environment(config: TrainerConfig) -> dict[str, str]:
@@ -471,26 +424,6 @@ def _environment(config: TrainerConfig) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # a server that hangs ends its group, not this process
     }
-
-
-async def _end(process: Process, *, idle: bool) -> None:
-    assert process.stdin is not None
-    if idle:
-        with anyio.move_on_after(_QUIT_S):
-            await process.stdin.aclose()
-            await process.wait()
-    with suppress(ProcessLookupError):  # the process may end by itself between the check and the signal
-        if process.returncode is None:
-            process.kill()
-    with anyio.move_on_after(_KILL_S):
-        await process.aclose()
-
-
-def _raise(reply: protocol.Failed) -> NoReturn:
-    kind = getattr(errors, reply.kind, None)
-    if isinstance(kind, type) and issubclass(kind, AgentRLError):
-        raise kind(reply.message)
-    raise TrainError(f"{reply.kind}: {reply.message}")
 
 
 def _check_model(path: Path) -> None:

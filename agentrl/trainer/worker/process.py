@@ -1,8 +1,11 @@
-"""The trainer process: `python -m agentrl.trainer.worker.process` answers requests on its standard streams, one at a time.
+"""A trainer process: `python -m agentrl.trainer.worker.process` answers requests on its standard streams, one at a time.
 
 Invariant: each request gets one reply, in order; heartbeats precede it while the worker runs. An error of `agentrl.errors`
 is a reply and leaves the worker usable; any other exception ends the process with a traceback on its standard error. The
 process ends when its standard input closes or its driver ends, so it outlives the driver by at most the request in progress.
+
+A trainer of several processes has one that speaks to the driver, rank 0. It shares each request with the others, so that all
+of them answer it together. The reply carries the error of any rank: none is left waiting for another that gave up.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -25,11 +28,15 @@ from agentrl.errors import AgentRLError, InvariantError, TrainError, UpdatePendi
 from agentrl.trainer.checkpoint import read_checkpoint, write_checkpoint
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
+from agentrl.trainer.worker.place import RankPlace
 from agentrl.watchdog.parent import ParentPipe
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.disk import publish
 
 if TYPE_CHECKING:
+    import torch
+
+    from agentrl.trainer.parallel.ranks import Ranks
     from agentrl.trainer.policy import PolicyTrainer
     from agentrl.weights.sender import WeightSender
 
@@ -38,23 +45,33 @@ if TYPE_CHECKING:
 class _Worker:
     trainer: PolicyTrainer
     sender: WeightSender
+    """Its groups with servers; only rank 0 has any."""
     source: Path
     published_version: int | None = None
     """Version under which servers got the present weights; None when they have not got them."""
 
+    @property
+    def ranks(self) -> Ranks:
+        return self.trainer.model.ranks
+
+    def refuse_while_sending(self, request: protocol.WorkerRequest) -> None:
+        """Raise for a request that would change weights which are being sent. Only rank 0 knows whether they are."""
+        if isinstance(request, protocol.TrainStep | protocol.Restore) and self.sender.sending:
+            raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
+
     def answer(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
+        """Answer on this rank, together with the others where the request needs the weights."""
         match request:
             case protocol.OpenGroups():
-                return protocol.GroupsOpened(tuple(self.sender.open(request.requests, request.keep)))
+                requests = request.requests if self.ranks.rank == 0 else ()
+                return protocol.GroupsOpened(tuple(self.sender.open(requests, request.keep)))
             case protocol.BeginSending():
                 return self._begin_sending(request)
             case protocol.StartSending():
-                self.sender.start(request.groups)
+                self.sender.start(request.groups if self.ranks.rank == 0 else ())
                 return protocol.SendingStarted()
             case protocol.FinishSending():
                 return protocol.SendingFinished(self.sender.finish(request.abandoned))
-            case protocol.TrainStep() | protocol.Restore() if self.sender.sending:
-                raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
             case protocol.TrainStep():
                 self.published_version = None
                 return protocol.pack_report(self.trainer.step(protocol.unpack_batch(request)))
@@ -76,8 +93,11 @@ class _Worker:
     def _publish(self, request: protocol.Publish) -> protocol.Published:
         # Absolute, because a server may run in another working directory.
         directory = Path(request.directory).absolute()
-        done = publish(self.trainer.model.export(), version=request.version, directory=directory, source=self.source)
+        weights = self.trainer.model.export()
         self._set_published(request.version)
+        if self.ranks.rank:
+            return protocol.Published(request.version, str(directory), "", {})
+        done = publish(weights, version=request.version, directory=directory, source=self.source)
         return protocol.Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
 
     def _begin_sending(self, request: protocol.BeginSending) -> protocol.SendingBegun:
@@ -85,7 +105,8 @@ class _Worker:
             raise UpdatePending(
                 f"the trainer's weights are past version {request.version}; the server gets weights with the next update"
             )
-        manifest = self.sender.begin(request.version, self.trainer.model.weights(), request.groups, dtype=request.dtype)
+        groups = request.groups if self.ranks.rank == 0 else ()
+        manifest = self.sender.begin(request.version, self.trainer.model.weights(), groups, dtype=request.dtype)
         self._set_published(request.version)
         return protocol.SendingBegun(manifest)
 
@@ -94,14 +115,16 @@ class _Worker:
         self.published_version = version
 
     def _save(self, request: protocol.Save) -> protocol.Saved:
-        write_checkpoint(
-            Path(request.directory),
-            weights=self.trainer.model.export(),
-            optimizer=self.trainer.optimizer_tensors(),
-            state=self.trainer.state,
-            source=self.source,
-            note=request.note,
-        )
+        weights, optimizer = self.trainer.model.export(), self.trainer.optimizer_tensors()
+        if self.ranks.rank == 0:
+            write_checkpoint(
+                Path(request.directory),
+                weights=weights,
+                optimizer=optimizer,
+                state=self.trainer.state,
+                source=self.source,
+                note=request.note,
+            )
         return protocol.Saved()
 
 
@@ -129,30 +152,74 @@ def heartbeats(replies: BinaryIO, seconds: float) -> Generator[None]:
         thread.join()
 
 
-def answer_requests(requests: BinaryIO, replies: BinaryIO, *, beat_s: float = BEAT_S) -> None:
+def answer_requests(
+    requests: BinaryIO, replies: BinaryIO, *, beat_s: float = BEAT_S, place: RankPlace | None = None
+) -> None:
     """Read `requests` to its end and write one reply for each request to `replies`; the first request must be `Setup`.
 
     A heartbeat is written every `beat_s` seconds until the reply.
 
+    Args:
+        requests: frames of the driver.
+        replies: frames to the driver.
+        beat_s: seconds between two heartbeats.
+        place: which of several processes this is; None: the only one.
+
     Raises:
         InvariantError: when the stream is not a sequence of frames.
     """
-    worker: _Worker | None = None
-    try:
+    with ExitStack() as stack:
+        worker: _Worker | None = None
         while (request := _read_request(requests)) is not None:
             try:
                 with heartbeats(replies, beat_s):
-                    if worker is not None:
-                        reply = worker.answer(request)
+                    if worker is None:
+                        worker, reply = _set_up(request, place or RankPlace(), stack)
+                        stack.callback(worker.sender.close)
                     else:
-                        worker, reply = _set_up(request)
+                        worker.refuse_while_sending(request)
+                        worker.ranks.share(protocol.encode_body(request))
+                        reply = _answer_together(worker, request)
             except AgentRLError as error:
                 reply = protocol.Failed(type(error).__name__, str(error))
             replies.write(protocol.encode_frame(reply))
             replies.flush()
-    finally:
         if worker is not None:
-            worker.sender.close()
+            worker.ranks.share(b"")  # the other ranks end too
+
+
+def follow_rank_0(setup: BinaryIO, place: RankPlace) -> None:
+    """Set up from the first frame of `setup`, and then answer what rank 0 shares, until it ends."""
+    request = _read_request(setup)
+    if request is None:
+        return
+    threading.Thread(target=_end_with_driver, args=(setup,), name="agentrl lifeline", daemon=True).start()
+    with ExitStack() as stack:
+        worker, _ = _set_up(request, place, stack)
+        while body := worker.ranks.share(None):
+            with suppress(AgentRLError):  # rank 0 has it too, and replies with it
+                _answer_together(worker, protocol.decode_request(body))
+
+
+def _answer_together(worker: _Worker, request: protocol.WorkerRequest) -> protocol.WorkerReply:
+    """Answer on all ranks; raise the error of the lowest rank that has one."""
+    reply, error = None, None
+    try:
+        reply = worker.answer(request)
+    except AgentRLError as raised:
+        error = protocol.Failed(type(raised).__name__, str(raised))
+    first = worker.ranks.first_error(error and protocol.encode_failure(error))
+    if first is not None:
+        protocol.raise_failure(protocol.decode_failure(first))
+    assert reply is not None
+    return reply
+
+
+def _end_with_driver(lifeline: BinaryIO) -> None:
+    """End this process at once when the driver closes its end: it may be waiting in a collective."""
+    while lifeline.read(1):
+        pass
+    os._exit(0)
 
 
 def main() -> None:
@@ -161,6 +228,7 @@ def main() -> None:
     # driver has had its last checkpoint written.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    place = RankPlace.parse(sys.argv[1:])
     requests = io.BufferedReader(ParentPipe(os.dup(0)))
     replies = os.fdopen(os.dup(1), "wb")
     # Other code that reads or prints in this process, native libraries included, must not touch the two streams.
@@ -169,12 +237,16 @@ def main() -> None:
     os.close(null)
     os.dup2(2, 1)
     try:
-        answer_requests(requests, replies)
+        if place.rank:
+            follow_rank_0(requests, place)
+        else:
+            answer_requests(requests, replies, place=place)
     except BrokenPipeError:
         sys.exit("the driver has ended")
 
 
-def _set_up(request: protocol.WorkerRequest) -> tuple[_Worker, protocol.Ready]:
+def _set_up(request: protocol.WorkerRequest, place: RankPlace, stack: ExitStack) -> tuple[_Worker, protocol.Ready]:
+    """Load the model, together with the other ranks; `stack` leaves them."""
     if not isinstance(request, protocol.Setup):
         raise InvariantError(f"the first request to a trainer worker must be Setup, not {type(request).__name__}")
     import torch
@@ -187,17 +259,32 @@ def _set_up(request: protocol.WorkerRequest) -> tuple[_Worker, protocol.Ready]:
     algorithm = AlgorithmConfig.model_validate_json(request.algorithm)
     torch.set_num_threads(config.threads)
     torch.manual_seed(request.seed)
+    device = place.device_of(resolve_device(config.device))
     model = PolicyModel(
         request.model_path,
-        device=resolve_device(config.device),
+        device=device,
         dtype=config.dtype,
         gradient_checkpointing=config.gradient_checkpointing,
+        ranks=_join(place, config, device, stack),
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps, seed=request.seed)
     count = sum(parameter.numel() for parameter in model.parameters.values())
     ready = protocol.Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
     sender = WeightSender(SyncConfig.model_validate_json(request.sync), model.device)
     return _Worker(trainer=trainer, sender=sender, source=Path(request.model_path)), ready
+
+
+def _join(place: RankPlace, config: TrainerConfig, device: torch.device, stack: ExitStack) -> Ranks:
+    """Return this process among the ranks; one of float32 stays alone, for whole weights train faster than split ones."""
+    import torch.distributed as dist
+
+    from agentrl.trainer.parallel.ranks import Ranks, joined
+
+    if place.world == 1 and config.dtype == "float32":
+        return Ranks()
+    store = dist.FileStore(place.store, place.world) if place.store else dist.HashStore()
+    ranks = joined(store, place.rank, place.world, device=device, timeout_s=config.collective_timeout_s)
+    return stack.enter_context(ranks)
 
 
 def _read_request(stream: BinaryIO) -> protocol.WorkerRequest | None:

@@ -10,12 +10,13 @@ A frame is the length of the body, 8 bytes little-endian, and the body; a reply 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl import errors
 from agentrl.errors import InvariantError
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
@@ -230,12 +231,35 @@ def encode_frame(message: WorkerRequest | WorkerReply) -> bytes:
     Raises:
         InvariantError: when the body is longer than `MAX_FRAME_BYTES`.
     """
-    body = msgspec.msgpack.encode(message)
+    body = encode_body(message)
     if len(body) > MAX_FRAME_BYTES:
         raise InvariantError(
             f"{type(message).__name__} has {len(body)} bytes, but a message may have {MAX_FRAME_BYTES}; use smaller batches"
         )
     return len(body).to_bytes(HEADER_BYTES, "little") + body
+
+
+def encode_body(message: WorkerRequest | WorkerReply) -> bytes:
+    """Return the body of a frame."""
+    return msgspec.msgpack.encode(message)
+
+
+def encode_failure(failed: Failed) -> str:
+    """Return `failed` as text, which one rank sends to the others."""
+    return msgspec.json.encode(failed).decode()
+
+
+def decode_failure(text: str) -> Failed:
+    """Return what `encode_failure` was given."""
+    return msgspec.json.decode(text, type=Failed)
+
+
+def raise_failure(failed: Failed) -> NoReturn:
+    """Raise the error that `failed` names: a class of `agentrl.errors`, or else `TrainError`."""
+    kind = getattr(errors, failed.kind, None)
+    if isinstance(kind, type) and issubclass(kind, errors.AgentRLError):
+        raise kind(failed.message)
+    raise errors.TrainError(f"{failed.kind}: {failed.message}")
 
 
 def body_length(header: bytes | bytearray) -> int:

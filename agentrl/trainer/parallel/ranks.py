@@ -1,0 +1,132 @@
+"""The processes of one trainer and what they say to each other.
+
+Invariant: every rank takes part in every exchange, in the same order. Exchanges run on a gloo group of their own, whose
+timeout is a year: ranks wait there for the driver's next request. Collectives of the model run on the default group, whose
+timeout is `trainer.collective_timeout_s`. Nothing that crosses a rank boundary is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from agentrl.types import Float32Array
+
+_IDLE: Final = timedelta(days=365)
+_TEXT_BYTES = 8000
+"""Longest error message that a rank sends to the others."""
+
+
+class Ranks:
+    """A trainer of one process: every exchange returns what it was given."""
+
+    rank = 0
+    world = 1
+
+    def mesh(self, device: torch.device) -> DeviceMesh | None:
+        """Return the mesh over which weights are sharded; None where they are not."""
+        del device
+        return None
+
+    def share(self, body: bytes | None) -> bytes:
+        """Return the bytes that rank 0 gives; the other ranks give None."""
+        assert body is not None
+        return body
+
+    def first_error(self, error: str | None) -> str | None:
+        """Return the error of the lowest rank that has one."""
+        return error
+
+    def add(self, values: Tensor) -> Tensor:
+        """Return the sum of the ranks' tensors, on the CPU."""
+        return values
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """Return the largest of the ranks' tensors, element by element, on the CPU."""
+        return values
+
+    def merge(self, values: Float32Array) -> Float32Array:
+        """Return [n] float32 whose every element one rank computed; the other ranks give 0 there."""
+        return values
+
+
+class ManyRanks(Ranks):
+    """One of several processes."""
+
+    def __init__(self, rank: int, world: int, control: dist.ProcessGroup) -> None:
+        """Use the group `control` for what is not the model's; `joined` makes it."""
+        self.rank, self.world = rank, world
+        self._control = control
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """Return the one-dimensional mesh `dp` of all ranks."""
+        return init_device_mesh(device.type, (self.world,), mesh_dim_names=("dp",))
+
+    def share(self, body: bytes | None) -> bytes:
+        """Broadcast rank 0's bytes: their number, then they."""
+        size = torch.tensor([0 if body is None else len(body)])
+        dist.broadcast(size, 0, group=self._control)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if body:
+            data.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
+        if len(data):
+            dist.broadcast(data, 0, group=self._control)
+        return data.numpy().tobytes()
+
+    def first_error(self, error: str | None) -> str | None:
+        """Gather the error of each rank, at most `_TEXT_BYTES` of it."""
+        data = (error or "").encode()[:_TEXT_BYTES]
+        own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        own[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+        every = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(every, own, group=self._control)
+        texts = [each.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for each in every]
+        return next((text for text in texts if text), None)
+
+    def add(self, values: Tensor) -> Tensor:
+        """Sum over all ranks."""
+        total = values.detach().cpu().clone()
+        dist.all_reduce(total, dist.ReduceOp.SUM, group=self._control)
+        return total
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """Take the maximum over all ranks."""
+        largest = values.detach().cpu().clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control)
+        return largest
+
+    def merge(self, values: Float32Array) -> Float32Array:
+        """Sum over all ranks: x + 0 is x."""
+        return self.add(torch.from_numpy(np.ascontiguousarray(values))).numpy()
+
+
+@contextmanager
+def joined(store: dist.Store, rank: int, world: int, *, device: torch.device, timeout_s: float) -> Generator[Ranks]:
+    """Join `world` processes that share `store`, and leave them at the end of the block.
+
+    Args:
+        store: where the ranks find each other.
+        rank: of this process, from 0.
+        world: number of processes.
+        device: on which this process computes; it decides the backend, `gloo` or `nccl`.
+        timeout_s: after which a collective of the model fails, seconds.
+
+    Raises:
+        RuntimeError: the other ranks did not join in time.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
+    try:
+        control = dist.new_group(backend="gloo", timeout=_IDLE)
+        assert isinstance(control, dist.ProcessGroup)
+        yield ManyRanks(rank, world, control)
+    finally:
+        dist.destroy_process_group()

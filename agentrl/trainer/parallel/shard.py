@@ -1,0 +1,59 @@
+"""Weights split over ranks by FSDP2, and the whole tensors that leave them.
+
+Invariant: each rank holds 1/world of every weight, of its gradient and of its optimizer state, in float32. A whole tensor
+exists only while a block computes, and on rank 0 when weights leave the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+Method = TypeVar("Method", bound=Callable[..., Tensor])
+
+
+def shard(module: nn.Module, blocks: nn.ModuleList, mesh: DeviceMesh, *, bfloat16: bool) -> None:
+    """Split `module` over `mesh`, each of `blocks` gathered by itself.
+
+    With `bfloat16` the gathered copies have that type, while weights, gradients and their reduction stay float32: the
+    forward pass is exactly that of a bfloat16 model.
+    """
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def as_forward(module: nn.Module, name: str, method: Method) -> Method:
+    """Return `method` as a method of the sharded `module`, which gathers its weights around each call."""
+    setattr(module, name, method)
+    register_fsdp_forward_method(module, name)
+    return cast("Method", getattr(module, name))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor of which each rank holds a part; a collective for those, nothing for others."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def copy_into(parameter: Tensor, values: Tensor) -> None:
+    """Replace `parameter`, or this rank's part of it, by whole `values`, which every rank has."""
+    if isinstance(parameter, DTensor):
+        # src_data_rank=None: each rank cuts its part out of its own copy, without a collective
+        values = distribute_tensor(
+            values.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+    parameter.copy_(values)
+
+
+def like(parameter: Tensor, values: Tensor) -> Tensor:
+    """Return whole `values` split as `parameter` is; a number of no dimensions stays whole."""
+    if not isinstance(parameter, DTensor) or not values.ndim:
+        return values.to(parameter.device)
+    return distribute_tensor(values.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)

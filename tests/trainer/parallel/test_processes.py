@@ -1,0 +1,63 @@
+"""A trainer of two real processes: it trains, survives errors of one rank, and ends as a whole when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import TrainerDied, TrainError
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
+from agentrl.weights.disk import verify_directory
+from tests.trainer.helpers import random_batch
+
+_CONFIG = TrainerConfig.model_validate({"lr": 1e-3, "parallel": {"dp": 2}})
+
+
+@asynccontextmanager
+async def _trainer(checkpoint: Path, folder: Path) -> AsyncGenerator[RemoteTrainer]:
+    log = folder / "logs" / "trainer.log"
+    algorithm = AlgorithmConfig()
+    async with launch_trainer(_CONFIG, algorithm, model_path=checkpoint, total_steps=10, seed=5, log_path=log) as trainer:
+        yield trainer
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_path: Path, checkpoint: Path) -> None:
+    ids = np.arange(1, 20, dtype=np.int32)
+    async with _trainer(checkpoint, tmp_path) as trainer:
+        report = await trainer.step(random_batch(version=1, samples=7))
+        assert report.skipped is None
+        publication = await trainer.publish(1, str(tmp_path / "weights"))
+        assert verify_directory(Path(publication.path)) == publication
+        [before] = await trainer.logprobs([ids])
+
+        (tmp_path / "file").write_text("")
+        with pytest.raises(TrainError, match="file"):  # rank 0 cannot write; rank 1 does not wait for it
+            await trainer.save(str(tmp_path / "file" / "step-1"))
+        await trainer.save(str(tmp_path / "step-1"), "a note")
+        await trainer.step(random_batch(version=1, seed=1, samples=7))
+        assert (await trainer.restore(str(tmp_path / "step-1"))).note == "a note"
+        [after] = await trainer.logprobs([ids])
+        np.testing.assert_array_equal(before, after)
+
+        os.kill(trainer.pids[1], signal.SIGKILL)
+        with pytest.raises(TrainerDied, match=r"rank 1: exit code -9; the end of .*trainer-1\.log"):
+            await trainer.step(random_batch(version=1, samples=7))
+    assert len(trainer.pids) == 2
+    assert not any(map(_is_alive, trainer.pids))

@@ -1,8 +1,9 @@
-"""Plans which samples share a forward pass or an optimizer step. numpy only.
+"""Plans which samples share a forward pass or an optimizer step, and which rank computes a pass. numpy only.
 
 Invariant: a plan is a list of lists of sample indices that holds each whole sample exactly once. A list exceeds the token
 budget only if it holds a single sample that is longer. The same input always gives the same plan. Packing changes speed and
-memory, never the loss, which is a sum over tokens (`agentrl.algo.loss`).
+memory, never the loss, which is a sum over tokens (`agentrl.algo.loss`). All ranks compute the same number of passes, so
+that none waits in a collective that another never enters.
 
 Sequences are padded on the right: under causal attention no real token attends to the padding after it, so the result is
 exact without an attention mask. Sorting by length keeps the padding small (under 6 % of a batch of lognormal lengths).
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -92,6 +94,41 @@ def split_minibatches(loss_tokens: Sequence[int], n: int, *, seed: tuple[int, in
         minibatches[which].append(index)
         heapq.heappush(lightest, (tokens + loss_tokens[index], samples + 1, which))
     return [sorted(minibatch) for minibatch in minibatches]
+
+
+class DealtPass(NamedTuple):
+    """One forward pass of a rank."""
+
+    samples: list[int]
+    """Indices of its samples."""
+    is_filler: bool
+    """Whether another rank computes these samples, and this pass only keeps step: it counts nowhere."""
+
+
+def deal(plan: Sequence[Sequence[int]], lengths: Sequence[int], rank: int, world: int) -> list[DealtPass]:
+    """Return the passes of `rank`: of each round of `world` passes the one at its place.
+
+    A plan is sorted by length, so the passes of one round cost alike. Where the last round has no pass for a rank, the rank
+    computes the shortest sample once more.
+
+    Args:
+        plan: the passes of all ranks, as `sorted_microbatches` returns them.
+        lengths: tokens of each sample.
+        rank: from 0.
+        world: number of ranks.
+
+    Example:
+        >>> [[each.samples for each in deal([[3], [1, 2], [0]], [5, 7, 6, 9], rank, 2)] for rank in (0, 1)]
+        [[[3], [0]], [[1, 2], [0]]]
+        >>> [each.is_filler for each in deal([[3], [1, 2], [0]], [5, 7, 6, 9], 1, 2)]
+        [False, True]
+    """
+    if not plan:
+        return []
+    dealt = [DealtPass(list(samples), False) for samples in plan[rank::world]]
+    rounds = -(-len(plan) // world)
+    shortest = min((index for samples in plan for index in samples), key=lambda index: (lengths[index], index))
+    return dealt + [DealtPass([shortest], True)] * (rounds - len(dealt))
 
 
 def _check_sizes(lengths: Sequence[int], budget: int, name: str) -> None:

@@ -22,15 +22,13 @@ from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine, decoupled_ppo_loss
-from agentrl.algo.packing import sorted_microbatches, split_minibatches
+from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
 from agentrl.errors import InvariantError, StaleDataError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.trainer.checkpoint import Checkpoint, TrainerState
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
-from agentrl.trainer.optimizer import adamw, schedule_factor, set_learning_rate
-from agentrl.trainer.parallel.deal import DealtPass, deal
-from agentrl.trainer.parallel.gradients import clip_gradients
+from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shard import like, whole
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
@@ -157,7 +155,9 @@ class PolicyTrainer:
                 ends = np.cumsum([len(ids) - 1 for ids in group])
                 for at, part in zip(chosen if not is_filler else [], np.split(computed, ends[:-1]), strict=False):
                     values[starts[wanted[at]] : starts[wanted[at] + 1]] = part
-        return np.split(ranks.merge(values), starts[1:-1]) if sequences else []
+        if ranks.world > 1:
+            values = ranks.merge(values)
+        return np.split(values, starts[1:-1]) if sequences else []
 
     def published(self, version: int) -> None:
         """Record `version` as the policy version of the present weights."""
@@ -271,14 +271,14 @@ class PolicyTrainer:
         computed = [at for at, item in enumerate(batch.samples) if has_gradient(item)]
         sizes = [int(batch.samples[at].sample.loss_mask.sum()) for at in computed]
         parts = [own.get(at, np.zeros(size, np.float32)) for at, size in zip(computed, sizes, strict=True)]
-        if not parts:
-            return {}
+        if not parts or self.model.ranks.world == 1:
+            return dict(own)
         together = self.model.ranks.merge(np.concatenate(parts))
         return dict(zip(computed, np.split(together, np.cumsum(sizes)[:-1]), strict=True))
 
     def _total_tokens(self, parts: Sequence[Sequence[_Part]]) -> float:
         own = sum(part.tokens for some in parts for part in some if not part.is_filler)
-        return float(self.model.ranks.add(torch.tensor(own)))
+        return float(own if self.model.ranks.world == 1 else self.model.ranks.add(torch.tensor(own)))
 
     def _schedule(self, optimizer_step: int) -> float:
         return schedule_factor(
@@ -376,14 +376,11 @@ def check_first_tokens(batch: TrainBatch) -> None:
 
 def reduced(measured: Sequence[LossMetrics], ranks: Ranks) -> LossMetrics:
     """Return the diagnostics of the passes of all ranks together, the same on each rank."""
-    empty = LossMetrics(
-        sums=torch.zeros(len(SUMS), dtype=torch.float64), maxima=torch.zeros(len(MAXIMA), dtype=torch.float64)
-    )
-    some = measured or [empty]
-    return LossMetrics(
-        sums=ranks.add(torch.stack([one.sums for one in some]).sum(0)),
-        maxima=ranks.maximum(torch.stack([one.maxima for one in some]).amax(0)),
-    )
+    some = measured or [LossMetrics(sums=torch.zeros(len(SUMS)).double(), maxima=torch.zeros(len(MAXIMA)).double())]
+    sums, maxima = torch.stack([one.sums for one in some]).sum(0), torch.stack([one.maxima for one in some]).amax(0)
+    if ranks.world > 1:
+        sums, maxima = ranks.add(sums), ranks.maximum(maxima)
+    return LossMetrics(sums=sums, maxima=maxima)
 
 
 def _part(

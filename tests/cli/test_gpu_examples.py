@@ -11,18 +11,26 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.jobs.plan.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
+from agentrl.jobs.plan.plan import describe_plan, missing_here
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a_dry_run_prints_the_plan_without_weights_or_gpu(path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("agentrl")), "train", str(path), "--dry-run"]
+def test_each_has_a_plan_without_weights_or_gpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    run = load_config(path)
+    assert re.search(r"^memory +(trainer|each trainer process) about [\d.]+ GiB", describe_plan(run), re.M)
+    assert any("there is no directory /models/" in line for line in missing_here(run))
+
+
+def test_the_command_prints_a_plan_and_first_what_this_machine_lacks() -> None:
+    command = [str(Path(sys.executable).with_name("agentrl")), "train", str(EXAMPLES[0]), "--dry-run"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 1, result.stderr
+    assert result.returncode == 1
+    assert "not on this machine: model.path: there is no directory /models/" in result.stdout.splitlines()[0]
     assert re.search(r"^memory +trainer about [\d.]+ GiB", result.stdout, re.M)
-    assert result.stdout.startswith("not on this machine: model.path: there is no directory /models/")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

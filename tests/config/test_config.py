@@ -23,6 +23,7 @@ from agentrl.data.config import WeightedSource
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
 from agentrl.jobs.plan.plan import resolved_yaml
+from agentrl.trainer.config import ParallelConfig
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
 
@@ -107,7 +108,7 @@ def sections() -> dict[str, type[BaseModel]]:
         for kind in (info.annotation, *getattr(info.annotation, "__args__", ())):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 found[name] = kind
-    return found
+    return found | {"trainer.parallel": ParallelConfig}
 
 
 def is_read(field: str) -> bool:

@@ -120,8 +120,20 @@ def test_training_takes_sixteen_bytes_a_parameter_and_more() -> None:
     assert shape is not None
     trainer = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16", "gradient_checkpointing": True}}), shape)
     assert trainer.weights + trainer.gradients + trainer.optimizer == 16 * 8_190_735_360
-    assert trainer.copies == 2 * 8_190_735_360
+    vocabulary, layer = 2 * 151_936 * 4096, (8_190_735_360 - 2 * 151_936 * 4096) // 36
+    assert trainer.copies == 2 * (vocabulary + 2 * layer)  # gathered in bfloat16: embeddings, head and two layers at once
     assert trainer.total > 141e9  # not on one H200 either
+
+
+def test_two_processes_hold_half_of_the_weights_each() -> None:
+    shape = model_shape_of("Qwen3-4B")
+    assert shape is not None
+    alone = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16"}}), shape)
+    split = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16", "parallel": {"dp": 2}}}), shape)
+    assert (split.weights, split.gradients, split.optimizer) == tuple(
+        count // 2 for count in (alone.weights, alone.gradients, alone.optimizer)
+    )
+    assert (split.copies, split.activations) == (alone.copies, alone.activations)
 
 
 def test_a_server_s_share_is_divided_over_its_gpus() -> None:

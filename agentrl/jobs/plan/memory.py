@@ -230,7 +230,8 @@ def shared_gpus(run: RunConfig) -> tuple[int, ...]:
         return ()
     ways = tensor_parallel(inference)
     taken = {first_gpu(inference, index) + way for index in range(inference.servers) for way in range(ways)}
-    return tuple(sorted(taken & {int(device.partition(":")[2] or 0)}))
+    first = int(device.partition(":")[2] or 0)
+    return tuple(sorted(taken & set(range(first, first + run.trainer.parallel.dp))))
 
 
 def memory_rows(run: RunConfig) -> list[tuple[str, str]]:

@@ -80,10 +80,10 @@ def _weights(config: RunConfig) -> str:
     trainer = config.trainer
     local = config.model.local_path
     at = f" at {local}" if local not in (None, config.model.path) else ""
-    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {_processes(trainer.parallel.dp)}"
+    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {_process_count(trainer.parallel.dp)}"
 
 
-def _processes(count: int) -> str:
+def _process_count(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes, each with its share of the weights"
 
 

@@ -47,7 +47,9 @@ class RankPlace:
             raise InvariantError(f"a trainer process was started with {list(arguments)}: {error}") from error
 
     def device_of(self, device: torch.device) -> torch.device:
-        """Return the device of this rank: the GPU of its number where several processes use GPUs, else `device`."""
+        """Return the device of this rank: with several processes on GPUs, that many after `device`, else `device`."""
         import torch
 
-        return torch.device("cuda", self.rank) if device.type == "cuda" and self.world > 1 else device
+        if device.type != "cuda" or self.world == 1:
+            return device
+        return torch.device("cuda", (device.index or 0) + self.rank)

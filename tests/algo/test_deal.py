@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algo.packing import sorted_microbatches
-from agentrl.trainer.parallel.deal import deal
+from agentrl.algo.packing import deal, sorted_microbatches
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=20), world=st.integers(1, 9), budget=st.integers(1, 120))

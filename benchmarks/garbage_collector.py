@@ -36,10 +36,10 @@ from typing import Any
 
 import anyio
 
-from agentrl.cli import train
 from agentrl.client import SamplingConfig
 from agentrl.client.client import Client
 from agentrl.inference.backend import GenerateRequest, Generation
+from agentrl.jobs import train
 from agentrl.jobs.garbage_collector import tuned_garbage_collector
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode

@@ -114,3 +114,12 @@ def test_the_versions_on_the_page_on_frameworks_are_the_pinned_ones() -> None:
     rows = re.findall(r"^\| \[([^\]]+)\]\(#[\w-]+\) ([\d.]+) \|", page, re.M)
     assert len(rows) == 8
     assert [row for row in rows if f"\n{packages.get(row[0].lower(), row[0].lower())}=={row[1]}\n" not in pins] == []
+
+
+def test_the_first_hour_takes_at_most_twelve_commands() -> None:
+    script = (ROOT / "scripts" / "first_hour.sh").read_text()
+    commands = re.findall(r"^(?:echo .*\| )?run (.+)$", script, re.M)
+    assert 5 < len(commands) <= 12
+    assert any("pip install" in command for command in commands)
+    assert any(command.startswith("agentrl train run.yaml") for command in commands)
+    assert any(command.startswith("agentrl view") for command in commands)

@@ -78,7 +78,7 @@ def read_rows(file: Path) -> Iterator[FileRow]:
     kind = _kind(file)
     if kind not in KINDS:
         raise ConfigError(f"{file}: expected a file of {', '.join(KINDS)}, got {kind or 'no ending'}; convert it")
-    if not file.is_file():
+    if not file.exists():  # a pipe is fine
         raise ConfigError(f"cannot read {file}: there is no such file")
     if kind == ".parquet":
         yield from _numbered(file, read_parquet(file))

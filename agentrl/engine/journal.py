@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from agentrl.engine.inflight import InFlight
 from agentrl.engine.publisher import PublishReport
 from agentrl.engine.report import RunReport, Timer, Totals
 from agentrl.engine.resume import RunState
-from agentrl.errors import ErrorBudgetExceeded
+from agentrl.errors import ErrorBudgetExceeded, RunStopped
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles
 from agentrl.observe.episode_record import EndedEpisode
@@ -182,7 +182,11 @@ class Journal:
         self._worked(actor, activity, begin, time.perf_counter())
 
     def published(self, ended: float, report: PublishReport) -> None:
-        """Record in the timeline a publication that ended at `ended`, a moment of `time.perf_counter`."""
+        """Record in the timeline a publication that ended at `ended`, a moment of `time.perf_counter`.
+
+        Raises:
+            RunStopped: when the disk refuses.
+        """
         update = ended - report.update_s
         pause = update + report.pause_after_s
         self._worked("trainer", "publish", update - report.publish_s, update)
@@ -249,6 +253,7 @@ class Journal:
 
         Raises:
             ErrorBudgetExceeded: when too many in a row were dropped for their failed members.
+            RunStopped: when the disk refuses.
         """
         tokens = self._flights.tokens_by_group.pop(index, 0)
         self._totals.add_waste("over_age" if reason == "over_age" else "dropped_group", tokens)
@@ -277,7 +282,11 @@ class Journal:
         report: StepReport,
         published: PublishReport | None,
     ) -> None:
-        """Record a training step; `published` is None where its weights did not reach the servers."""
+        """Record a training step; `published` is None where its weights did not reach the servers.
+
+        Raises:
+            RunStopped: when the disk refuses.
+        """
         totals, now = self._totals, time.perf_counter()
         sampled = sum(self._flights.tokens_by_group.pop(group.index, 0) for group in groups)
         totals.add_batch(groups, prepared, report, published, sampled)
@@ -313,7 +322,11 @@ class Journal:
             self._trackers.step(number, self._wall_s(), line, [episode for group in groups for episode in group.episodes])
 
     def checkpoint(self, step: int, path: Path, seconds: float) -> None:
-        """Record a checkpoint that has just been written, and took `seconds`."""
+        """Record a checkpoint that has just been written, and took `seconds`.
+
+        Raises:
+            RunStopped: when the disk refuses.
+        """
         end = time.perf_counter()
         self._worked("trainer", "checkpoint", end - seconds, end, step)
         self._totals.checkpoint = str(path)
@@ -333,11 +346,14 @@ class Journal:
     async def evaluation(self, step: int, report: EvalReport) -> str:
         """Record an evaluation that began after `step` and has just ended, once its episodes are on disk; return its result.
 
+        Raises:
+            RunStopped: when the disk refuses.
+
         Cancellation: nothing is recorded.
         """
         end = time.perf_counter()
-        self._worked("evaluation", "evaluate", end - report.seconds, end, step)
         await self.flush()
+        self._worked("evaluation", "evaluate", end - report.seconds, end, step)
         line = {"step": step, **report.metrics()}
         self._totals.evaluations.append(line)
         self._append("evaluation", line)
@@ -346,7 +362,11 @@ class Journal:
         return evaluation_line(line)
 
     def evaluation_skipped(self, step: int) -> None:
-        """Record an evaluation that was due while two earlier ones were unfinished."""
+        """Record an evaluation that was due while two earlier ones were unfinished.
+
+        Raises:
+            RunStopped: when the disk refuses.
+        """
         self._append("evaluation_skipped", {"step": step})
 
     def snapshot(self) -> Snapshot:
@@ -404,21 +424,34 @@ class Journal:
     async def close(self, error: BaseException | None) -> None:
         """Write the remaining records and the `end` event, and close the files.
 
+        Where no error ended the run, one of closing it is the error of the `end` event and of the trackers.
+
         Raises:
-            RunStopped: when the disk refuses.
+            RunStopped: when the disk refuses, or does not take the remaining records in time.
 
         Cancellation: shielded, for a few seconds at most; trackers have `FINISH_TIMEOUT_S`.
         """
+        try:
+            if self._episodes is not None:
+                await self._episodes.close()
+        except Exception as unwritten:
+            error = error or unwritten
+            raise
+        finally:
+            await self._close_files(error)
+
+    async def _close_files(self, error: BaseException | None) -> None:
+        """Write the `end` event, close both files and finish the trackers, also when the disk refuses the event."""
         message = None
         if error is not None:
             message = "cancelled" if _run_status(error) == "interrupted" else f"{type(error).__name__}: {error}"
         try:
-            if self._episodes is not None:
-                await self._episodes.close()
+            with closing(self._timeline), closing(self._metrics):
+                self._append("end", {"error": message, **asdict(self.report())})
+        except RunStopped as refused:
+            error = error or refused
+            raise
         finally:
-            self._append("end", {"error": message, **asdict(self.report())})
-            self._metrics.close()
-            self._timeline.close()
             if self._trackers is not None:
                 await self._trackers.close("finished" if error is None else _run_status(error))
 

@@ -1,11 +1,12 @@
 """The last words of a run: what it did, what it left, and the commands that follow.
 
-Invariant: everything comes from the files of the run, so that a run that was resumed is told from its first step, and one
-that failed as far as it came. Lines of work that was lost are left out.
+Invariant: everything comes from the files of the run. The summary of a resumed run starts at its first step; that of a
+failed run ends where the run ended. Lines of work that was lost are left out.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -103,13 +104,14 @@ def _table(evaluations: Sequence[_Line]) -> Iterator[str]:
 
 def _next(run: RunConfig, saved: Sequence[str], *, finished: bool) -> Iterator[str]:
     """Yield the commands that follow; the resolved run file in the directory of the run describes the same run."""
-    file = run.run_dir / "config.yaml"
-    yield f"agentrl view {run.run_dir}"
+    file = shlex.quote(str(run.run_dir / "config.yaml"))
+    yield f"agentrl view {shlex.quote(str(run.run_dir))}"
     if not saved:
         yield f"agentrl train {file} --replace"
         return
-    if run.tasks.eval_path is not None or run.tasks.eval_factory_args is not None:
-        yield f"agentrl eval {file} --checkpoint {saved[-1]}"
-    yield f"agentrl chat {saved[-1]}"
+    newest = shlex.quote(saved[-1])
+    if run.tasks.held_out is not None:
+        yield f"agentrl eval {file} --checkpoint {newest}"
+    yield f"agentrl chat {newest}"
     more = f" --engine.steps {2 * run.engine.steps}" if finished else ""
     yield f"agentrl train {file} --resume{more}"

@@ -9,9 +9,9 @@ The first line of each file is a header with its format and version. With `keep_
 deleted; where one holds evaluations, their records stay, and the lines of the others become empty.
 
 Invariant: a line is whole or absent, and lines keep the order of the calls. A record is written before its index line, so
-each index line has its record. After `close`, each earlier record is on disk, also when the run is cancelled. A file exists
-compressed or plain, whatever moment a process dies at. A disk that refuses a line stops the run with an error that names
-the cause.
+each index line has its record. After `close`, each earlier record is on disk, also when the run is cancelled; where the disk
+is too slow for that, `close` raises an error with the count of the records that are lost. A file exists compressed or plain,
+whatever moment a process dies at. A disk that refuses a line stops the run with an error that names the cause.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agentrl.observe.episode_record import (
 from agentrl.observe.records import JsonLines, cannot_write, encode_line
 
 DRAIN_TIMEOUT_S = 3.0
-"""Seconds that a cancelled run waits until its last lines are on disk."""
+"""Seconds that a run that ends waits until its last lines are on disk."""
 MAX_PENDING = 8192
 """Records that may wait for the disk."""
 COMPRESSION = 1
@@ -63,7 +63,13 @@ class EpisodeFiles:
     """
 
     def __init__(
-        self, folder: Path, *, next_step: int, keep_steps: int | None = None, mark: Mapping[str, object] | None = None
+        self,
+        folder: Path,
+        *,
+        next_step: int,
+        keep_steps: int | None = None,
+        mark: Mapping[str, object] | None = None,
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
     ) -> None:
         """Open the index for appending.
 
@@ -72,11 +78,13 @@ class EpisodeFiles:
             next_step: the step that is the next to complete.
             keep_steps: steps whose records are kept; None: all.
             mark: of a resumed run, by which readers leave out what it takes back.
+            drain_timeout_s: seconds after which `close` begins nothing more.
 
         Raises:
             RunStopped: when the index cannot be opened.
         """
         self._folder, self._step, self._keep_steps = folder, next_step, keep_steps
+        self._drain_timeout_s = drain_timeout_s
         self._index = JsonLines(folder / "index.jsonl", header=INDEX_HEADER)
         if mark is not None:
             self._index.append({"event": "resumed", **mark})
@@ -151,15 +159,20 @@ class EpisodeFiles:
         """Write the remaining records, compress the files of ended steps while there is time, and close the files.
 
         Raises:
-            RunStopped: when the disk refuses.
+            RunStopped: when the disk refuses, or has not taken every record after `drain_timeout_s`.
 
-        Cancellation: shielded; begins nothing after `DRAIN_TIMEOUT_S`. A file that is left plain is compressed by the
+        Cancellation: shielded; begins nothing after `drain_timeout_s`. A file that is left plain is compressed by the
             process that resumes the run.
         """
         try:
-            with anyio.move_on_after(DRAIN_TIMEOUT_S, shield=True):
+            with anyio.move_on_after(self._drain_timeout_s, shield=True):
                 await self._drain()
                 await self._settle_all()
+            if self._pending:
+                raise RunStopped(
+                    f"{self._folder}: {len(self._pending)} records were not on disk {self._drain_timeout_s:g} s after the "
+                    "run ended, and are lost; the disk is too slow for this run"
+                )
         finally:
             self._index.close()
             if self._records is not None:

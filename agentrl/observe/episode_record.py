@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,6 +24,10 @@ INDEX_HEADER = {"format": "agentrl.episodes.index", "version": 1}
 """First line of the index."""
 TRAINED_HEADER = {"format": "agentrl.episodes.trained", "version": 1}
 """First line of a file of what a step trained."""
+
+
+Purpose: TypeAlias = Literal["training", "evaluation"]
+"""What an episode is for."""
 
 
 class RecordedFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +197,7 @@ class EndedEpisode(NamedTuple):
     """A finished attempt, and where in the run it ended."""
 
     trajectory: Trajectory
-    purpose: str
+    purpose: Purpose
     group: int | None
     step: int
     policy_version: int

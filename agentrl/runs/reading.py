@@ -14,12 +14,13 @@ import msgspec
 import orjson
 
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_files import read_lines, step_file
-from agentrl.observe.episode_record import EPISODES_HEADER, INDEX_HEADER, EpisodeSummary
+from agentrl.observe.episode_files import read_lines, step_file, trained_file
+from agentrl.observe.episode_record import EPISODES_HEADER, INDEX_HEADER, TRAINED_HEADER, EpisodeSummary
 
 _Record: TypeAlias = dict[str, Any]
-_MARK = b'{"event":"resumed"'
 _OF_A_STEP = ("step", "checkpoint", "evaluation", "evaluation_skipped")
+RESUMED_MARK = b'{"event":"resumed"'
+"""How the line begins that takes back what a killed process wrote."""
 _SUMMARIES = msgspec.json.Decoder(EpisodeSummary)
 
 
@@ -34,8 +35,7 @@ class RecordedLine(NamedTuple):
 def read_metrics(run_dir: str | Path) -> Iterator[_Record]:
     """Yield the events of `metrics.jsonl` that stand, in order."""
     path = Path(run_dir) / "metrics.jsonl"
-    with path.open("rb") as file:
-        marks = [(number, orjson.loads(line)) for number, line in enumerate(file) if line.startswith(_MARK)]
+    marks = [(number, orjson.loads(line)) for number, line in enumerate(read_lines(path)) if line.startswith(RESUMED_MARK)]
     for number, line in enumerate(read_lines(path)):
         event: _Record = orjson.loads(line)
         if not any(at > number and _event_is_lost(event, mark) for at, mark in marks):
@@ -57,7 +57,7 @@ def read_index(run_dir: str | Path) -> list[EpisodeSummary]:
     check_header(path, next(lines, None), INDEX_HEADER)
     found: list[EpisodeSummary] = []
     for line in lines:
-        if line.startswith(_MARK):
+        if line.startswith(RESUMED_MARK):
             mark = orjson.loads(line)
             found = [summary for summary in found if not _runs_again(summary.group, summary.episode_id, mark)]
         else:
@@ -104,6 +104,20 @@ def read_record(run_dir: str | Path, summary: EpisodeSummary) -> bytes:
         f"{step_file(Path(run_dir) / 'episodes', summary.step)} no longer holds the record of episode {summary.episode_id}: "
         "engine.keep_episode_steps let the run delete it; the index line is all that is left"
     )
+
+
+def read_trained_lines(run_dir: str | Path, step: int) -> Iterator[bytes]:
+    """Yield what a step trained, the JSON of a `TrainedEpisode` for each; nothing where it is not written yet, or pruned.
+
+    Raises:
+        ConfigError: the file has another format, or a later version of it.
+    """
+    path = trained_file(Path(run_dir) / "episodes", step)
+    if not path.exists():
+        return
+    lines = read_lines(path.with_suffix(""))
+    check_header(path, next(lines, None), TRAINED_HEADER)
+    yield from lines
 
 
 def check_header(path: Path, line: bytes | None, expected: Mapping[str, object]) -> None:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_files import read_lines, trained_file
-from agentrl.observe.episode_record import TRAINED_HEADER, EpisodeSummary, TrainedEpisode
+from agentrl.observe.episode_record import EpisodeSummary, Purpose, TrainedEpisode
 from agentrl.observe.timeline import Activity, read_timeline
 from agentrl.runs.plot import plot_curves
-from agentrl.runs.reading import check_header, read_index, read_metrics, read_record, read_record_lines
+from agentrl.runs.reading import read_index, read_metrics, read_record, read_record_lines, read_trained_lines
 from agentrl.runs.stored import StoredEpisode, stored_trajectory
 from agentrl.runs.table import EpisodeTable
 from agentrl.runs.tokenizer import TokenTexts
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from agentrl.config import RunConfig
 
-Purpose = Literal["training", "evaluation"]
 _TRAINED = msgspec.json.Decoder(TrainedEpisode)
 
 
@@ -134,18 +132,17 @@ class Run:
         return None
 
     def _trained_in(self, step: int, episode_id: str) -> TrainedEpisode | None:
-        path = trained_file(self.path / "episodes", step)
-        if not path.exists():
-            return None  # not written yet, or pruned
-        lines = read_lines(path.with_suffix(""))
-        check_header(path, next(lines, None), TRAINED_HEADER)
-        return next((found for found in map(_TRAINED.decode, lines) if found.episode_id == episode_id), None)
+        lines = map(_TRAINED.decode, read_trained_lines(self.path, step))
+        return next((found for found in lines if found.episode_id == episode_id), None)
 
     def token_texts(self) -> TokenTexts:
         """Return what writes token ids as text; it loads the tokenizer of the run at its first use."""
 
         def model_path() -> str | None:
-            config = self.config
+            try:
+                config = self.config
+            except ConfigError:  # of another release: the episodes are shown without their tokens' text
+                return None
             return None if config is None else config.model.path
 
         return TokenTexts(self.path, model_path)

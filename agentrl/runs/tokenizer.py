@@ -7,7 +7,6 @@ Invariant: only a tokenizer with the vocabulary of the run's model is used: that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -18,12 +17,13 @@ _FILE = "tokenizer.json"
 
 
 class TokenTexts:
-    """The tokenizer of a run, found and loaded at the first use."""
+    """The tokenizer of a run: looked for at each use until one is found, as a run writes its first checkpoint late."""
 
     def __init__(self, run_dir: Path, model_path: Callable[[], str | None]) -> None:
         """Look in `run_dir`, and where it has no checkpoint in the directory that `model_path` returns."""
         self._run_dir = run_dir
         self._model_path = model_path
+        self._loaded: Tokenizer | None = None
 
     def __call__(self, ids: Sequence[int]) -> list[str] | None:
         """Return one text for each id; None where there is no tokenizer. Part of a character beyond ASCII is U+FFFD.
@@ -31,12 +31,12 @@ class TokenTexts:
         Raises:
             ConfigError: the tokenizer cannot be read.
         """
-        if self._tokenizer is None:
+        self._loaded = self._loaded or self._load()
+        if self._loaded is None:
             return None
-        return self._tokenizer.decode_batch([[int(number)] for number in ids], skip_special_tokens=False)
+        return self._loaded.decode_batch([[int(number)] for number in ids], skip_special_tokens=False)
 
-    @cached_property
-    def _tokenizer(self) -> Tokenizer | None:
+    def _load(self) -> Tokenizer | None:
         file = self._file()
         if file is None:
             return None

@@ -18,7 +18,7 @@ import yaml
 from agentrl.errors import ConfigError
 from agentrl.jobs.run_lock import is_locked
 from agentrl.observe.episode_record import EpisodeSummary
-from agentrl.runs.reading import read_index, read_metrics
+from agentrl.runs.reading import RESUMED_MARK, read_index, read_metrics
 from agentrl.runs.run import Run
 from agentrl.types import JsonValue
 from agentrl.view.episode import episode_json
@@ -26,7 +26,6 @@ from agentrl.view.records import trained_ages
 
 Item = TypeVar("Item")
 _HEADER: Final = b'{"format":'
-_MARK: Final = b'{"event":"resumed"'
 _COLUMNS: Final = EpisodeSummary.__struct_fields__
 _READS: Final = 5
 """How often a file that grows while it is read is read again."""
@@ -129,7 +128,7 @@ class RunData:
         """Decode the new lines of a file; read all that stands where some of them take others back."""
         path = self.path / name
         new = new_lines(path, place)
-        if not any(line.startswith(_MARK) for line in new.lines):
+        if not any(line.startswith(RESUMED_MARK) for line in new.lines):
             return _NewItems(_decoded(new.lines, decode), new.next, new.is_reset)
         for _ in range(_READS):
             end = new_lines(path, new.next).next

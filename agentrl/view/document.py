@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from importlib.resources import files
 
 import orjson
@@ -32,16 +33,13 @@ def document(embedded: JsonValue = None) -> str:
     style, script = _page_files(STYLES), _page_files(SCRIPTS)
     connect = "'self'" if embedded is None else "'none'"
     parts = {
-        "@POLICY@": content_policy(style, script, connect=connect),
-        "@STYLE@": style,
-        "@EMBEDDED@": "" if embedded is None else script_json(embedded),
-        "@SCRIPT@": script,
+        "POLICY": content_policy(style, script, connect=connect),
+        "STYLE": style,
+        "EMBEDDED": "" if embedded is None else script_json(embedded),
+        "SCRIPT": script,
     }
-    page = _page_file("index.html")
-    for name, text in parts.items():
-        before, _, after = page.partition(name)
-        page = before + text + after
-    return page
+    # In one pass: the text of a run may hold the name of a place.
+    return re.sub("@(POLICY|STYLE|EMBEDDED|SCRIPT)@", lambda place: parts[place[1]], _page_file("index.html"))
 
 
 def content_policy(style: str, script: str, *, connect: str) -> str:

@@ -42,5 +42,4 @@ def best_of_newest_step(run: Run) -> EpisodeSummary:
     ended = [summary for summary in run.episodes() if summary.episode_return is not None]
     if not ended:
         raise ConfigError(f"{run.path} has no episode with a return; pass --episode to write one that failed")
-    newest = max(summary.step for summary in ended)
-    return max((summary for summary in ended if summary.step == newest), key=lambda summary: summary.episode_return or 0.0)
+    return run.episodes(step=max(summary.step for summary in ended)).best(1)[0]

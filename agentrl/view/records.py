@@ -1,6 +1,6 @@
 """A pass over the records of a run that keeps little of each: the ages of trained tokens.
 
-Invariant: a pass holds one record at a time.
+Invariant: a pass holds one record at a time, and what one step trained.
 """
 
 from __future__ import annotations
@@ -11,22 +11,17 @@ from typing import Final
 
 import msgspec
 
-from agentrl.observe.episode_files import read_lines, trained_file
-from agentrl.observe.episode_record import TRAINED_HEADER
-from agentrl.runs.reading import check_header, read_index, read_record_lines
-
-
-class TrainedVersion(msgspec.Struct, frozen=True):
-    """What the pass keeps of a line of a `trained` file."""
-
-    episode_id: str
-    policy_version: int
+from agentrl.observe.episode_record import TrainedEpisode, TrainedTurn
+from agentrl.runs.reading import read_index, read_record_lines, read_trained_lines
 
 
 class SpansOfTurn(msgspec.Struct, frozen=True):
-    """The policy versions of a turn: `(start, end, version)`."""
+    """The policy versions of a turn, and how it was sampled."""
 
     spans: list[tuple[int, int, int]]
+    """Start, end and version of each."""
+    temperature: float
+    """0: greedy, and so not trained."""
 
 
 class SpansOfEpisode(msgspec.Struct, frozen=True):
@@ -35,32 +30,32 @@ class SpansOfEpisode(msgspec.Struct, frozen=True):
     turns: list[SpansOfTurn]
 
 
-_TRAINED: Final = msgspec.json.Decoder(TrainedVersion)
+_TRAINED: Final = msgspec.json.Decoder(TrainedEpisode)
 _SPANS: Final = msgspec.json.Decoder(SpansOfEpisode)
 
 
 def trained_ages(run_dir: Path, step: int) -> Counter[int]:
-    """Return how many output tokens of each age are in the episodes that a step trained.
+    """Return how many output tokens of each age a step trained.
 
     The age of a token is the version that was trained minus the one that sampled it. Empty where no record is kept of what
     the step trained.
     """
-    versions = _trained_versions(run_dir, step)
-    wanted = [summary for summary in read_index(run_dir) if summary.episode_id in versions]
+    by_id = {found.episode_id: found for found in map(_TRAINED.decode, read_trained_lines(run_dir, step))}
+    wanted = [summary for summary in read_index(run_dir) if summary.episode_id in by_id]
     ages: Counter[int] = Counter()
     for found in read_record_lines(run_dir, wanted):
-        trained = versions[found.summary.episode_id]
-        for turn in _SPANS.decode(found.record).turns:
+        episode = by_id[found.summary.episode_id]
+        for turn, trained in zip(_SPANS.decode(found.record).turns, episode.turns, strict=True):
             for start, end, version in turn.spans:
-                ages[trained - version] += end - start
+                if count := _count_trained(turn, trained, start, end):
+                    ages[episode.policy_version - version] += count
     return ages
 
 
-def _trained_versions(run_dir: Path, step: int) -> dict[str, int]:
-    """Return the version that a step trained, for each of its episodes."""
-    path = trained_file(run_dir / "episodes", step)
-    if not path.exists():
-        return {}
-    lines = read_lines(path.with_suffix(""))
-    check_header(path, next(lines, None), TRAINED_HEADER)
-    return {line.episode_id: line.policy_version for line in map(_TRAINED.decode, lines)}
+def _count_trained(turn: SpansOfTurn, trained: TrainedTurn, start: int, end: int) -> int:
+    """Return how many tokens of a span were in the loss: the page's `isTrained` decides the same for one token."""
+    if trained.advantage is None or turn.temperature <= 0:
+        return 0
+    if trained.proximal_logprobs is None:
+        return end - start
+    return sum(logprob is not None for logprob in trained.proximal_logprobs[start:end])

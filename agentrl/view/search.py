@@ -35,21 +35,21 @@ class EpisodeTexts(msgspec.Struct, frozen=True):
     turns: list[TurnTexts] = []
 
 
-def search_texts(run_dir: Path, text: str) -> Generator[dict[str, JsonValue]]:
+def search_texts(run_dir: Path, text: str, limit: int = MAX_MATCHES) -> Generator[dict[str, JsonValue]]:
     """Yield the ids that match, file by file: `matches`, `files_read`, `files`, `is_complete`, `is_cut`.
 
-    A search ends after `MAX_MATCHES`, with `is_cut`; else the last answer has `is_complete`.
+    A search that finds more than `limit` episodes ends with `is_cut`; else the last answer has `is_complete`.
     """
     by_file: dict[str, list[EpisodeSummary]] = {}
     for summary in read_index(run_dir):
         by_file.setdefault(summary.file, []).append(summary)
     names = sorted(by_file, reverse=True)
-    left = MAX_MATCHES
+    left = limit
     for number, name in enumerate(names, 1):
-        matches = list(islice(_matching(run_dir, by_file[name], text), left))
+        found = list(islice(_matching(run_dir, by_file[name], text), left + 1))
+        matches, is_cut = found[:left], len(found) > left
         left -= len(matches)
-        is_complete = number == len(names)
-        is_cut = left == 0 and not is_complete
+        is_complete = number == len(names) and not is_cut
         yield {"matches": matches, "files_read": number, "files": len(names), "is_complete": is_complete, "is_cut": is_cut}
         if is_cut:
             return

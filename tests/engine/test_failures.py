@@ -17,10 +17,16 @@ import pytest
 import agentrl.engine.buffer
 from agentrl.client import Client
 from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
-from agentrl.engine.journal import ErrorBudget
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.inflight import InFlight
+from agentrl.engine.journal import ErrorBudget, Journal
+from agentrl.engine.resume import RunState
 from agentrl.engine.staleness import Admission
 from agentrl.errors import ErrorBudgetExceeded, InvariantError, RunStopped, StallError
 from agentrl.observe.progress import NoProgress, Snapshot
+from agentrl.observe.trackers.base import TrackedRun
+from agentrl.observe.trackers.feed import TrackerFeed
+from agentrl.observe.trackers.to_jsonl import JsonlTracker
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
@@ -418,3 +424,35 @@ async def test_a_run_whose_files_are_gone_ends_at_the_next_step(tmp_path: Path, 
     with pytest.raises(RunStopped, match=r"(metrics|index)\.jsonl was (replaced|deleted)"):
         await run(make_engine(folder, renderer, trainer=trainer, steps=20))
     assert len(trainer.batches) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("full", ["metrics.jsonl", "episodes/step-000001.jsonl"])
+async def test_a_disk_that_is_full_at_the_end_fails_the_run_and_its_trackers(tmp_path: Path, full: str) -> None:
+    (tmp_path / "run" / "episodes").mkdir(parents=True)
+    (tmp_path / "run" / full).symlink_to("/dev/full")
+    described = TrackedRun(name="r", run_dir=tmp_path, project="p", config={}, resumed_step=0, began_at=0.0)
+    feed = TrackerFeed({"jsonl": JsonlTracker()}, described, samples=0, decode=str)
+    clock, changed = VersionClock(), Signal()
+    admission = Admission(groups_per_step=1, max_staleness=1, first_version=0, total_groups=1)
+    journal = Journal(
+        run_dir=tmp_path / "run",
+        name="r",
+        config=EngineConfig(steps=1),
+        max_staleness=1,
+        rollout=RolloutConfig(),
+        clock=clock,
+        buffer=GroupBuffer(clock=clock, changed=changed, admission=admission),
+        flights=InFlight(on_progress=changed.fire),
+        waits=list,
+        resume=RunState(step=0, policy_version=0, groups_admitted=0, groups_open=()),
+        trackers=feed,
+    )
+    journal.start()
+    journal.episode(outcome(failed=False), group=0)
+    with pytest.raises(RunStopped, match=full):
+        await journal.close(None)
+    assert lines(tmp_path / "tracked.jsonl")[-1] == {"call": "finish", "status": "failed"}
+    if full != "metrics.jsonl":
+        [end] = lines(tmp_path / "run" / "metrics.jsonl", "end")
+        assert end["error"].startswith("RunStopped: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,22 @@ def test_the_counts_of_a_resumed_run_name_the_step_from_which_they_count(tmp_pat
     assert "success     0.250 in step 1, 0.750 in step 2; best 0.750 in step 2" in text
     assert "80 sampled since step 1, 60 trained, 20 wasted (in_flight)" in text
     assert "episodes failed: 4 workflow_error, 3 timeout; groups dropped: 1 over_age" in text
+
+
+def test_the_commands_fit_a_shell_and_evaluate_where_tasks_are_held_out(tmp_path: Path) -> None:
+    config = make_run(tmp_path / "my runs", tasks={"path": "t.jsonl", "eval": {"path": "e.jsonl"}})
+    config.run_dir.mkdir(parents=True)
+    saved = f"{config.run_dir}/checkpoints/step-000001"
+    line = {"event": "checkpoint", "wall_s": 1.0, "step": 1, "path": saved, "seconds": 0.1}
+    (config.run_dir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    commands = [shlex.split(line) for line in describe_end(config, TrainError("no")).splitlines()[-4:]]
+    file = f"{config.run_dir}/config.yaml"
+    assert commands == [
+        ["agentrl", "view", str(config.run_dir)],
+        ["agentrl", "eval", file, "--checkpoint", saved],
+        ["agentrl", "chat", saved],
+        ["agentrl", "train", file, "--resume"],
+    ]
 
 
 def test_an_interrupt_before_the_first_record_has_no_summary(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,19 @@ async def test_closing_inside_a_cancelled_scope_still_writes_what_is_left(tmp_pa
         scope.cancel()
         await files.close()
     assert len(records(tmp_path, 1)) == len(index(tmp_path)) == 1
+
+
+async def test_records_that_the_disk_does_not_take_in_time_are_counted(tmp_path: Path) -> None:
+    def slowly() -> Iterator[dict[str, object]]:
+        time.sleep(0.2)  # in a worker thread, as a slow disk would be
+        return nothing()
+
+    files = EpisodeFiles(tmp_path, next_step=1, drain_timeout_s=0.05)
+    files.end_step(1, slowly)
+    for number in range(3):
+        files.put(ended(episode(str(number)), step=2))
+    with pytest.raises(RunStopped, match=r"3 records were not on disk 0\.05 s after the run ended"):
+        await files.close()
 
 
 async def test_a_disk_that_does_not_keep_up_stops_the_run(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -74,12 +73,15 @@ async def test_what_a_step_trained_is_found_by_episode(finished: Run) -> None:
         assert trained is not None
         assert row.group in steps[trained.step - 1]["trained_groups"]
         assert trained.policy_version == steps[trained.step - 1]["policy_version"]
+    all_advantages: list[float] = []
     for group in range(8):
         members = finished.episodes().of_group(group)
         found = [finished.episode(row.episode_id).trained for row in members]
         advantages = [each.turns[0].advantage or 0.0 for each in found if each is not None]
         returns = np.array([row.episode_return for row in members])
-        assert np.allclose(advantages, returns - returns.mean(), atol=1e-6) or np.allclose(advantages, 0)
+        assert np.allclose(advantages, returns - returns.mean(), atol=1e-6)
+        all_advantages += advantages
+    assert any(all_advantages)
     assert all(finished.episode(row.episode_id).trained is None for row in finished.episodes(purpose="evaluation"))
 
 
@@ -141,9 +143,7 @@ def test_fifty_thousand_lines_of_an_index_are_read_at_once(tmp_path: Path) -> No
     (tmp_path / "episodes").mkdir()
     lines = b"".join(msgspec.json.encode(row(number)) + b"\n" for number in range(50_000))
     (tmp_path / "episodes" / "index.jsonl").write_bytes(encode_line(INDEX_HEADER) + lines)
-    began = time.process_time()
     assert len(read_index(tmp_path)) == 50_000
-    assert time.process_time() - began < 2  # 0.2 s on an idle machine
 
 
 def test_half_a_line_and_lines_that_a_mark_takes_back_are_left_out(tmp_path: Path) -> None:

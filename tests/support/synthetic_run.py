@@ -20,7 +20,7 @@ EPISODES_A_STEP = 64
 GROUP_SIZE = 8
 STEP_S = 4.0
 FORKS = ("history_edited", "new_conversation")
-HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>@SCRIPT@"
 FAILURE = {"kind": "WorkflowError", "message": f"broken {HOSTILE}", "traceback": "Traceback: ..."}
 SENTENCE = "the sum of three and seven is ten so my answer stands unless the tool disagrees"
 

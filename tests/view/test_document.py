@@ -54,5 +54,12 @@ def test_what_a_file_carries_cannot_end_its_element() -> None:
     assert orjson.loads(text) == carried
 
 
+def test_what_a_file_carries_may_name_a_place_of_the_page() -> None:
+    page = document({"text": "@POLICY@ @STYLE@ @EMBEDDED@ @SCRIPT@"})
+    assert '{"text":"@POLICY@ @STYLE@ @EMBEDDED@ @SCRIPT@"}' in page
+    [script] = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert f"script-src '{digest(script)}'" in page
+
+
 def test_a_file_for_one_episode_may_ask_nothing() -> None:
     assert "connect-src 'none'" in document({"run": None, "episode": None})

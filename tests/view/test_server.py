@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -15,7 +16,10 @@ import pytest
 from yarl import URL
 
 from agentrl.errors import ConfigError
+from agentrl.observe.episode_files import read_lines, step_file, trained_file
 from agentrl.view.data import RunData
+from agentrl.view.records import trained_ages
+from agentrl.view.search import search_texts
 from agentrl.view.server import serving_view
 from tests.support.synthetic_run import EPISODES_A_STEP, HOSTILE
 
@@ -175,6 +179,25 @@ async def test_the_ages_of_the_tokens_of_a_step_are_counted(run_dir: Path) -> No
         assert sum(ages.values()) == sum(columns["output_tokens"][row] for row in rows)
 
 
+async def test_only_trained_tokens_are_counted(run_dir: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    folder = copy / "episodes"
+    header, *records = read_lines(step_file(folder, 2))
+    trained_header, *trained = read_lines(trained_file(folder, 2).with_suffix(""))
+    greedy, masked = orjson.loads(trained[0]), orjson.loads(trained[1])
+    masked["turns"][0]["proximal_logprobs"][0] = None
+    trained[1] = orjson.dumps(masked) + b"\n"
+    for at, record in enumerate(map(orjson.loads, records)):
+        if record["episode_id"] == greedy["episode_id"]:
+            record["turns"][0]["temperature"] = 0.0
+            records[at] = orjson.dumps(record) + b"\n"
+    packed = gzip.compress(b"".join([header, *records]))
+    (folder / "step-000002.jsonl.gz").write_bytes(packed)
+    trained_file(folder, 2).write_bytes(gzip.compress(b"".join([trained_header, *trained])))
+    not_trained = len(greedy["turns"][0]["proximal_logprobs"]) + 1
+    assert trained_ages(copy, 2).total() == trained_ages(run_dir, 2).total() - not_trained
+
+
 async def search(session: aiohttp.ClientSession, text: str) -> list[dict[str, Any]]:
     async with session.get("/data/search", params={"text": text}) as reply:
         assert reply.status == 200, await reply.text()
@@ -194,6 +217,15 @@ async def test_a_search_finds_quoted_text_and_no_names_of_fields(run_dir: Path) 
         assert sum(len(answer["matches"]) for answer in await search(session, '{"a": 3, "b": 7}')) > 0
         assert sum(len(answer["matches"]) for answer in await search(session, HOSTILE)) > 0
         assert sum(len(answer["matches"]) for answer in await search(session, "output_logprobs")) == 0
+
+
+def test_a_search_is_cut_only_where_more_is_found(run_dir: Path) -> None:
+    everything = [name for answer in search_texts(run_dir, "what is") for name in cast("list[str]", answer["matches"])]
+    for limit in (1, len(everything) - 1, len(everything)):
+        answers = list(search_texts(run_dir, "what is", limit))
+        found = [name for answer in answers for name in cast("list[str]", answer["matches"])]
+        assert found == everything[:limit]
+        assert (answers[-1]["is_cut"], answers[-1]["is_complete"]) == (limit < len(everything), limit == len(everything))
 
 
 @pytest.mark.parametrize("query", ["from=-1", "from=x", "from=7"])

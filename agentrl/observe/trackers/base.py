@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+from agentrl.observe.episode_record import Purpose
 from agentrl.observe.timeline import Activity
 from agentrl.types import JsonValue, Trajectory
 
-Purpose: TypeAlias = Literal["training", "evaluation"]
 Choice: TypeAlias = Literal["best", "worst", "random"]
 RunStatus: TypeAlias = Literal["finished", "failed", "interrupted"]
 

@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from agentrl.observe.trackers.base import Purpose, RunStatus, SampledEpisode, TrackedRun, Tracker
+from agentrl.observe.episode_record import Purpose
+from agentrl.observe.trackers.base import RunStatus, SampledEpisode, TrackedRun, Tracker
 from agentrl.types import JsonValue
 
 _STATUS: Mapping[RunStatus, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}

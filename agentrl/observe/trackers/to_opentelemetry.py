@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.observe.episode_record import Purpose
 from agentrl.observe.metrics import is_success
 from agentrl.observe.timeline import Activity
-from agentrl.observe.trackers.base import Purpose, RunStatus, TrackedRun, Tracker
+from agentrl.observe.trackers.base import RunStatus, TrackedRun, Tracker
 from agentrl.types import Trajectory
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

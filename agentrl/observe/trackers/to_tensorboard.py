@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from agentrl.observe.trackers.base import Purpose, RunStatus, SampledEpisode, TrackedRun, Tracker
+from agentrl.observe.episode_record import Purpose
+from agentrl.observe.trackers.base import RunStatus, SampledEpisode, TrackedRun, Tracker
 
 
 class TensorBoardTracker(Tracker):

@@ -13,7 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from agentrl.observe.trackers.base import Purpose, RunStatus, SampledEpisode, TrackedRun, Tracker
+from agentrl.observe.episode_record import Purpose
+from agentrl.observe.trackers.base import RunStatus, SampledEpisode, TrackedRun, Tracker
 
 _COLUMNS = ("step", "choice", "task", "episode", "return", "success", "text")
 

@@ -26,25 +26,25 @@ async function fetchJson(path) {
 
 async function pollMetrics() {
   const news = await fetchJson(`data/metrics?from=${store.marks.metrics}`);
-  store.marks.metrics = news.next;
   if (news.reset) store.metrics = [];
-  store.metrics.push(...news.events);
+  for (const event of news.events) store.metrics.push(event);
+  store.marks.metrics = news.next;
   return news.reset || news.events.length > 0;
 }
 
 async function pollTimeline() {
   const news = await fetchJson(`data/timeline?from=${store.marks.timeline}`);
-  store.marks.timeline = news.next;
   if (news.reset) store.spans = [];
   for (const span of news.spans) store.spans.push(span);
+  store.marks.timeline = news.next;
   return news.reset || news.spans.length > 0;
 }
 
 async function pollEpisodes() {
   const news = await fetchJson(`data/episodes?from=${store.marks.episodes}`);
-  store.marks.episodes = news.next;
   if (news.reset || store.columns.count === 0) store.columns = { ...news.columns, count: news.count };
   else if (news.count) appendColumns(store.columns, news);
+  store.marks.episodes = news.next;
   return news.reset || news.count > 0;
 }
 
@@ -66,12 +66,15 @@ async function pollOnce(onchange) {
     store.run = run;
     return differs;
   };
-  await Promise.all([
+  // Each answer is waited for: a second poll beside one that still runs would ask from the same place, and double its rows.
+  const answers = await Promise.allSettled([
     ask("run", askRun),
     ask("metrics", pollMetrics),
     ask("timeline", pollTimeline),
     ask("episodes", pollEpisodes),
   ]);
+  const failed = answers.find((answer) => answer.status === "rejected");
+  if (failed) throw failed.reason;
 }
 
 /** Poll for as long as the page is open. */

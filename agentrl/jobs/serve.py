@@ -65,10 +65,10 @@ def serve_checkpoint(
     name = served_model_name or model.resolve().name
     try:
         add_routes = _openai_routes(model, name, template_options or {}, SamplingConfig(unsupported=unsupported), console)
-        api = "" if add_routes is None else f"; OpenAI API at {{}}/v1, model {name}"
+        api = "" if add_routes is None else f"with the OpenAI API at {{}}/v1 as model {name} "
         run_server(
             options,
-            on_ready=lambda url: console.print(f"serving {model} at {url}{api.format(url)} (Ctrl-C ends it)"),
+            on_ready=lambda url: console.print(f"serving {model} at {url} {api.format(url)}(Ctrl-C ends it)"),
             on_signal=lambda number: _end_process(interrupt_from(number)),
             add_routes=add_routes,
         )

@@ -18,7 +18,7 @@ def test_agentrl_eval_works_at_a_served_checkpoint(tmp_path: Path, checkpoint: P
     command = (AGENTRL, "serve", str(checkpoint), "--port", "0", "--device", "cpu", "--served-model-name", "mine")
     with started(tmp_path, *command) as server:
         said = read_until(server, "Ctrl-C ends it")
-        url = said.split("OpenAI API at ")[1].split(",")[0]
+        url = said.split("OpenAI API at ")[1].split()[0]
         options = ("--episodes", "4", "--greedy", "--output", "report.json")
         result = agentrl(tmp_path, "eval", "run.yaml", "--endpoint", url, "--model", "mine", *options)
         lengths: list[int] = []

@@ -24,8 +24,8 @@ class SkippedSteps:
 
     Example:
         >>> watch = SkippedSteps(AlgorithmConfig(), EngineConfig(stop_after_skipped=2))
-        >>> watch.step(1, (), "grad_norm is not finite")
-        >>> watch.step(2, (), "grad_norm is not finite")
+        >>> watch.step(1, (), "the gradient norm is nan: not finite")
+        >>> watch.step(2, (), "the gradient norm is nan: not finite")
         Traceback (most recent call last):
             ...
         agentrl.errors.NothingLearned: step 2: the last 2 steps trained nothing (engine.stop_after_skipped): ...

@@ -27,7 +27,7 @@ class TrainerConfig(Config):
     """Type of the forward and backward pass; weights and optimizer state stay float32."""
     parallel: ParallelConfig = ParallelConfig()
     collective_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds after which a trainer process stops to wait for another one within a step."""
+    """Seconds that a trainer process waits for another one within a step; then the step fails."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the worker."""
     lr: float = Field(default=1e-6, gt=0)

@@ -100,8 +100,8 @@ class PolicyModel:
             ranks: the processes over which the weights are split; None: this one holds them whole.
 
         Raises:
-            ConfigError: when there is no loadable safetensors checkpoint, or the architecture changes the logits after
-                its output head.
+            ConfigError: when there is no loadable safetensors checkpoint, the architecture changes the logits after its
+                output head, or its weights are to be split and it has no `layers`.
         """
         self.path = Path(path)
         self.device = device
@@ -122,8 +122,7 @@ class PolicyModel:
         self._autocast = dtype == "bfloat16" and mesh is None
         self._forward = self._logprobs
         if mesh is not None:
-            blocks = cast("nn.ModuleList", self._base.get_submodule("layers"))
-            shard(self.module, blocks, mesh, bfloat16=dtype == "bfloat16")
+            shard(self.module, self._blocks(), mesh, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
 
     @property
@@ -242,6 +241,15 @@ class PolicyModel:
     @property
     def _head(self) -> nn.Module:
         return cast("nn.Module", self.module.get_output_embeddings())
+
+    def _blocks(self) -> nn.ModuleList:
+        try:
+            return cast("nn.ModuleList", self._base.get_submodule("layers"))
+        except AttributeError as error:
+            raise ConfigError(
+                f"{self.path}: {type(self.module).__name__} does not keep its blocks in `layers`, so its weights cannot be "
+                "split; use trainer.dtype: float32 with trainer.parallel.dp: 1"
+            ) from error
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
         logits = self._head(hidden).float()

@@ -164,14 +164,19 @@ class PolicyTrainer:
         self._state = msgspec.structs.replace(self._state, policy_version=version)
 
     def optimizer_tensors(self) -> dict[str, RawTensor]:
-        """Return the state of the optimizer and of the random generators by name, for a checkpoint; every rank calls it."""
+        """Return the state of the optimizer and of the random generators by name, for a checkpoint.
+
+        Every rank must call it; ranks other than 0 get an empty mapping.
+        """
         tensors = {_RNG: raw_tensor(torch.get_rng_state())}
         if self.model.device.type == "cuda":
             tensors[f"{_RNG}_cuda"] = raw_tensor(torch.cuda.get_rng_state(self.model.device))
         for name, parameter in self.model.parameters.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
-                tensors[f"{key}.{name}"] = raw_tensor(whole(value))
-        return tensors
+                gathered = whole(value)
+                if self.model.ranks.rank == 0:
+                    tensors[f"{key}.{name}"] = raw_tensor(gathered)
+        return tensors if self.model.ranks.rank == 0 else {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where `checkpoint` was written.
@@ -180,15 +185,16 @@ class PolicyTrainer:
             ConfigError: when it is the checkpoint of another model.
         """
         self.model.reload(checkpoint.path)
-        by_parameter: dict[str, dict[str, Tensor]] = {}
+        by_parameter: dict[str, dict[str, RawTensor]] = {}
         for full_name, raw in checkpoint.optimizer.items():
             key, _, name = full_name.partition(".")
             if name:
-                by_parameter.setdefault(name, {})[key] = torch_tensor(raw)
+                by_parameter.setdefault(name, {})[key] = raw
         self._optimizer.state.clear()
         for name, parameter in self.model.parameters.items():
             if name in by_parameter:
-                self._optimizer.state[parameter] = {key: like(parameter, value) for key, value in by_parameter[name].items()}
+                state = by_parameter[name]
+                self._optimizer.state[parameter] = {key: like(parameter, torch_tensor(raw)) for key, raw in state.items()}
         torch.set_rng_state(torch_tensor(checkpoint.optimizer[_RNG]))
         if self.model.device.type == "cuda" and f"{_RNG}_cuda" in checkpoint.optimizer:
             torch.cuda.set_rng_state(torch_tensor(checkpoint.optimizer[f"{_RNG}_cuda"]), self.model.device)

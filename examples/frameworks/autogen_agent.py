@@ -9,6 +9,7 @@ from typing import Literal
 
 import anyio
 from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.messages import TextMessage
 from autogen_core.models import ModelInfo
 from autogen_ext.models.openai import BaseOpenAIChatCompletionClient
 
@@ -31,8 +32,8 @@ class Calculator(RolloutWorkflow):
         model = BaseOpenAIChatCompletionClient(client, create_args={"model": "policy"}, model_info=POLICY)
         agent = AssistantAgent("calculator", model, tools=[calc], system_message="Use the tool.", max_tool_iterations=6)
         result = await agent.run(task=task["question"])
-        # without an answer in time the last message is the result of a tool, which has no full stop
-        return float(f"{task['answer']}." in result.messages[-1].to_text())
+        last = result.messages[-1]  # without an answer in time it is the result of a tool, which is no TextMessage
+        return float(isinstance(last, TextMessage) and task["answer"] in last.content)
 
 
 async def main() -> None:

@@ -9,6 +9,7 @@ the second call does not continue the first: the calls are two samples, each tra
 from functools import partial
 from typing import Any, Literal
 
+import anyio
 import anyio.from_thread
 import anyio.to_thread
 from smolagents import ChatMessage, Model, ToolCallingAgent, tool
@@ -53,8 +54,10 @@ class Calculator(RolloutWorkflow):
 
     async def run(self, task: Task, client: Client) -> float:
         agent = ToolCallingAgent(tools=[calc], model=EpisodeModel(client), max_steps=6, verbosity_level=0)
-        # a cancelled episode ends the thread at its next model call
-        answer = await anyio.to_thread.run_sync(agent.run, task["question"])
+        # A thread of its own for each episode: anyio's shared limit of 40 would let the others wait beyond their deadline.
+        # A cancelled episode ends its thread at the next model call.
+        limiter = anyio.CapacityLimiter(1)
+        answer = await anyio.to_thread.run_sync(agent.run, task["question"], limiter=limiter)
         return float(task["answer"] in str(answer))
 
 

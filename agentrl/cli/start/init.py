@@ -1,7 +1,7 @@
 """`agentrl init NAME`: write an agent, its tasks, its tests and its run into a new folder.
 
 Invariant: nothing that exists is written over. What is written passes its own tests, `agentrl doctor` and a dry run, and
-trains on a CPU without a network; a command that fails leaves no folder behind.
+trains on a CPU without a network; a command that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def start_project(folder: Path, template: str = "attempts") -> str:
                 text = source.read_text(encoding="utf-8").replace("@NAME@", name)
                 (folder / source.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
         _make_model(folder)
-    except (OSError, ConfigError) as error:
-        if not existed:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise ConfigError(f"cannot write {folder}: {error}") from error
+    except BaseException as error:  # also Ctrl-C
+        _remove(folder, keep_folder=existed)
+        if isinstance(error, OSError | ConfigError):
+            raise ConfigError(f"cannot write {folder}: {error}") from error
+        raise
     return _next_steps(folder)
 
 
@@ -59,6 +60,18 @@ def templates() -> list[str]:
     """Return the names of the templates, the default first."""
     names = sorted(each.name for each in _template_root().iterdir() if each.is_dir() and not each.name.startswith("_"))
     return sorted(names, key=lambda name: name != "attempts")
+
+
+def _remove(folder: Path, *, keep_folder: bool) -> None:
+    """Remove what was written into `folder`, which held nothing before."""
+    if not keep_folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _template_root() -> Traversable:

@@ -58,7 +58,7 @@ def read_run(
         ConfigError: one line for each error, with the field and the fix.
     """
     fields = nested_fields(call, overrides)
-    arguments = cast("Mapping[str, Any]", fields.pop("workflow_args", {}))
+    arguments = _workflow_arguments(call, fields.pop("workflow_args", {}))
     played = load_workflow(workflow, arguments) if isinstance(workflow, str) else as_workflow(workflow, arguments)
     name, shown = _workflow_name(workflow, played, arguments)
     sets = _task_sets(tasks, eval_tasks)
@@ -71,7 +71,24 @@ def read_run(
         if given is not None:
             set_field(call, fields, f"tasks.{key}", str(given if sets is None else place / file))
     config = parse_config(fields, source=call)
-    return GivenRun(config=config, objects=RunObjects(played, sets and _with_curriculum(call, sets, config.tasks)))
+    if sets is not None:
+        _check_held_out(call, eval_tasks, config.tasks)
+        sets = _with_curriculum(call, sets, config.tasks)
+    return GivenRun(config=config, objects=RunObjects(played, sets))
+
+
+def _workflow_arguments(call: str, given: object) -> Mapping[str, Any]:
+    """Return `workflow_args`, which the run file holds as they are."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{call}: workflow_args: expected a mapping of names to values, got {type(given).__name__}")
+    arguments = cast("Mapping[str, Any]", given)
+    for name, value in arguments.items():
+        if not _is_json(value):
+            raise ConfigError(
+                f"{call}: workflow_args.{name}: expected a value that JSON can hold, got {repr(value)[:200]}; pass an "
+                "instance of the workflow instead"
+            )
+    return arguments
 
 
 def nested_fields(call: str, overrides: Mapping[str, object]) -> dict[str, Any]:
@@ -126,6 +143,13 @@ def _task_sets(tasks: GivenTasks, eval_tasks: GivenTasks | None) -> TaskSets | N
     return TaskSets(TrainingTasks.of(one_task_set(tasks, "tasks")), held_out)
 
 
+def _check_held_out(call: str, eval_tasks: GivenTasks | None, config: TasksConfig) -> None:
+    """Refuse held-out tasks of a run file next to tasks that are objects, which replace them."""
+    by_path = eval_tasks is None and config.eval_path is not None
+    if by_path or config.eval is not None or config.eval_factory_args is not None:
+        raise ConfigError(f"{call}: tasks.eval applies to files; pass the held-out tasks as eval_tasks")
+
+
 def _with_curriculum(call: str, sets: TaskSets, config: TasksConfig) -> TaskSets:
     """Return tasks that are objects with the curriculum of the run, and refuse what only files take."""
     given = [name for name in ("map", "filter", "limit") if getattr(config, name)]
@@ -164,8 +188,17 @@ def _workflow_name(given: object, workflow: RolloutWorkflow, arguments: Mapping[
 
 
 def _is_json(value: object) -> bool:
+    """Return whether JSON gives the value back as it is: it turns a tuple into a list and a date into text."""
     try:
-        orjson.dumps(value)
+        return _reads_back(orjson.loads(orjson.dumps(value)), value)
     except TypeError:
         return False
-    return True
+
+
+def _reads_back(read: object, given: object) -> bool:
+    if isinstance(given, dict) and isinstance(read, dict):
+        mine, other = cast("dict[str, object]", given), cast("dict[str, object]", read)
+        return mine.keys() == other.keys() and all(_reads_back(other[key], value) for key, value in mine.items())
+    if isinstance(given, list) and isinstance(read, list):
+        return all(map(_reads_back, cast("list[object]", read), cast("list[object]", given)))
+    return type(read) is type(given) and read == given

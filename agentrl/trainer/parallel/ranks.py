@@ -21,8 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from agentrl.types import Float32Array
 
 _IDLE: Final = timedelta(days=365)
-_TEXT_BYTES = 8000
-"""Longest error message that a rank sends to the others."""
 
 
 class Ranks:
@@ -71,7 +69,7 @@ class ManyRanks(Ranks):
         return init_device_mesh(device.type, (self.world,), mesh_dim_names=("dp",))
 
     def share(self, body: bytes | None) -> bytes:
-        """Broadcast rank 0's bytes: their number, then they."""
+        """Broadcast rank 0's bytes: first their number, then the bytes."""
         size = torch.tensor([0 if body is None else len(body)])
         dist.broadcast(size, 0, group=self._control)
         data = torch.empty(int(size), dtype=torch.uint8)
@@ -82,14 +80,20 @@ class ManyRanks(Ranks):
         return data.numpy().tobytes()
 
     def first_error(self, error: str | None) -> str | None:
-        """Gather the error of each rank, at most `_TEXT_BYTES` of it."""
-        data = (error or "").encode()[:_TEXT_BYTES]
-        own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        """Gather the error of each rank: first the lengths, then buffers of the longest one."""
+        data = (error or "").encode()
+        lengths = [int(length) for length in self._gathered(torch.tensor([len(data)]))]
+        if not max(lengths):
+            return None
+        own = torch.zeros(max(lengths), dtype=torch.uint8)
         own[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+        texts = zip(self._gathered(own), lengths, strict=True)
+        return next(text[:length].numpy().tobytes().decode() for text, length in texts if length)
+
+    def _gathered(self, own: Tensor) -> list[Tensor]:
         every = [torch.empty_like(own) for _ in range(self.world)]
         dist.all_gather(every, own, group=self._control)
-        texts = [each.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for each in every]
-        return next((text for text in texts if text), None)
+        return every
 
     def add(self, values: Tensor) -> Tensor:
         """Sum over all ranks."""

@@ -1,7 +1,8 @@
 """Weights split over ranks by FSDP2, and the whole tensors that leave them.
 
-Invariant: each rank holds 1/world of every weight, of its gradient and of its optimizer state, in float32. A whole tensor
-exists only while a block computes, and on rank 0 when weights leave the trainer.
+Invariant: between requests each rank holds 1/world of every weight, of its gradient and of its optimizer state, in float32.
+Within a request a block is whole while it computes, and tensors are whole
+while weights leave or enter the trainer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def shard(module: nn.Module, blocks: nn.ModuleList, mesh: DeviceMesh, *, bfloat1
     With `bfloat16` the gathered copies have that type, while weights, gradients and their reduction stay float32: the
     forward pass is exactly that of a bfloat16 model.
     """
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy()
+    if bfloat16:  # inputs stay as they are: they include the temperatures, which are float32
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)

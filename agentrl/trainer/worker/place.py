@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from agentrl.errors import InvariantError
+from agentrl.errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +47,18 @@ class RankPlace:
             raise InvariantError(f"a trainer process was started with {list(arguments)}: {error}") from error
 
     def device_of(self, device: torch.device) -> torch.device:
-        """Return the device of this rank: with several processes on GPUs, that many after `device`, else `device`."""
+        """Return the device of this rank: with several processes on GPUs, that many after `device`, else `device`.
+
+        Raises:
+            ConfigError: a rank's GPU does not exist; every rank raises it, so that none waits for another.
+        """
         import torch
 
         if device.type != "cuda" or self.world == 1:
             return device
-        return torch.device("cuda", (device.index or 0) + self.rank)
+        first, count = device.index or 0, torch.cuda.device_count()
+        if first + self.world > count:
+            raise ConfigError(
+                f"trainer.parallel.dp: {self.world} GPUs from cuda:{first} are needed, this machine has {count}; lower dp"
+            )
+        return torch.device("cuda", first + self.rank)

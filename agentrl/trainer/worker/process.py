@@ -15,11 +15,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import numpy as np
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from agentrl.trainer.policy import PolicyTrainer
     from agentrl.weights.sender import WeightSender
 
+Result = TypeVar("Result")
+
 
 @dataclass(slots=True, kw_only=True)
 class _Worker:
@@ -53,6 +56,12 @@ class _Worker:
     @property
     def ranks(self) -> Ranks:
         return self.trainer.model.ranks
+
+    def ready(self) -> protocol.Ready:
+        """Return the reply to `Setup`."""
+        model = self.trainer.model
+        count = sum(parameter.numel() for parameter in model.parameters.values())
+        return protocol.Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
 
     def refuse_while_sending(self, request: protocol.WorkerRequest) -> None:
         """Raise for a request that would change weights which are being sent. Only rank 0 knows whether they are."""
@@ -174,12 +183,13 @@ def answer_requests(
             try:
                 with heartbeats(replies, beat_s):
                     if worker is None:
-                        worker, reply = _set_up(request, place or RankPlace(), stack)
+                        worker = _set_up(request, place or RankPlace(), stack)
                         stack.callback(worker.sender.close)
+                        reply = worker.ready()
                     else:
                         worker.refuse_while_sending(request)
                         worker.ranks.share(protocol.encode_body(request))
-                        reply = _answer_together(worker, request)
+                        reply = _together(worker.ranks, partial(worker.answer, request))
             except AgentRLError as error:
                 reply = protocol.Failed(type(error).__name__, str(error))
             replies.write(protocol.encode_frame(reply))
@@ -193,26 +203,31 @@ def follow_rank_0(setup: BinaryIO, place: RankPlace) -> None:
     request = _read_request(setup)
     if request is None:
         return
-    threading.Thread(target=_end_with_driver, args=(setup,), name="agentrl lifeline", daemon=True).start()
+    lifeline = threading.Thread(target=_end_with_driver, args=(setup,), name="agentrl lifeline", daemon=True)
+    lifeline.start()
     with ExitStack() as stack:
-        worker, _ = _set_up(request, place, stack)
+        try:
+            worker = _set_up(request, place, stack)
+        except AgentRLError:  # rank 0 has it too, and replies with it
+            lifeline.join()
+            return
         while body := worker.ranks.share(None):
-            with suppress(AgentRLError):  # rank 0 has it too, and replies with it
-                _answer_together(worker, protocol.decode_request(body))
+            with suppress(AgentRLError):  # as above
+                _together(worker.ranks, partial(worker.answer, protocol.decode_request(body)))
 
 
-def _answer_together(worker: _Worker, request: protocol.WorkerRequest) -> protocol.WorkerReply:
-    """Answer on all ranks; raise the error of the lowest rank that has one."""
-    reply, error = None, None
+def _together(ranks: Ranks, action: Callable[[], Result]) -> Result:
+    """Return the result of `action`, which every rank runs; raise the error of the lowest rank that has one."""
+    result, error = None, None
     try:
-        reply = worker.answer(request)
+        result = action()
     except AgentRLError as raised:
         error = protocol.Failed(type(raised).__name__, str(raised))
-    first = worker.ranks.first_error(error and protocol.encode_failure(error))
+    first = ranks.first_error(error and protocol.encode_failure(error))
     if first is not None:
         protocol.raise_failure(protocol.decode_failure(first))
-    assert reply is not None
-    return reply
+    assert result is not None
+    return result
 
 
 def _end_with_driver(lifeline: BinaryIO) -> None:
@@ -245,33 +260,40 @@ def main() -> None:
         sys.exit("the driver has ended")
 
 
-def _set_up(request: protocol.WorkerRequest, place: RankPlace, stack: ExitStack) -> tuple[_Worker, protocol.Ready]:
-    """Load the model, together with the other ranks; `stack` leaves them."""
+def _set_up(request: protocol.WorkerRequest, place: RankPlace, stack: ExitStack) -> _Worker:
+    """Join the other ranks, and then load the model on all of them or on none; `stack` leaves them."""
     if not isinstance(request, protocol.Setup):
         raise InvariantError(f"the first request to a trainer worker must be Setup, not {type(request).__name__}")
     import torch
 
-    from agentrl.trainer.model import PolicyModel, resolve_device
-    from agentrl.trainer.policy import PolicyTrainer
-    from agentrl.weights.sender import WeightSender
+    from agentrl.trainer.model import resolve_device
 
     config = TrainerConfig.model_validate_json(request.trainer)
-    algorithm = AlgorithmConfig.model_validate_json(request.algorithm)
     torch.set_num_threads(config.threads)
     torch.manual_seed(request.seed)
     device = place.device_of(resolve_device(config.device))
+    if device.type == "cuda" and cast("int | None", device.index) is not None:
+        torch.cuda.set_device(device)  # FSDP splits weights on the current device
+    ranks = _join(place, config, device, stack)
+    return _together(ranks, partial(_load_worker, request, config, device, ranks))
+
+
+def _load_worker(request: protocol.Setup, config: TrainerConfig, device: torch.device, ranks: Ranks) -> _Worker:
+    from agentrl.trainer.model import PolicyModel
+    from agentrl.trainer.policy import PolicyTrainer
+    from agentrl.weights.sender import WeightSender
+
+    algorithm = AlgorithmConfig.model_validate_json(request.algorithm)
     model = PolicyModel(
         request.model_path,
         device=device,
         dtype=config.dtype,
         gradient_checkpointing=config.gradient_checkpointing,
-        ranks=_join(place, config, device, stack),
+        ranks=ranks,
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps, seed=request.seed)
-    count = sum(parameter.numel() for parameter in model.parameters.values())
-    ready = protocol.Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
     sender = WeightSender(SyncConfig.model_validate_json(request.sync), model.device)
-    return _Worker(trainer=trainer, sender=sender, source=Path(request.model_path)), ready
+    return _Worker(trainer=trainer, sender=sender, source=Path(request.model_path))
 
 
 def _join(place: RankPlace, config: TrainerConfig, device: torch.device, stack: ExitStack) -> Ranks:

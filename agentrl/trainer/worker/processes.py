@@ -17,7 +17,7 @@ import anyio.to_thread
 from anyio.abc import Process
 
 from agentrl.concurrency import task_group
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainError
 
 QUIT_S = 2.0
 """Seconds that idle processes get to end by themselves after their input is closed."""
@@ -100,6 +100,7 @@ class WorkerProcesses:
 
         Raises:
             ConfigError: a log cannot be written.
+            TrainError: a process cannot be started.
 
         Cancellation: they are killed.
         """
@@ -107,7 +108,10 @@ class WorkerProcesses:
         try:
             for rank, command in enumerate(commands):
                 with open_log(rank_log(log_path, rank)) as output:
-                    started.append(await anyio.open_process(command, stderr=output, env=dict(environment)))
+                    try:
+                        started.append(await anyio.open_process(command, stderr=output, env=dict(environment)))
+                    except OSError as error:
+                        raise TrainError(f"rank {rank} of the trainer cannot be started: {error}") from error
             processes = cls(started, log_path)
             async with task_group() as watching:
                 for rank in range(len(started)):
@@ -144,30 +148,38 @@ class WorkerProcesses:
 
     def kill(self) -> None:
         """Kill all processes."""
-        for process in self._processes:
-            with suppress(ProcessLookupError):  # it may end by itself between the check and the signal
-                if process.returncode is None:
-                    process.kill()
+        _kill(self._processes)
 
     async def end(self) -> None:
-        """Close the input of all processes, and return when they have ended, or after `QUIT_S`.
+        """Close the input of rank 0, which ends the others, and return when all have ended, or after `QUIT_S`.
+
+        After `QUIT_S` the input of the others is closed too: it ends one that waits in a collective at once.
 
         Cancellation: they may still run; leaving `running` kills them.
         """
         self._ending = True
+        await _close_input(self.first)
         with anyio.move_on_after(QUIT_S):
             for process in self._processes:
-                assert process.stdin is not None
-                await process.stdin.aclose()
-            for process in self._processes:
                 await process.wait()
+        for process in self.others:
+            await _close_input(process)
 
 
-async def _killed(processes: list[Process]) -> None:
+async def _close_input(process: Process) -> None:
+    assert process.stdin is not None
+    await process.stdin.aclose()
+
+
+def _kill(processes: Sequence[Process]) -> None:
     for process in processes:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # it may end by itself between the check and the signal
             if process.returncode is None:
                 process.kill()
+
+
+async def _killed(processes: Sequence[Process]) -> None:
+    _kill(processes)
     with anyio.move_on_after(KILL_S):
         for process in processes:
             await process.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,35 @@ def test_a_project_is_refused_by_name_and_nothing_is_written(tmp_path: Path, nam
         start_project(tmp_path / name, template)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
     assert templates()[0] == "attempts"
+
+
+@pytest.mark.parametrize("name", ["2026-11-23", "007"])
+def test_a_name_that_yaml_reads_as_something_else_names_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", "true")  # no model
+    start_project(tmp_path / name)
+    assert load_config(tmp_path / name / "run.yaml").name == name
+
+
+@pytest.mark.parametrize(
+    ("script", "error"), [("mkdir model; exit 1", ConfigError), ("sleep 0.3; kill -INT $PPID", KeyboardInterrupt)]
+)
+def test_a_failure_leaves_an_empty_folder_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type[BaseException]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (tmp_path / "empty").mkdir()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(error):
+            start_project(tmp_path / "empty")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 @pytest.mark.external

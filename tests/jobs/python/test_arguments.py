@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -68,6 +68,11 @@ def test_sections_and_fields_are_given_in_three_ways_that_mean_the_same() -> Non
         ({"tasks": []}, "tasks holds no tasks"),
         ({"tasks": [{"id": 1}, {"id": "1"}]}, "tasks: 2 tasks have the id '1'"),
         ({"eval_tasks": "none.jsonl"}, "cannot read none.jsonl"),
+        ({"tasks__eval": {"path": "e.jsonl"}}, "tasks.eval applies to files; pass the held-out tasks as eval_tasks"),
+        ({"tasks__eval_path": "e.jsonl"}, "tasks.eval applies to files; pass the held-out tasks as eval_tasks"),
+        ({"workflow_args": 3}, "workflow_args: expected a mapping of names to values, got int"),
+        ({"workflow_args": {"bonus": object()}}, "workflow_args.bonus: expected a value that JSON can hold, got <object"),
+        ({"workflow_args": {"bonus": (1, 2)}}, r"workflow_args.bonus: expected a value that JSON can hold, got \(1, 2\)"),
         ({"workflow_args": {"bonsu": 1}}, "unexpected keyword argument 'bonsu'"),
     ],
 )
@@ -90,6 +95,14 @@ def test_a_workflow_of_a_module_is_named_by_a_run_file_that_makes_it_again() -> 
         assert isinstance(made, Agent)
         assert made.max_turns == 3
     assert read(solve, workflow_args={"bonus": 0.5}).config.workflow_args == {"bonus": 0.5}
+
+
+def test_an_attribute_that_json_would_change_is_not_written_into_the_run_file() -> None:
+    agent = Agent()
+    agent.max_turns = cast("int", (3, 4))
+    run = read(agent)
+    assert run.config.workflow.startswith("<")
+    assert run.config.workflow_args == {}
 
 
 def test_a_workflow_that_a_run_file_cannot_name_is_told_in_a_comment_and_refused_by_name() -> None:

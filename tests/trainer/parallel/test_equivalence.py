@@ -23,6 +23,7 @@ from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import load_plain, random_batch
 
 _IDS = [np.arange(1, 30, dtype=np.int32), np.arange(5, 9, dtype=np.int32), np.array([1], np.int32)]
+_TEMPERATURES = [0.7, 1.0, 1.0]
 
 
 class Outcome(NamedTuple):
@@ -94,6 +95,7 @@ def saved_and_continued(ranks: Ranks, path: Path, folder: Path, settings: dict[s
     trainer = make_trainer(ranks, path, settings)
     trainer.step(random_batch(version=1, samples=9))
     weights, optimizer = trainer.model.export(), trainer.optimizer_tensors()
+    assert bool(optimizer) == (ranks.rank == 0)
     if ranks.rank == 0:
         write_checkpoint(folder, weights=weights, optimizer=optimizer, state=trainer.state, source=path)
     return trainer.step(random_batch(version=2, seed=1, samples=9)).metrics["loss"]
@@ -129,7 +131,9 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_on_three(tmp_path: Path)
 
 def bfloat16_logprobs(ranks: Ranks, path: Path) -> list[NDArray[np.float32]]:
     trainer = make_trainer(ranks, path, {"dtype": "bfloat16"})
-    return [trainer.logprobs([ids])[0] for ids in _IDS]  # one by one: padding changes how bfloat16 is rounded
+    return [
+        trainer.logprobs([ids], [at])[0] for ids, at in zip(_IDS, _TEMPERATURES, strict=True)
+    ]  # one by one: padding changes how bfloat16 is rounded
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -137,11 +141,11 @@ def test_bfloat16_log_probs_are_those_of_a_bfloat16_model(tmp_path: Path, world:
     path = tiny_checkpoint(tmp_path / "model")
     plain = load_plain(path, torch.bfloat16)
     expected: list[NDArray[np.float32]] = []
-    for ids in _IDS:
+    for ids, temperature in zip(_IDS, _TEMPERATURES, strict=True):
         tokens = torch.tensor(ids.astype(np.int64))[None]
         with torch.no_grad():
             logits = plain(input_ids=tokens, use_cache=False).logits[0, :-1].float()
-        chosen = torch.log_softmax(logits, -1).gather(1, tokens[0, 1:, None])[:, 0]
+        chosen = torch.log_softmax(logits / temperature, -1).gather(1, tokens[0, 1:, None])[:, 0]
         expected.append(chosen.numpy())
 
     for found in on_ranks(world, bfloat16_logprobs, path):
@@ -163,3 +167,13 @@ def test_a_bad_id_is_an_error_on_every_rank_and_no_rank_waits(tmp_path: Path) ->
     path = tiny_checkpoint(tmp_path / "model")
     found = on_ranks(2, ids_out_of_range, path)
     assert [text.partition(":")[0] for text in found] == ["InvariantError", "InvariantError"]
+
+
+def error_of_rank_1(ranks: Ranks) -> str | None:
+    nothing = ranks.first_error(None)
+    assert nothing is None
+    return ranks.first_error("é" * 20_000 if ranks.rank == 1 else None)
+
+
+def test_the_whole_of_a_long_error_reaches_every_rank() -> None:
+    assert on_ranks(2, error_of_rank_1) == ["é" * 20_000] * 2

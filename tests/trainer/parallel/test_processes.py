@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.errors import TrainerDied, TrainError
+from agentrl.errors import ConfigError, TrainerDied, TrainError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
+from agentrl.trainer.worker.place import RankPlace
 from agentrl.weights.disk import verify_directory
 from tests.trainer.helpers import random_batch
 
@@ -61,3 +63,23 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
             await trainer.step(random_batch(version=1, samples=7))
     assert len(trainer.pids) == 2
     assert not any(map(_is_alive, trainer.pids))
+
+
+def test_a_gpu_that_is_missing_is_an_error_on_every_rank() -> None:
+    here = torch.cuda.device_count()
+    message = f"trainer.parallel.dp: {here + 2} GPUs from cuda:0 are needed, this machine has {here}; lower dp"
+    for rank in range(2):
+        with pytest.raises(ConfigError, match=message):
+            RankPlace(rank=rank, world=here + 2, store="s").device_of(torch.device("cuda"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_model_that_cannot_be_loaded_is_one_error_and_all_processes_end(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
+        async with _trainer(tmp_path / "model", tmp_path):
+            raise AssertionError("unreachable: the model cannot be loaded")
+    for log in (tmp_path / "logs").iterdir():
+        assert "Traceback" not in log.read_text()

@@ -8,6 +8,7 @@ a bug. Each command imports the slow modules itself, so that an interrupt during
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from agentrl.watchdog.threads import threads_end_with_command
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
+    from agentrl.jobs.evaluate import Target
 
 Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
@@ -105,14 +107,10 @@ def eval_command(
         greedy: Sample at temperature 0.
         output: File to write the report to, as JSON.
     """
-    if endpoint is not None and checkpoint is not None:
-        raise ConfigError("--checkpoint and --endpoint exclude each other; pass only one of them")
-    if endpoint is not None and model is None:
-        raise ConfigError("--endpoint needs --model, the name of the model at the endpoint")
-    from agentrl.jobs.evaluate import Target, evaluate_target
+    target = _target(checkpoint, endpoint, model, api_key_env)
+    from agentrl.jobs.evaluate import evaluate_target
 
     run = _read_run(config, overrides)
-    target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
     job = partial(evaluate_target, run, target, episodes=episodes, greedy=greedy, output=output)
     run_job(job, lambda: "An interrupted evaluation has no results.", stall_timeout_s=run.engine.stall_timeout_s)
 
@@ -231,15 +229,10 @@ def record_command(
         model: Name of the model at the endpoint.
         api_key_env: Environment variable with the endpoint's key; the default is OPENAI_API_KEY, if that is set.
     """
-    if endpoint is not None and checkpoint is not None:
-        raise ConfigError("--checkpoint and --endpoint exclude each other; pass only one of them")
-    if endpoint is not None and model is None:
-        raise ConfigError("--endpoint needs --model, the name of the model at the endpoint")
-    from agentrl.jobs.evaluate import Target
+    target = _target(checkpoint, endpoint, model, api_key_env)
     from agentrl.jobs.record import record_cassettes
 
     run = _read_run(config, overrides)
-    target = Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
     job = partial(record_cassettes, run, output, target, task=task, episodes=episodes)
     run_job(job, lambda: f"The cassettes so far are in {output}.", stall_timeout_s=run.engine.stall_timeout_s)
 
@@ -375,6 +368,16 @@ def config_command(config: Path | None = None, /, *overrides: Overrides, all: bo
     print(describe_fields(None if config is None else _read_run(config, overrides), every=all))
 
 
+def _target(checkpoint: Path | None, endpoint: str | None, model: str | None, api_key_env: str | None) -> Target:
+    if endpoint is not None and checkpoint is not None:
+        raise ConfigError("--checkpoint and --endpoint exclude each other; pass only one of them")
+    if endpoint is not None and model is None:
+        raise ConfigError("--endpoint needs --model, the name of the model at the endpoint")
+    from agentrl.jobs.evaluate import Target
+
+    return Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
+
+
 def _read_run(path: Path, overrides: Sequence[str]) -> RunConfig:
     from agentrl.config import load_config
 
@@ -389,6 +392,13 @@ def main() -> None:
         run_command(app)
 
 
+def _reader_left() -> bool:
+    """Return whether the reader of standard output has what it wanted, as in `agentrl config | head`."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors are reported in any case
+    return bool(output.poll(0))
+
+
 def run_command(command: Callable[[], object]) -> None:
     """Run a command and exit: agentrl's errors become one message and status 2 or 1, Ctrl-C 130 and SIGTERM 143."""
     make_log_visible()
@@ -397,7 +407,9 @@ def run_command(command: Callable[[], object]) -> None:
             command()
     except KeyboardInterrupt as interrupt:
         sys.exit(print_interrupt(interrupt))
-    except BrokenPipeError:  # `agentrl config | head`: the reader has what it wanted
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (AgentRLError, BaseExceptionGroup) as error:

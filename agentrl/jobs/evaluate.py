@@ -126,17 +126,21 @@ def check_target(run: RunConfig, target: Target, episodes: int | None) -> str:
             "drop --checkpoint, or override --inference.urls '[]'"
         )
     if target.endpoint is not None and has_credentials(target.endpoint):
-        raise ConfigError("--endpoint holds a user or a password, which messages would show; name the key by --api-key-env")
+        raise ConfigError(
+            "--endpoint holds a user or a password, which messages would show; name the key by "
+            "--api-key-env (in Python: endpoint=, api_key_env=)"
+        )
     if target.endpoint is None and target.api_key_env is not None:
         raise ConfigError(
             f"--api-key-env {target.api_key_env}: needs --endpoint, which is missing; inference.api_key_env names "
-            "the key of the run's own servers"
+            "the key of the run's own servers (in Python: endpoint=, api_key_env=)"
         )
     if target.endpoint is None and target.model is not None:
         raise ConfigError(f"--model {target.model}: needs --endpoint, which is missing; pass a local model as --checkpoint")
     if episodes is not None and episodes < 1:
         raise ConfigError(
-            f"--episodes {episodes}: expected at least 1; omit it for engine.eval_episodes = {run.engine.eval_episodes}"
+            f"--episodes {episodes}: expected at least 1; omit it for engine.eval_episodes = {run.engine.eval_episodes}, or "
+            "in Python (episodes=) for one of each task"
         )
     key = os.environ.get(target.api_key_env or _KEY_VARIABLE)
     if target.api_key_env is not None and not key:

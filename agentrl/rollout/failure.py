@@ -67,10 +67,9 @@ def user_trace(error: BaseException) -> str:
 
 def _raised_by_user(error: BaseException) -> BaseException:
     """Return what the user's code raised, where `error` only tells where that was."""
-    cause = error.__cause__
-    if cause is None or not isinstance(error, (WorkflowError, EnvironmentFault)):
-        return error
-    return error if _own_frames(error) else _raised_by_user(cause)
+    while isinstance(error, (WorkflowError, EnvironmentFault)) and error.__cause__ is not None and not _own_frames(error):
+        error = error.__cause__
+    return error
 
 
 def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
@@ -86,10 +85,12 @@ def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def _leave_out_ours(described: traceback.TracebackException) -> None:
-    for each in (described.__cause__, described.__context__, *(described.exceptions or ())):
-        if each is not None:
-            _leave_out_ours(each)
-    described.stack[:] = [frame for frame in described.stack if not _is_ours(frame.filename)] or described.stack
+    waiting = [described]  # no recursion: a chain of causes may be longer than Python's stack
+    while waiting:
+        one = waiting.pop()
+        one.stack[:] = [frame for frame in one.stack if not _is_ours(frame.filename)] or one.stack
+        below = (one.__cause__, one.__context__, *(one.exceptions or ()))
+        waiting += [each for each in below if each is not None]
 
 
 def _is_ours(filename: str) -> bool:
@@ -97,4 +98,4 @@ def _is_ours(filename: str) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    return "site-packages" in filename or filename.startswith((_LIBRARY, "<"))
+    return "site-packages" in filename or "dist-packages" in filename or filename.startswith((_LIBRARY, "<"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from types import ModuleType
 
 import pytest
 
 from agentrl import Task, run_episode
-from agentrl.errors import InvariantError
+from agentrl.errors import InvariantError, WorkflowError
 from agentrl.rollout.failure import user_trace
 
 SOURCE = """\
@@ -77,3 +78,11 @@ async def test_the_user_s_line_comes_first_and_agentrl_s_frames_are_left_out(
 def test_an_error_of_agentrl_alone_keeps_its_frames() -> None:
     error = InvariantError("digest mismatch")
     assert user_trace(error) == "agentrl.errors.InvariantError: digest mismatch\n"
+
+
+def test_a_chain_of_causes_longer_than_python_s_stack_is_described() -> None:
+    error: Exception = ValueError("the first")
+    for number in range(sys.getrecursionlimit() * 2):
+        error, cause = WorkflowError(f"number {number}"), error
+        error.__cause__ = cause
+    assert user_trace(error).endswith(f"number {sys.getrecursionlimit() * 2 - 1}\n")

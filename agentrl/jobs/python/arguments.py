@@ -59,7 +59,7 @@ def read_run(
     """
     fields = nested_fields(call, overrides)
     arguments = _workflow_arguments(call, fields.pop("workflow_args", {}))
-    played = load_workflow(workflow, arguments) if isinstance(workflow, str) else as_workflow(workflow, arguments)
+    played = given_workflow(workflow, arguments)
     name, shown = _workflow_name(workflow, played, arguments)
     sets = _task_sets(tasks, eval_tasks)
     set_field(call, fields, "workflow", name)
@@ -75,6 +75,15 @@ def read_run(
         _check_held_out(call, eval_tasks, config.tasks)
         sets = _with_curriculum(call, sets, config.tasks)
     return GivenRun(config=config, objects=RunObjects(played, sets))
+
+
+def given_workflow(workflow: object, arguments: Mapping[str, Any] | None) -> RolloutWorkflow:
+    """Return the workflow that a call is given: an object, or `module:Name`.
+
+    Raises:
+        ConfigError: it is none, or does not take `arguments`.
+    """
+    return load_workflow(workflow, arguments) if isinstance(workflow, str) else as_workflow(workflow, arguments)
 
 
 def _workflow_arguments(call: str, given: object) -> Mapping[str, Any]:

@@ -18,12 +18,11 @@ from agentrl.engine.evaluate import EvalReport, evaluate_policy
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.jobs.episode_bar import EpisodeBar
-from agentrl.jobs.python.arguments import GivenTasks, nested_fields, one_task_set, set_field
+from agentrl.jobs.python.arguments import GivenTasks, given_workflow, nested_fields, one_task_set, set_field
 from agentrl.jobs.train import load_renderer
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
-from agentrl.workflow import as_workflow
 
 
 class ServedPolicy:
@@ -68,7 +67,7 @@ class ServedPolicy:
 
         Cancellation: ends the episode.
         """
-        flow = as_workflow(workflow, workflow_args)
+        flow = given_workflow(workflow, workflow_args)
         [played] = one_task_set([task], "task")
         async with flow.opened():
             return await run_policy_episode(
@@ -101,7 +100,7 @@ class ServedPolicy:
         count = len(played) if episodes is None else episodes
         with EpisodeBar(count) as advance:
             return await evaluate_policy(
-                as_workflow(workflow, workflow_args),
+                given_workflow(workflow, workflow_args),
                 played,
                 backend=self._pool,
                 renderer=self._renderer,
@@ -119,7 +118,7 @@ async def serve(checkpoint: str | Path, **overrides: object) -> AsyncGenerator[S
     """Serve a checkpoint on this machine: `async with agentrl.serve("runs/a/checkpoints/step-000060") as policy`.
 
     Args:
-        checkpoint: local HF checkpoint.
+        checkpoint: local HF checkpoint, or an `hf://` name in the cache of the hub.
         **overrides: fields of a run file, such as `inference={"device": "cpu"}`, `sampling__max_tokens=64` or `seed=3`.
 
     Raises:
@@ -132,11 +131,12 @@ async def serve(checkpoint: str | Path, **overrides: object) -> AsyncGenerator[S
     for path, value in (("model.path", str(checkpoint)), ("workflow", "<agentrl.serve>"), ("tasks.path", "<agentrl.serve>")):
         set_field("agentrl.serve", fields, path, value)
     config = parse_config(fields, source="agentrl.serve")
-    renderer = load_renderer(config, checkpoint)
+    directory = config.model.directory
+    renderer = load_renderer(config, directory)
     with tempfile.TemporaryDirectory(prefix="agentrl-serve-") as logs:
         serving = launch_pool(
             config.resolved_inference,
-            model_path=checkpoint,
+            model_path=directory,
             vocab_size=renderer.vocab_size,
             seed=config.seed,
             log_dir=logs,

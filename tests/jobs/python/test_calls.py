@@ -81,7 +81,7 @@ async def test_a_served_checkpoint_plays_evaluates_and_answers_a_client(checkpoi
         trajectory = await policy.run(solve, {"question": "Say 1."})
         assert trajectory.failure is None
         agentrl.verify(trajectory)
-        report = await policy.evaluate(solve, TASKS, greedy=True)
+        report = await policy.evaluate(f"{__name__}:solve", TASKS, greedy=True)
         assert (len(report.episodes), report.failed) == (len(TASKS), 0)
         client = policy.client(seed=1)
         await client.chat.completions.create(messages=[{"role": "user", "content": "hello"}], max_tokens=3)

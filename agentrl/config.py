@@ -164,7 +164,7 @@ class RunConfig(Config):
     sft: SftConfig | None = None
     """The supervised warm start that `agentrl sft` runs; None: there is none."""
     track: tuple[str, ...] = ()
-    """Where figures and episodes go beside the run directory: tensorboard, wandb, mlflow, jsonl, or `module:Class`."""
+    """Where figures and episodes go, too: tensorboard, wandb, mlflow, opentelemetry, jsonl, `module:Class`."""
     track_project: str = Field(default="agentrl", min_length=1)
     """Project of wandb, experiment of mlflow."""
     track_samples: int = Field(default=3, ge=0)

@@ -51,6 +51,8 @@ the run writes it:
 | `episodes/trained-NNNNNN.jsonl.gz` | what that step trained of each episode of its batch |
 | `checkpoints/`, `weights/` | checkpoints of the trainer, and published weights; the newest of each |
 | `logs/` | what servers and trainer print |
+| `tracked.jsonl`, `tensorboard/`, `wandb/` | what [trackers](../howto/trackers.md) wrote, where `track` names them |
+| `wandb-id.txt`, `mlflow-id.txt` | by which a resumed run finds its curves there |
 | `summary.json` | how the run ended, written at its end |
 
 The file of a step is plain while the step is open; when the step has ended, the run compresses it to

@@ -36,7 +36,7 @@ def html_of(view: EpisodeView) -> str:
 
 
 def _turn_html(turn: TurnView) -> str:
-    kind = "turn fork" if "fork: " in turn.heading else "turn"
+    kind = "turn fork" if turn.is_fork else "turn"
     tokens = f'<div class="tokens">{"".join(map(_token_html, turn.tokens))}</div>' if turn.tokens else ""
     messages = "".join(_message_html(message, "") for message in turn.messages)
     facts = f'<span class="facts">{escape(", ".join(turn.facts))}</span>'

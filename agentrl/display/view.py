@@ -118,6 +118,8 @@ class TurnView:
 
     heading: str
     """Number, player, parent and fork."""
+    is_fork: bool
+    """Whether the request did not extend the latest turn of its conversation."""
     facts: tuple[str, ...]
     """Versions, log-prob, reward, advantage, and what else is worth a word."""
     messages: tuple[SpokenText, ...]
@@ -187,6 +189,7 @@ def _turn_view(
         heading.append(f"fork: {turn.fork}")
     return TurnView(
         heading=visible(", ".join(heading)),
+        is_fork=turn.fork is not None,
         facts=tuple(_turn_facts(turn, in_loss, advantage)),
         messages=tuple(map(_spoken, turn.messages)),
         answer=_spoken(turn.message),

@@ -1,7 +1,7 @@
 """The trackers that a run file names.
 
-Invariant: a package that is missing and a class that is no tracker are errors before anything starts; nothing is imported of
-a tracker's package but its name.
+Invariant: a package that is missing and a class that is no tracker are errors before anything starts. Only the trackers that
+the run file names are imported.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ def _load_own(name: str) -> Tracker:
         )
     try:
         return kind()
+    except ConfigError:  # it names what is wrong
+        raise
     except Exception as error:
         raise ConfigError(f"track: {name}() raised {type(error).__name__}: {error}; a tracker takes no arguments") from error
 

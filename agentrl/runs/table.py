@@ -79,7 +79,7 @@ class EpisodeTable(Sequence[EpisodeSummary]):
         try:
             import pandas  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise ConfigError("EpisodeTable.to_pandas needs pandas; install it with: pip install pandas") from None
+            raise ConfigError("EpisodeTable.to_pandas needs pandas; pip install 'agentrl[tables]'") from None
         return pandas.DataFrame(self.to_dicts(), columns=_COLUMNS)
 
     def to_polars(self) -> polars.DataFrame:
@@ -91,7 +91,7 @@ class EpisodeTable(Sequence[EpisodeSummary]):
         try:
             import polars  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise ConfigError("EpisodeTable.to_polars needs polars; install it with: pip install polars") from None
+            raise ConfigError("EpisodeTable.to_polars needs polars; pip install 'agentrl[tables]'") from None
         rows = [{**row, "forks": msgspec.json.encode(row["forks"]).decode()} for row in self.to_dicts()]
         return polars.DataFrame(rows, schema=_COLUMNS, infer_schema_length=None)
 

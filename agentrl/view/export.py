@@ -7,7 +7,6 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.runs.run import Run, open_run
-from agentrl.view.data import run_json
 from agentrl.view.document import document
 from agentrl.view.episode import episode_json
 
@@ -25,7 +24,8 @@ def write_episode(run_dir: Path, target: Path, episode_id: str | None = None) ->
     """
     run = open_run(run_dir)
     chosen = episode_id or best_of_newest_step(run).episode_id
-    embedded = {"run": run_json(run_dir, is_running=False), "episode": episode_json(run.episode(chosen), run.token_texts())}
+    # The name of the run alone: its path would tell a colleague about this machine.
+    embedded = {"run": {"name": run.name}, "episode": episode_json(run.episode(chosen), run.token_texts())}
     try:
         target.write_text(document(embedded), encoding="utf-8")
     except OSError as error:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 import orjson
+import yaml
 from aiohttp import web
 
 from agentrl.errors import ConfigError
 from agentrl.servers.loopback import names_loopback
+from agentrl.types import JsonValue
 from agentrl.view.data import Place, RunData
 from agentrl.view.document import document
 from agentrl.view.search import search_texts
@@ -35,6 +39,15 @@ _HEADERS: Final = {
 }
 _MAX_TEXT: Final = 500
 """Characters of a text to search for."""
+_FILES: Final = {
+    "/data/run": "config.yaml",
+    "/data/metrics": "metrics.jsonl",
+    "/data/timeline": "timeline.jsonl",
+    "/data/episodes": "episodes/index.jsonl",
+}
+"""The file that a request reads; the other requests read several of `episodes/`."""
+_UNREADABLE: Final = (msgspec.DecodeError, orjson.JSONDecodeError, OSError, EOFError, zlib.error, yaml.YAMLError)
+"""What reading a damaged file raises."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -69,6 +82,10 @@ class ViewRoutes:
                 response = web.Response(status=error.status, text=error.reason)
             except ConfigError as error:  # what was asked for is not in the run, or not readable
                 response = web.Response(status=404, text=str(error))
+            except ConnectionError:  # the reader has gone
+                raise
+            except _UNREADABLE as error:
+                response = web.Response(status=500, text=self._unreadable(_FILES.get(request.path, "episodes"), error))
             except ValueError as error:
                 response = web.Response(status=400, text=str(error))
         if not response.prepared:
@@ -89,7 +106,11 @@ class ViewRoutes:
         return web.Response(status=403, text="the token is missing or wrong; open the address that agentrl printed")
 
     def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token.encode())
+        # A cookie may hold bytes that are not UTF-8, which aiohttp passes on as lone surrogates.
+        return hmac.compare_digest(given.encode(errors="surrogatepass"), self._token.encode())
+
+    def _unreadable(self, name: str, error: Exception) -> str:
+        return f"cannot read {self._data.path / name}: {type(error).__name__}: {error}"
 
     async def _page(self, request: web.Request) -> web.Response:
         if "token" in request.query:  # out of the address bar and the history; the browser keeps what follows a #
@@ -127,14 +148,21 @@ class ViewRoutes:
         await response.prepare(request)
         progress = search_texts(self._data.path, text)
         try:
-            while (line := await anyio.to_thread.run_sync(next, progress, None)) is not None:
+            while (line := await anyio.to_thread.run_sync(self._next_answer, progress)) is not None:
                 await response.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-        except ConfigError as error:
-            await response.write(orjson.dumps({"problem": str(error)}, option=orjson.OPT_APPEND_NEWLINE))
         finally:
             progress.close()
         await response.write_eof()
         return response
+
+    def _next_answer(self, progress: Generator[dict[str, JsonValue]]) -> dict[str, JsonValue] | None:
+        """Return the next answer of a search: `problem` where it fails; None: it has ended."""
+        try:
+            return next(progress, None)
+        except ConfigError as error:
+            return {"problem": str(error)}
+        except _UNREADABLE as error:
+            return {"problem": self._unreadable("episodes", error)}
 
 
 @asynccontextmanager

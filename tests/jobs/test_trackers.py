@@ -16,6 +16,7 @@ from agentrl.jobs.trackers import BUNDLED, load_trackers
 from agentrl.observe.trackers.to_jsonl import JsonlTracker
 
 TRACKER = """
+from agentrl.errors import ConfigError
 from agentrl.observe.trackers.base import Tracker
 
 
@@ -26,6 +27,11 @@ class Mine(Tracker):
 class Needy(Tracker):
     def __init__(self, address):
         pass
+
+
+class Unready(Tracker):
+    def __init__(self):
+        raise ConfigError("MY_KEY is not set")
 
 
 class Stranger:
@@ -62,6 +68,7 @@ def test_bundled_trackers_and_a_class_of_the_user_are_made(here: Path) -> None:
         ("my_trackers:Stranger", "is not a tracker: expected a class that derives from"),
         ("my_trackers:Nothing", "is not a tracker: expected a class that derives from"),
         ("my_trackers:Needy", r"Needy\(\) raised TypeError: .*a tracker takes no arguments"),
+        ("my_trackers:Unready", r"^MY_KEY is not set$"),
         ("no_such_module:Mine", "track: there is no module 'no_such_module'"),
     ],
 )

@@ -206,7 +206,7 @@ async def test_a_run_plots_its_curves(finished: Run) -> None:
 def test_a_missing_package_of_a_table_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(ConfigError, match="pip install pandas"):
+    with pytest.raises(ConfigError, match=r"needs pandas; pip install 'agentrl\[tables\]'"):
         EpisodeTable([row(0)]).to_pandas()
-    with pytest.raises(ConfigError, match="pip install polars"):
+    with pytest.raises(ConfigError, match=r"needs polars; pip install 'agentrl\[tables\]'"):
         EpisodeTable([row(0)]).to_polars()

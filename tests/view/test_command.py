@@ -44,6 +44,7 @@ def test_the_command_serves_until_it_is_interrupted(run_dir: Path) -> None:
 def test_a_file_carries_the_best_episode_of_the_newest_step(run_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "episode.html"
     chosen = write_episode(run_dir, file)
+    assert carried(file)["run"] == {"name": "synthetic"}
     episode = carried(file)["episode"]
     assert isinstance(episode, dict)
     assert episode["summary"]["episode_id"] == chosen

@@ -11,6 +11,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
+import anyio
 import orjson
 import pytest
 from yarl import URL
@@ -233,6 +234,45 @@ async def test_a_place_that_no_answer_gave_is_refused(run_dir: Path, query: str)
     async with reader(run_dir) as session, session.get(f"/data/metrics?{query}") as reply:
         assert reply.status == 400
         assert "expected what the answer before gave" in await reply.text()
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("config.yaml", "/data/run"),
+        ("metrics.jsonl", "/data/metrics"),
+        ("episodes/index.jsonl", "/data/episodes"),
+        ("episodes/trained-000002.jsonl.gz", "/data/staleness?step=2"),
+    ],
+)
+async def test_a_file_that_cannot_be_read_is_named(run_dir: Path, tmp_path: Path, name: str, path: str) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    (copy / "episodes" / "index.jsonl").unlink()
+    (copy / name).write_bytes(b"{broken: [\n")
+    async with reader(copy) as session, session.get(path) as reply:
+        text = await reply.text()
+        assert (reply.status, reply.headers["X-Frame-Options"]) == (500, "DENY"), text
+        assert f"cannot read {copy.resolve() / name.partition('trained')[0]}".rstrip("/") in text
+
+
+async def test_a_search_in_a_file_that_cannot_be_read_names_it(run_dir: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    (copy / "episodes" / "step-000002.jsonl.gz").write_bytes(b"broken")
+    async with reader(copy) as session:
+        answers = await search(session, "what is")
+    assert len(answers) == 3
+    assert "BadGzipFile" in answers[-1]["problem"]
+
+
+async def test_a_cookie_that_is_not_text_is_refused(run_dir: Path) -> None:
+    async with serving_view(RunData(run_dir), token=TOKEN) as url:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        async with await anyio.connect_tcp(parts.hostname, parts.port) as stream:
+            cookie = f"agentrl_view_{parts.port}=".encode() + b"\xff\xfe"
+            await stream.send(b"GET / HTTP/1.1\r\nHost: " + parts.netloc.encode() + b"\r\nCookie: " + cookie + b"\r\n\r\n")
+            assert (await stream.receive()).startswith(b"HTTP/1.1 403 ")
 
 
 async def test_a_port_that_is_taken_is_refused(run_dir: Path) -> None:

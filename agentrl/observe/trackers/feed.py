@@ -1,7 +1,7 @@
 """The way from a run to its trackers: a queue and a thread for each.
 
 Invariant: a tracker never delays or ends the run. One that raises, or falls `max_pending` calls behind, is reported once and
-left out. `close` waits at most `finish_timeout_s` seconds.
+left out; if it had started, it is finished as failed. `close` waits at most `finish_timeout_s` seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import anyio
@@ -37,6 +38,7 @@ class _Lane:
         self.name, self.tracker = name, tracker
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(max_pending)
         self._left_out = threading.Event()
+        self._has_started = self._has_finished = False
         self.thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
     def put(self, call: Callable[[], None] | None) -> None:
@@ -47,7 +49,34 @@ class _Lane:
         except queue.Full:
             self._leave_out(f"it is {self._calls.maxsize} records behind")
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the thread still works for a tracker that was not left out."""
+        return self.thread.is_alive() and not self._left_out.is_set()
+
+    def start(self, run: TrackedRun) -> None:
+        self.put(partial(self._start, run))
+        self.thread.start()
+
+    def finish(self, status: RunStatus) -> None:
+        self.put(partial(self._finish, status))
+        self.put(None)
+
+    def _start(self, run: TrackedRun) -> None:
+        self.tracker.start(run)
+        self._has_started = True
+
+    def _finish(self, status: RunStatus) -> None:
+        self._has_finished = True
+        self.tracker.finish(status)
+
     def _work(self) -> None:
+        self._make_calls()
+        if self._has_started and not self._has_finished:
+            with suppress(Exception):  # that the tracker fails is reported already
+                self._finish("failed")
+
+    def _make_calls(self) -> None:
         while not self._left_out.is_set():
             call = self._calls.get()
             if call is None:
@@ -92,8 +121,7 @@ class TrackerFeed:
     def start(self) -> None:
         """Start each tracker in a thread of its own."""
         for lane in self._lanes:
-            lane.put(partial(lane.tracker.start, self._run))
-            lane.thread.start()
+            lane.start(self._run)
 
     def step(self, step: int, wall_s: float, line: Mapping[str, MetricValue], episodes: Sequence[Trajectory]) -> None:
         """Hand on the line of a training step, and some of its episodes."""
@@ -126,13 +154,12 @@ class TrackerFeed:
         """
         started = [lane for lane in self._lanes if lane.thread.ident is not None]
         for lane in started:
-            lane.put(partial(lane.tracker.finish, status))
-            lane.put(None)
+            lane.finish(status)
         with anyio.move_on_after(self._finish_timeout_s, shield=True):
             for lane in started:
                 await anyio.to_thread.run_sync(lane.thread.join, self._finish_timeout_s, abandon_on_cancel=True)
         for lane in started:
-            if lane.thread.is_alive():
+            if lane.is_late:
                 logger.warning(
                     "tracker %s: it has not finished %g s after the run; its last records may be missing. metrics.jsonl has "
                     "everything",

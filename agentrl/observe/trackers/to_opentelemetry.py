@@ -27,7 +27,7 @@ class OpenTelemetryTracker(Tracker):
         """Check that there is somewhere to send spans to.
 
         Raises:
-            ConfigError: there is neither a tracer provider nor an endpoint.
+            ConfigError: there is neither a tracer provider nor an endpoint, or the package that sends to one is missing.
         """
         from opentelemetry import trace  # pyright: ignore[reportMissingImports]
 
@@ -37,6 +37,14 @@ class OpenTelemetryTracker(Tracker):
                 "track: opentelemetry has nowhere to send spans; set OTEL_EXPORTER_OTLP_ENDPOINT, such as "
                 "http://127.0.0.1:4318, or a tracer provider in your program"
             )
+        if self._own:
+            try:
+                import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401  # pyright: ignore
+            except ImportError as error:
+                raise ConfigError(
+                    f"track: opentelemetry cannot send spans to an endpoint without its exporter ({error}); "
+                    "pip install 'agentrl[opentelemetry]', or set a tracer provider in your program"
+                ) from error
 
     def start(self, run: TrackedRun) -> None:
         """Open the span of the run."""

@@ -35,7 +35,7 @@ function drawBar() {
     return el("a", { href: routeTo(name), "aria-current": isOn ? "page" : null }, title);
   });
   const run = embedded ? embedded.run : store.run;
-  const name = el("span", { class: "run-name", title: run ? run.path : null }, run ? run.name : "");
+  const name = el("span", { class: "run-name", title: store.run ? store.run.path : null }, run ? run.name : "");
   const theme = el("button", { class: "theme", title: "Light or dark (t)", onclick: switchTheme }, "◐");
   fill(document.getElementById("bar"), el("span", { class: "brand" }, "agentrl"), name, stateChip(run), el("nav", {}, tabs), theme);
   if (run) document.title = `${run.name} · agentrl view`;
@@ -49,6 +49,9 @@ function stateChip(run) {
   const last = store.metrics[store.metrics.length - 1];
   const step = stepEvents().length ? ` · step ${stepEvents().slice(-1)[0].step}` : "";
   if (run.is_running) return el("span", { class: "chip live", id: "state" }, `running${step}`);
+  if (last && last.event === "end" && last.error === "cancelled") {
+    return el("span", { class: "chip", id: "state", title: "agentrl train --resume continues it" }, `interrupted${step}`);
+  }
   if (last && last.event === "end" && last.error) {
     return el("span", { class: "chip outcome-failed", id: "state", title: last.error }, `failed${step}`);
   }
@@ -65,6 +68,7 @@ function onKey(event) {
   const isTyping = event.target.closest("input, select, textarea");
   if (isTyping && event.key === "Escape") event.target.blur();
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Enter" && event.target.closest("a, button")) return; // the browser follows it
   const action = (current.keys || {})[event.key];
   if (action) {
     event.preventDefault();

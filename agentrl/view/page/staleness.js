@@ -6,11 +6,32 @@ const stalenessView = {
   open(container) {
     this.container = container;
     this.counts = null;
+    this.slider = null;
     this.build();
   },
 
+  /** Take in new steps, and leave the slider that the reader may hold in place. */
   update(changed) {
-    if (changed.has("metrics")) this.build();
+    if (!changed.has("metrics")) return;
+    const steps = stepsWithStaleness();
+    if (!this.slider || !steps.length) {
+      this.build();
+      return;
+    }
+    const before = this.step;
+    this.takeSteps(steps);
+    [this.slider.min, this.slider.max, this.slider.value] = [steps[0].step, steps[steps.length - 1].step, this.step];
+    this.draw();
+    // What a step trained is written a moment after its metrics.
+    const isKnown = this.counts && Object.keys(this.counts.tokens).length > 0;
+    if (this.step !== before || !isKnown) this.load();
+  },
+
+  /** Show the step of the address, or the newest. */
+  takeSteps(steps) {
+    const asked = Number(readRoute().query.get("step") ?? NaN);
+    this.steps = steps;
+    this.step = steps.some((event) => event.step === asked) ? asked : steps[steps.length - 1].step;
   },
 
   resize() {
@@ -23,14 +44,13 @@ const stalenessView = {
   },
 
   build() {
-    const steps = stepEvents().filter((event) => isNumber(event.staleness_mean));
+    const steps = stepsWithStaleness();
     if (!steps.length) {
+      this.slider = null;
       fill(this.container, emptyState("No step has trained a token yet", "The histogram appears with the first training step."));
       return;
     }
-    const asked = Number(readRoute().query.get("step") ?? NaN);
-    this.steps = steps;
-    this.step = steps.some((event) => event.step === asked) ? asked : steps[steps.length - 1].step;
+    this.takeSteps(steps);
     this.over = el("canvas", { class: "chart pick", title: "Click picks a step" });
     this.bars = el("canvas", { class: "chart" });
     this.heading = el("h3", {});
@@ -113,3 +133,7 @@ const stalenessView = {
     fill(this.note, `${formatNumber(total)} tokens: ${parts.join(", ")}.`);
   },
 };
+
+function stepsWithStaleness() {
+  return stepEvents().filter((event) => isNumber(event.staleness_mean));
+}

@@ -47,8 +47,13 @@ const timelineView = {
   refresh() {
     const before = this.whole;
     this.measure();
+    if (!this.whole) {
+      this.build(); // the run began again, and has no span yet
+      return;
+    }
     const grown = this.whole[1] - before[1];
-    if (this.range[0] <= before[0] && this.range[1] >= before[1]) this.range = [...this.whole];
+    const isWhole = this.range[0] <= before[0] && this.range[1] >= before[1];
+    if (isWhole || grown < 0) this.range = [...this.whole];
     else if (this.range[1] >= before[1]) this.range = this.range.map((time) => time + grown);
     this.draw();
   },
@@ -62,6 +67,7 @@ const timelineView = {
   build() {
     this.measure();
     if (!this.whole) {
+      this.canvas = null;
       fill(this.container, emptyState("No spans are recorded yet", "timeline.jsonl of the run directory is empty or missing."));
       return;
     }
@@ -105,9 +111,9 @@ const timelineView = {
   },
 
   keys: {
-    "+": (view) => view.zoom((view.range[0] + view.range[1]) / 2, 0.5),
-    "-": (view) => view.zoom((view.range[0] + view.range[1]) / 2, 2),
-    0: (view) => view.setRange(view.whole),
+    "+": (view) => view.canvas && view.zoom((view.range[0] + view.range[1]) / 2, 0.5),
+    "-": (view) => view.canvas && view.zoom((view.range[0] + view.range[1]) / 2, 2),
+    0: (view) => view.canvas && view.setRange(view.whole),
   },
 
   toTime(x) {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.observe.timeline import Activity
-from agentrl.observe.trackers.base import TrackedRun, Tracker
+from agentrl.observe.trackers.base import RunStatus, TrackedRun, Tracker
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.observe.trackers.to_jsonl import JsonlTracker
 from agentrl.tokens.renderer import Renderer
@@ -32,6 +32,11 @@ def make_feed(folder: Path, trackers: Mapping[str, Tracker], **limits: Any) -> T
 class Broken(Tracker):
     def __init__(self) -> None:
         self.calls = 0
+        self.finished: list[str] = []
+
+    def finish(self, status: RunStatus) -> None:
+        self.finished.append(status)
+        raise OSError("the service is still gone")
 
     def step(self, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:
         self.calls += 1
@@ -77,7 +82,7 @@ async def test_a_tracker_that_fails_is_reported_once_and_left_out(
     broken = Broken()
     feed = make_feed(tmp_path, {"broken": broken, "jsonl": JsonlTracker()})
     report = await run(make_engine(tmp_path, renderer, steps=3, trackers=feed))
-    assert (report.train_steps, broken.calls) == (3, 1)
+    assert (report.train_steps, broken.calls, broken.finished) == (3, 1, ["failed"])
     assert [record.getMessage() for record in caplog.records if "tracker" in record.getMessage()] == [
         "tracker broken: OSError: the service is gone. The run continues without it; metrics.jsonl has everything"
     ]

@@ -6,6 +6,7 @@ question that was not recorded raises `ReplayDiverged`, and the tape remembers i
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ class Recorder:
 
     def add(self, kind: Asked, name: str, request: object, result: object = None, fault: str | None = None) -> None:
         """Record an answer; a value that JSON does not have is recorded as its repr."""
-        plain: Any = orjson.loads(_comparable_json([request, result]))
+        plain: Any = [json.loads(_comparable_json(value)) for value in (request, result)]
         self.answers.append(TapedAnswer(kind=kind, name=name, request=plain[0], result=plain[1], fault=fault))
 
 
@@ -205,7 +206,30 @@ def now() -> float:
 
 
 def _comparable_json(value: object) -> bytes:
-    return orjson.dumps(value, default=repr, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    """Return a value as JSON that a cassette file can hold: NaN is null, and half of a surrogate pair is a question mark.
+
+    A model may write arguments that `orjson` refuses, such as an integer of 30 digits, so `json` writes them.
+    """
+    try:
+        text = json.dumps(value, default=_plain_form)
+        plain = json.loads(text, parse_constant=lambda _: None)
+        return _dumped(plain)
+    except RecursionError:
+        return _dumped(f"<{type(value).__qualname__} that is nested too deep>")
+    except (TypeError, ValueError):  # keys that JSON does not have, or a value that contains itself
+        return _dumped(repr(value))
+
+
+def _dumped(plain: object) -> bytes:
+    return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def _plain_form(value: object) -> object:
+    """Return what JSON has for a value that `json` does not know, such as a date or a dataclass, or its repr."""
+    try:
+        return orjson.loads(orjson.dumps(value))
+    except TypeError:
+        return repr(value)
 
 
 def _quoted_json(value: object) -> str:

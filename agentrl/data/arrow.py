@@ -30,7 +30,7 @@ def read_parquet(file: Path) -> Iterator[Mapping[str, Any]]:
         with parquet.ParquetFile(str(file)) as opened:
             for batch in opened.iter_batches(batch_size=_BATCH_ROWS):
                 yield from cast("list[Mapping[str, Any]]", batch.to_pylist())
-    except (OSError, ValueError) as error:  # what pyarrow raises derives from these
+    except (OSError, ValueError, _pyarrow("pyarrow", file).ArrowException) as error:
         raise ConfigError(f"{file}: expected parquet: {error}") from error
 
 
@@ -57,7 +57,7 @@ def read_saved_dataset(folder: Path) -> Iterator[Mapping[str, Any]]:
             with arrow.memory_map(str(file)) as mapped, arrow.ipc.open_stream(mapped) as batches:
                 for batch in batches:
                     yield from cast("list[Mapping[str, Any]]", batch.to_pylist())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, arrow.ArrowException) as error:
             raise ConfigError(f"{file}: expected an Arrow stream, as datasets writes it: {error}") from error
 
 

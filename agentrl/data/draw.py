@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import anyio.to_thread
 import msgspec
@@ -18,8 +18,8 @@ import msgspec
 from agentrl.data.curriculum import MAX_RESULTS, Choice, Curriculum, GroupResult
 from agentrl.data.digest import StreamDigest, TaskDigest
 from agentrl.data.load import TrainingTasks
-from agentrl.data.stream import TaskStream
-from agentrl.errors import AgentRLError, RunStopped
+from agentrl.data.stream import TaskStream, stream_task
+from agentrl.errors import ConfigError, RunStopped
 from agentrl.observe.metrics import is_success
 from agentrl.types import Group, Task
 
@@ -243,11 +243,6 @@ class _Chooser:
 
 async def _made(stream: TaskStream, index: int, name: str) -> Task:
     try:
-        task = cast("object", await anyio.to_thread.run_sync(stream.task, index, abandon_on_cancel=True))
-    except AgentRLError as error:
-        raise RunStopped(f"{name}: {error}") from error
-    except Exception as error:
-        raise RunStopped(f"{name}: task {index} raised {type(error).__name__}: {error}") from error
-    if not isinstance(task, Task):
-        raise RunStopped(f"{name}: expected task {index} to be an agentrl.Task, got {type(task).__name__}")
-    return task
+        return await anyio.to_thread.run_sync(stream_task, stream, index, name, abandon_on_cancel=True)
+    except ConfigError as error:
+        raise RunStopped(str(error)) from error

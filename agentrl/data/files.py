@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, cast
@@ -58,12 +59,29 @@ def find_files(path: str | Sequence[str]) -> Iterator[NamedFile]:
                 raise ConfigError(f"{each}: no file fits this pattern")
             yield from (NamedFile(file, "" if len(found) == 1 else file_stem(file)) for file in found)
         elif root.is_dir() and not is_saved_dataset(root):
-            files = sorted(file for file in root.rglob("*") if file.is_file() and _kind(file) in KINDS)
+            files = _files_below(root)
             if not files:
                 raise ConfigError(f"{root}: this folder holds no file of {', '.join(KINDS)}")
             yield from (NamedFile(file, str(file.relative_to(root).with_name(file_stem(file)))) for file in files)
         else:
             yield NamedFile(root, "")
+
+
+def _files_below(root: Path) -> list[Path]:
+    """Return the data files in a folder and its sub-folders, in order; what begins with a dot is skipped.
+
+    Raises:
+        ConfigError: a sub-folder is a saved data set, whose files are no data files of their own.
+    """
+    found: list[Path] = []
+    for path in sorted(root.rglob("*")):
+        if any(part.startswith(".") for part in path.relative_to(root).parts):
+            continue
+        if path.is_dir() and is_saved_dataset(path):
+            raise ConfigError(f"{root}: the sub-folder {path} is a data set that `datasets` saved; name it itself")
+        if path.is_file() and _kind(path) in KINDS:
+            found.append(path)
+    return found
 
 
 def read_rows(file: Path) -> Iterator[FileRow]:
@@ -91,13 +109,15 @@ def read_rows(file: Path) -> Iterator[FileRow]:
                 yield from _json_rows(file, stream.read())
             else:
                 yield from _line_rows(file, stream)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def file_stem(file: Path) -> str:
-    """Return the name of a file up to its first dot, such as `train` for `train.jsonl.gz`."""
-    return file.name.partition(".")[0]
+    """Return the name of a file without its kind: `train` for `train.jsonl.gz`, `part.0` for `part.0.parquet`."""
+    name = file.name.removesuffix(".gz")
+    kind = _kind(file)
+    return name.removesuffix(kind) if kind in KINDS else name
 
 
 def _kind(file: Path) -> str:
@@ -143,10 +163,13 @@ def _table_rows(file: Path, stream: IO[bytes], delimiter: str) -> Iterator[FileR
     try:
         with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
             reader = csv.DictReader(text, strict=True, delimiter=delimiter)
+            names = list(reader.fieldnames or [])
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ConfigError(f"{file}: the header names {twice[0]!r} more than once; rename one of the columns")
             for number, row in enumerate(reader, 1):
                 place = f"{file}:{reader.line_num}"
                 if None in row or None in row.values():
-                    raise ConfigError(f"{place}: expected {len(reader.fieldnames or [])} columns; fix the row")
+                    raise ConfigError(f"{place}: expected {len(names)} columns; fix the row")
                 yield FileRow(number, place, {str(name): value for name, value in row.items() if value != ""})
     except (csv.Error, UnicodeDecodeError) as error:
         kind = "TSV" if delimiter == "\t" else "CSV"

@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-import orjson
-
 from agentrl.data.config import SourceConfig
 from agentrl.data.digest import check_unique
+from agentrl.data.rows import task_id, task_row
 from agentrl.data.source import open_source
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 TASK_FILES: Final = ("tasks.jsonl", "eval_tasks.jsonl")
 """Files of a run directory that hold the training and the held-out tasks of a run that was given them as objects."""
-_TASK_OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
 
 
 def read_tasks(path: str | Path) -> tuple[Task, ...]:
@@ -39,7 +37,7 @@ def write_task_files(folder: Path, tasks: Sequence[Task], evaluation: Sequence[T
     """
     for name, some in zip(TASK_FILES, (tasks, evaluation), strict=True):
         if some:
-            lines = [_task_line(task, number) for number, task in enumerate(some, start=1)]
+            lines = [task_row(task) for task in some]
             (folder / name).write_bytes(b"\n".join([*lines, b""]))
 
 
@@ -53,18 +51,13 @@ def given_tasks(given: Sequence[object], where: str) -> tuple[Task, ...]:
     for number, entry in enumerate(given, start=1):
         if isinstance(entry, Mapping):
             fields = cast("Mapping[str, Any]", entry)
-            entry = Task(id=str(fields.get("id", number)), data=fields)
+            entry = Task(id=task_id(fields, str(number)), data=fields)
         if not isinstance(entry, Task):
             raise ConfigError(f"{where}[{number - 1}]: expected a mapping or agentrl.Task, got {type(entry).__name__}")
         try:
-            orjson.dumps(dict(entry.data), option=_TASK_OPTIONS)
+            task_row(entry)
         except TypeError as error:
             raise ConfigError(f"{where}[{number - 1}]: the fields of a task must be JSON: {error}") from error
         tasks.append(entry)
     check_unique(tasks, where)
     return tuple(tasks)
-
-
-def _task_line(task: Task, number: int) -> bytes:
-    has_id = str(task.data.get("id", number)) == task.id
-    return orjson.dumps(dict(task.data) if has_id else {**task.data, "id": task.id}, option=_TASK_OPTIONS)

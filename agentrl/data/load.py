@@ -14,7 +14,7 @@ from agentrl.data.config import TasksConfig
 from agentrl.data.curriculum import Curriculum, load_curriculum
 from agentrl.data.digest import StreamDigest, TaskDigest
 from agentrl.data.source import OpenedSource, open_source
-from agentrl.data.stream import TaskStream
+from agentrl.data.stream import TaskStream, stream_task
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -66,8 +66,11 @@ class TrainingTasks:
         """Return the first `count` tasks: those of sources that end, then the endless sources in turn."""
         found = list(self.finite[:count])
         if self.streams:
-            turns = ((number, stream) for number in itertools.count() for stream in self.streams)
-            found += [stream.task(number) for number, stream in itertools.islice(turns, count - len(found))]
+            named = [(source.name, source.tasks) for source in self.sources if isinstance(source.tasks, TaskStream)]
+            turns = ((number, stream) for number in itertools.count() for stream in named)
+            found += [
+                stream_task(stream, number, name) for number, (name, stream) in itertools.islice(turns, count - len(found))
+            ]
         return tuple(found)
 
     def describe(self) -> str:

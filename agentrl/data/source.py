@@ -16,7 +16,8 @@ from agentrl.data.config import SourceConfig
 from agentrl.data.digest import check_unique
 from agentrl.data.files import find_files, read_rows
 from agentrl.data.records import DataRecord
-from agentrl.data.stream import IteratedStream, TaskStream
+from agentrl.data.rows import given_task, task_id
+from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
 from agentrl.hub import local_dataset
 from agentrl.types import Task
@@ -25,7 +26,7 @@ from agentrl.workflow import import_user_object
 logger = logging.getLogger(__name__)
 
 _MAX_LEFT_OUT: Final = 100_000
-"""Number of tasks in a row that an endless source may leave out."""
+"""Number of tasks in a row that a source that may have no end may leave out."""
 OpenedSource: TypeAlias = tuple[Task, ...] | TaskStream
 """The tasks of a source that ends, or the stream of one that does not."""
 
@@ -45,7 +46,7 @@ def open_source(config: SourceConfig, field: str, *, path_field: str | None = No
         _open_file(config, field, path_field or f"{field}.path") if config.path is not None else _open_factory(config, field)
     )
     if isinstance(opened, TaskStream):
-        _check_task(opened.task(0), f"{field}.factory: {config.factory}.task(0)")
+        stream_task(opened, 0, f"{field}.factory: {config.factory}")
         return opened
     tasks = tuple(opened)
     check_unique(
@@ -87,12 +88,15 @@ def _open_file(config: SourceConfig, field: str, path_field: str) -> Iterable[Ta
     selection.report()
 
 
-def _file_records(path: str) -> Iterator[DataRecord]:
+def _file_records(path: str) -> Iterator[DataRecord | Task]:
     for file, label in find_files(path):
         for row in read_rows(file):
-            own = row.fields.get("id")
             name = f"{label}-{row.number}" if label else str(row.number)
-            yield DataRecord(row.fields, place=row.place, name=name if own is None else str(own))
+            given = given_task(row.fields)
+            if given is not None:
+                yield given
+            else:
+                yield DataRecord(row.fields, place=row.place, name=task_id(row.fields, name))
 
 
 def _open_factory(config: SourceConfig, field: str) -> Iterable[Task] | TaskStream:
@@ -111,22 +115,26 @@ def _open_factory(config: SourceConfig, field: str) -> Iterable[Task] | TaskStre
             f"task(index), got {type(first).__name__}"
         )
     if isinstance(first, Sequence) or config.limit is not None:
-        return _read_all(selection, _made_items(_iterable(first), where))
+        max_left_out = None if isinstance(first, Sequence) else _MAX_LEFT_OUT
+        return _read_all(selection, _made_items(_iterable(first, where), where), max_left_out)
     opened: list[object] = [first]  # for the first start; a generator can be read only once
 
     def start() -> Iterator[Task]:
-        return selection.endless(_made_items(_iterable(opened.pop() if opened else made()), where))
+        items = _made_items(_iterable(opened.pop() if opened else made(), where), where)
+        return selection.kept(items, _MAX_LEFT_OUT)
 
     return IteratedStream(where, start)
 
 
-def _read_all(selection: _Selection, items: Iterator[DataRecord | Task]) -> Iterator[Task]:
-    yield from selection.limited(items)
+def _read_all(selection: _Selection, items: Iterator[DataRecord | Task], max_left_out: int | None) -> Iterator[Task]:
+    yield from selection.limited(items, max_left_out)
     selection.report()
 
 
-def _iterable(made: object) -> Iterable[object]:
-    return map(made.task, itertools.count()) if isinstance(made, TaskStream) else cast("Iterable[object]", made)
+def _iterable(made: object, where: str) -> Iterable[object]:
+    if isinstance(made, TaskStream):
+        return (stream_task(made, index, where) for index in itertools.count())
+    return cast("Iterable[object]", made)
 
 
 def _call_factory(make: Callable[..., object], config: SourceConfig, where: str) -> object:
@@ -148,12 +156,13 @@ def _made_items(made: Iterable[object], where: str) -> Iterator[DataRecord | Tas
         except StopIteration:
             return
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
+            text = str(error)
+            raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
         except Exception as error:
             raise ConfigError(f"{where}: task {number} raised {type(error).__name__}: {error}") from error
         if isinstance(item, Mapping):
             fields = cast("Mapping[str, Any]", item)
-            yield DataRecord(fields, place=f"{where}: task {number}", name=str(fields.get("id", number)))
+            yield DataRecord(fields, place=f"{where}: task {number}", name=task_id(fields, str(number)))
         else:
             yield _check_task(item, f"{where}: task {number}")
 
@@ -181,12 +190,16 @@ class _Selection:
         """Whether every task is kept as it is."""
         return self._map is None and not self._accepted and self._config.limit is None
 
-    def limited(self, items: Iterator[DataRecord | Task]) -> Iterator[Task]:
+    def limited(self, items: Iterator[DataRecord | Task], max_left_out: int | None = None) -> Iterator[Task]:
         """Yield the tasks of a source that ends, or the first `limit` of any."""
-        yield from itertools.islice(self.endless(items), self._config.limit)
+        yield from itertools.islice(self.kept(items, max_left_out), self._config.limit)
 
-    def endless(self, items: Iterator[DataRecord | Task]) -> Iterator[Task]:
+    def kept(self, items: Iterator[DataRecord | Task], max_left_out: int | None) -> Iterator[Task]:
         """Yield the tasks that are kept.
+
+        Args:
+            items: the rows or tasks.
+            max_left_out: number of tasks in a row that may be left out; None for a source that ends.
 
         Raises:
             ConfigError: `map` fails, a task lacks a field of `filter`, or too many tasks in a row are left out.
@@ -200,7 +213,7 @@ class _Selection:
                 yield task
                 continue
             left_out += 1
-            if left_out == _MAX_LEFT_OUT:
+            if left_out == max_left_out:
                 raise ConfigError(f"{self._field}: map and filter leave out {left_out} tasks in a row; check them")
 
     def report(self) -> None:
@@ -232,7 +245,7 @@ class _Selection:
                 f"{type(made).__name__}"
             )
         fields = cast("Mapping[str, Any]", made)
-        return Task(id=str(fields.get("id", item.name)), data=fields)
+        return Task(id=task_id(fields, item.name), data=fields)
 
     def _passes(self, task: Task) -> bool:
         for name, accepted in self._accepted.items():

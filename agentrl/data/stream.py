@@ -6,7 +6,7 @@ Invariant: the task of a number is always the same one, so that a resumed run dr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from agentrl.errors import ConfigError
 from agentrl.types import Task
@@ -30,6 +30,30 @@ class TaskStream(Protocol):
         The engine calls it in a worker thread, one call at a time, so it may block. What it raises ends the run.
         """
         ...
+
+
+def stream_task(stream: TaskStream, index: int, name: str) -> Task:
+    """Return task number `index` of a stream that a user wrote.
+
+    Args:
+        stream: the source.
+        index: from 0.
+        name: of the source, for messages.
+
+    Raises:
+        ConfigError: the stream raises, or returns no task.
+    """
+    where = f"{name}.task({index})"
+    try:
+        task = cast("object", stream.task(index))
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if name in text else f"{where}: {text}") from error
+    except Exception as error:
+        raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
+    if not isinstance(task, Task):
+        raise ConfigError(f"{where}: expected an agentrl.Task, got {type(task).__name__}")
+    return task
 
 
 class IteratedStream:

@@ -22,6 +22,7 @@ from agentrl.observe.records import encode_line
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_client_episode
 from agentrl.runs.stored import stored_trajectory
+from agentrl.tools.functions import read_question
 from agentrl.types import Trajectory
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
@@ -141,20 +142,13 @@ def stored_tool_answers(trajectory: Trajectory) -> list[TapedAnswer]:
         for message in turn.messages:
             call = asked.pop(str(message.get("tool_call_id")), None) if message.get("role") == "tool" else None
             if call is not None:
-                question = _arguments(call.get("arguments"))
+                question = read_question(call.get("arguments"))
                 answers.append(
                     TapedAnswer(kind="tool", name=str(call.get("name")), request=question, result=message.get("content"))
                 )
         for call in turn.message.get("tool_calls") or ():
             asked[str(call["id"])] = call["function"]
     return answers
-
-
-def _arguments(written: object) -> object:
-    try:
-        return orjson.loads(written) if isinstance(written, str) else written
-    except ValueError:
-        return written
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

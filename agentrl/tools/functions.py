@@ -115,7 +115,7 @@ class Tool(Generic[P, R]):
             return fields.answer(f"Error: there is no tool {fields.name!r}; there is {self.name}")
         asking = run_and_compare if _carries_state(self._function) else ask
         with environment_boundary(f"tool {self.name}"):
-            content = await asking("tool", self.name, _read_question(fields.arguments), lambda: self._run(fields.arguments))
+            content = await asking("tool", self.name, read_question(fields.arguments), lambda: self._run(fields.arguments))
         return fields.answer(str(content))
 
     def call_with_json(self, arguments: str) -> str:
@@ -240,7 +240,7 @@ async def _foreign_reply(
     async def live() -> object:
         return (await candidate.reply(call))["content"]
 
-    content = await ask("tool", candidate.name, _read_question(fields.arguments), live)
+    content = await ask("tool", candidate.name, read_question(fields.arguments), live)
     return fields.answer(cast("str", content))
 
 
@@ -289,7 +289,7 @@ def _carries_state(function: Callable[..., object]) -> bool:
     return not inspect.isfunction(function) or bool(function.__closure__)
 
 
-def _read_question(arguments: object) -> object:
+def read_question(arguments: object) -> object:
     """Return the arguments that a model wrote as JSON; what is not JSON as text."""
     if isinstance(arguments, Mapping):
         return cast("object", arguments)

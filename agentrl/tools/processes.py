@@ -92,6 +92,8 @@ async def call_by_name(where: str, kind: str, name: str, arguments: str, *, time
             reply = await _pool_of_this_loop().run(kind, name, arguments, wall_s=timeout)
         except (WorkerLost, EnvironmentFault) as error:
             raise EnvironmentFault(f"{where}: {error}") from None
+        if reply.limit is not None:
+            raise EnvironmentFault(f"{where}: the function ran out of {reply.limit}; give it less work in one call")
         outcome = cast("dict[str, JsonValue]", reply.value)
     if "tool_error" in outcome:
         raise ToolError(str(outcome["tool_error"]))

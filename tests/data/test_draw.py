@@ -172,7 +172,7 @@ async def test_a_source_that_blocks_does_so_in_a_thread_and_its_failure_names_it
         await draw.task(0)
     assert scope.cancelled_caught
     stream.let_go.set()
-    with pytest.raises(RunStopped, match="source 0: task 0 raised OSError: no task 0"):
+    with pytest.raises(RunStopped, match=r"source 0.task\(0\) raised OSError: no task 0"):
         await draw.task(0)
     assert threading.get_ident() not in stream.threads
 

@@ -90,7 +90,9 @@ def test_the_error_for_a_folder_of_splits_lists_them(tmp_path: Path) -> None:
         ("a.tsv", b"q\ta\n1\n", "a.tsv:2: expected 2 columns"),
         ("a.csv", b"q\n\xff\n", "expected CSV with a header, in UTF-8"),
         ("a.json", b"[{]", "a.json: expected a list of records as JSON"),
+        ("a.csv", b"q,a,q\n1,2,3\n", "a.csv: the header names 'q' more than once"),
         ("a.jsonl.gz", b"no gzip", "cannot read"),
+        ("a.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 30, "cannot read"),
         ("a.parquet.gz", b"", "got no ending"),
     ],
 )
@@ -114,3 +116,18 @@ def test_a_large_file_is_read_as_far_as_the_limit_asks(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text('{"q": 1}\n{"q": 2}\nthis line is never read\n')
     assert len(load_training(TasksConfig(path=str(file), limit=2)).finite) == 2
+
+
+def test_files_that_differ_before_their_kind_have_tasks_of_their_own(tmp_path: Path) -> None:
+    for name in ("part.0.jsonl", "part.1.jsonl.gz", ".cache/part.2.jsonl", ".hidden.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        data = b'{"q": 1}\n'
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    found = load_training(TasksConfig(path=str(tmp_path))).finite
+    assert [task.id for task in found] == ["part.0-1", "part.1-1"]
+
+
+def test_a_folder_with_a_saved_data_set_names_it(tmp_path: Path) -> None:
+    save_dataset(tmp_path / "all" / "saved", [ROWS])
+    with pytest.raises(ConfigError, match=r"the sub-folder .*all/saved is a data set that `datasets` saved; name it itself"):
+        load_training(TasksConfig(path=str(tmp_path / "all")))

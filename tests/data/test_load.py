@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from agentrl.data.config import TasksConfig
+from agentrl.data.digest import TaskDigest
+from agentrl.data.given import given_tasks, read_tasks, write_task_files
 from agentrl.data.load import load_held_out, load_tasks, load_training
 from agentrl.errors import ConfigError
 from agentrl.types import Task
@@ -242,3 +244,47 @@ def test_an_endless_factory_that_cannot_be_used_is_explained() -> None:
 def test_fields_that_exclude_each_other_are_refused(config: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         TasksConfig.model_validate(config)
+
+
+class Broken:
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def task(self, index: int) -> Task:
+        if index < self.first:
+            return Task(id=str(index), data={})
+        raise OSError("the well is dry")
+
+
+def test_a_stream_that_raises_is_named() -> None:
+    expected = r"Broken\.task\(0\) raised OSError: the well is dry"
+    with pytest.raises(ConfigError, match=expected):
+        load_training(TasksConfig(factory=here("Broken")))
+    with pytest.raises(ConfigError, match=expected):
+        load_training(TasksConfig(factory=here("Broken"), limit=2))
+    with pytest.raises(ConfigError, match=r"Broken\.task\(2\) raised OSError"):
+        load_training(TasksConfig(factory=here("Broken"), factory_args={"first": 2})).first(3)
+
+
+def test_a_file_may_leave_out_any_number_of_rows(tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    file.write_text('{"keep": 0}\n' * 100_001 + '{"keep": 1}\n')
+    assert [task.id for task in load_training(TasksConfig(path=str(file), filter={"keep": 1})).finite] == ["100002"]
+
+
+def test_an_id_that_is_null_is_no_id(tmp_path: Path) -> None:
+    file = tmp_path / "null.jsonl"
+    file.write_text('{"id": null}\n{"id": "b"}\n')
+    assert ids({"path": str(file)}) == ["1", "b"]
+    assert [task.id for task in given_tasks([{"id": None}, {"id": 7}], "tasks")] == ["1", "7"]
+
+
+def test_tasks_are_written_and_read_with_the_same_ids_and_fields(tmp_path: Path) -> None:
+    tasks = given_tasks(
+        [Task(id="a", data={"q": 1}), Task(id="b", data={"id": "other"}), Task(id="c", data={"data": {"id": 3}}), {}],
+        "tasks",
+    )
+    write_task_files(tmp_path, tasks, ())
+    read = read_tasks(tmp_path / "tasks.jsonl")
+    assert read == tasks
+    assert TaskDigest.of(read) == TaskDigest.of(tasks)

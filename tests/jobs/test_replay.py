@@ -187,3 +187,10 @@ def test_a_test_checks_a_cassette_in_one_line(tmp_path: Path) -> None:
     check_replay(path, taped.Shop)
     with pytest.raises(AssertionError, match=r"the episode is another one:\nfinal_reward: expected 1\.0, got 3\.0"):
         check_replay(path, workflow_args={"price": 3})
+
+
+@pytest.mark.parametrize("item", [10**30, "\ud800", {"deep": [float("nan")]}])
+async def test_arguments_that_few_parsers_take_are_recorded_and_replayed(item: object, tmp_path: Path) -> None:
+    cassette = await record("tests.support.taped:Shop", [call("order", item=item), "Done."])
+    write_cassette(tmp_path / "one.json", cassette)
+    assert await compare_with_cassette(taped.Shop(), read_cassette(tmp_path / "one.json")) == []

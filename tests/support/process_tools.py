@@ -42,3 +42,8 @@ def factor(number: int, *, limits: list[int] | None = None) -> dict[str, object]
 def stuck() -> None:
     """Never return."""
     Event().wait()
+
+
+def exhaust() -> int:
+    """Run out of memory."""
+    raise MemoryError

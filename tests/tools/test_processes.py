@@ -82,3 +82,9 @@ async def test_a_function_without_a_name_to_import_is_refused_before_anything_st
         await in_process(process_tools.wait)
     with pytest.raises(TypeError, match=r"add: expected arguments that are JSON: .*not JSON serializable"):
         await in_process(process_tools.add, object(), 1)  # pyright: ignore[reportArgumentType] - the error is tested
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_function_that_runs_out_of_memory_is_a_fault_with_the_fix() -> None:
+    with pytest.raises(EnvironmentFault, match=r"exhaust: the function ran out of memory; give it less work in one call"):
+        await in_process(process_tools.exhaust)

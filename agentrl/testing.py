@@ -75,14 +75,15 @@ def play(
     Args:
         workflow: a RolloutWorkflow class or instance, or an `async def solve(task, client) -> float`.
         task: the task, or its fields.
-        replies: one for each call of the model, in order, or a function that answers every call. A call beyond the last
-            reply is a failed episode.
+        replies: one for each call of the model, in the order of the calls, or a function that answers every call. A call
+            beyond the last reply is a failed episode.
         workflow_args: as in a run file.
         timeout: seconds that the episode has.
         cassette: a file to record the episode to, for `check_replay`; nothing is written if it failed.
 
     Raises:
-        ConfigError: the workflow cannot be used.
+        ConfigError: the workflow cannot be used, or not by its name, which a cassette needs.
+        AssertionError: the episode did not fail, and replies are left over.
         OSError: the cassette cannot be written.
 
     Example:
@@ -109,6 +110,7 @@ async def play_async(
 
     Raises:
         ConfigError: as `play`.
+        AssertionError: as `play`.
         OSError: as `play`.
 
     Cancellation: the episode is cancelled, and nothing is returned.
@@ -117,6 +119,7 @@ async def play_async(
         raise ConfigError(f"replies must be a list with one reply for each call of the model, got {replies!r:.80}; wrap it")
     flow = as_workflow(workflow, workflow_args)
     given = task if isinstance(task, Task) else Task(id=str(task.get("id", "test")), data=task)
+    name = "" if cassette is None else _importable_name(workflow)
     policy = ScriptedPolicy(partial(_scripted_text, replies))
     client = _PlayedClient(
         backend=policy, renderer=policy.renderer, sampling=UNLIMITED, episode_id=uuid4().hex, task_id=given.id
@@ -125,8 +128,13 @@ async def play_async(
     async with flow.opened():
         with nullcontext() if cassette is None else using_tape(tape):
             trajectory = await run_client_episode(flow, given, client, timeout_s=timeout)
+    if trajectory.failure is None and not callable(replies) and len(policy.calls) < len(replies):
+        raise AssertionError(
+            f"the workflow asked the model {len(policy.calls)} times, and there are {len(replies)} replies; remove those "
+            "that are left over, or check why the episode ended early"
+        )
     if cassette is not None and trajectory.failure is None:
-        made = make_cassette(trajectory, tape, workflow=_name_of(workflow), workflow_args=dict(workflow_args or {}))
+        made = make_cassette(trajectory, tape, workflow=name, workflow_args=dict(workflow_args or {}))
         write_cassette(Path(cassette), made)
     return trajectory
 
@@ -161,10 +169,21 @@ def check_replay(
         raise AssertionError(f"{cassette}: the episode is another one:\n" + "\n".join(differences))
 
 
-def _name_of(workflow: object) -> str:
-    """Return `module:Name` of a workflow class, the class of an instance, or a function."""
-    named: object = workflow if hasattr(workflow, "__qualname__") else type(workflow)
-    return f"{getattr(named, '__module__', '')}:{getattr(named, '__qualname__', '')}"
+def _importable_name(workflow: object) -> str:
+    """Return `module:Name` of a workflow class or function, by which a cassette names it.
+
+    Raises:
+        ConfigError: it is an object, or is made inside a function.
+    """
+    name: str | None = getattr(workflow, "__qualname__", None)
+    if name is None:
+        raise ConfigError(
+            f"cassette: a cassette names its workflow, and {type(workflow).__qualname__} is given as an object; pass the "
+            "class, and what it is made with as workflow_args"
+        )
+    if "<locals>" in name:
+        raise ConfigError(f"cassette: {name} is made inside a function, so no replay can import it; move it to its module")
+    return f"{getattr(workflow, '__module__', '')}:{name}"
 
 
 _sent: ContextVar[Sequence[Message]] = ContextVar("agentrl_testing_messages", default=())
@@ -184,9 +203,9 @@ class _PlayedClient(Client):
 def _scripted_text(replies: Sequence[Reply] | Callable[[Sequence[Message]], Reply], asked: ScriptedCall) -> str:
     if callable(replies):
         return _reply_text(replies)
-    if asked.turn >= len(replies):
+    if asked.index >= len(replies):
         raise RequestRejected(f"there are {len(replies)} replies; the workflow asked for one more", status=400)
-    return _reply_text(replies[asked.turn])
+    return _reply_text(replies[asked.index])
 
 
 def _reply_text(reply: Reply) -> str:

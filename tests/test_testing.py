@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import anyio
@@ -85,3 +86,33 @@ def test_an_episode_that_hangs_ends_at_the_timeout() -> None:
 def test_a_single_text_in_place_of_the_list_is_refused() -> None:
     with pytest.raises(ConfigError, match="replies must be a list with one reply for each call"):
         play(Calculator, TASK, "42")
+
+
+def test_parallel_calls_take_the_replies_in_the_order_of_the_calls() -> None:
+    async def ask_twice(task: Task, client: Client) -> float:
+        answers: list[str] = []
+
+        async def ask(text: str) -> None:
+            completion = await client.chat.completions.create(messages=[{"role": "user", "content": text}])
+            answers.append(completion.choices[0].message.content or "")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, "a")
+            tasks.start_soon(ask, "b")
+        return float(sorted(answers) == ["one", "two"])
+
+    assert play(ask_twice, TASK, ["one", "two"]).final_reward == 1.0
+
+
+def test_replies_that_are_left_over_are_an_error() -> None:
+    with pytest.raises(AssertionError, match="asked the model 1 times, and there are 2 replies"):
+        play(Calculator, TASK, ["42", "42"])
+
+
+def test_a_cassette_needs_a_workflow_with_a_name(tmp_path: Path) -> None:
+    async def local(task: Task, client: Client) -> float:
+        return 0.0
+
+    for workflow, expected in ((Calculator(), "Calculator is given as an object"), (local, "is made inside a function")):
+        with pytest.raises(ConfigError, match=expected):
+            play(workflow, TASK, [], cassette=tmp_path / "one.json")

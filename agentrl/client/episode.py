@@ -33,6 +33,9 @@ _AMBIGUOUS = -1
 REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
 """What an endpoint counts of an episode; metrics of the trajectory."""
 
+MISSES_METRIC: Final = "unsupported_misses"
+"""Answers that miss what their call demanded, where prompts ask for it (`sampling.unsupported: prompt`)."""
+
 
 class EpisodeRecord(ABC):
     """What every episode keeps, whichever model answers. Single-threaded: no method awaits."""
@@ -281,11 +284,11 @@ class Episode(EpisodeRecord):
         return GenerateRequest(request_id=uuid4().hex, episode_id=self.id, context=prompt.context, sampling=sampling)
 
     def compare(self, messages: Sequence[Message], demand: Demand | None, answer: Message) -> None:
-        """Count whether a recorded answer misses what its call demanded, as the metric `unsupported_misses`."""
+        """Count whether a recorded answer misses what its call demanded, as the metric `MISSES_METRIC`."""
         if self._instructions is not None and demand is not None:
             self._instructions.remember(messages, demand, answer)
             missed = bool(demand.problem(answer))
-            self.metrics["unsupported_misses"] = self.metrics.get("unsupported_misses", 0.0) + missed
+            self.metrics[MISSES_METRIC] = self.metrics.get(MISSES_METRIC, 0.0) + missed
 
     def check_not_aborted(self, request: GenerateRequest, generation: Generation) -> None:
         """Raise `ServerUnavailable` for an aborted generation: the server cut it, so it is no answer of the policy."""

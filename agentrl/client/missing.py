@@ -8,7 +8,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 import anyio
-from openai import AsyncOpenAI, OpenAIError
+from openai import AsyncOpenAI, NotFoundError, OpenAIError
 
 from agentrl.foreign import one_line
 
@@ -28,18 +28,22 @@ async def describe_missing(endpoint: AsyncOpenAI, model: str) -> str:
     """
     url = str(endpoint.base_url).rstrip("/")
     names: list[str] | None = None
+    no_list = f"{url}/models gives no list of models"
     try:
         with anyio.move_on_after(_ASK_S):
             listed = await endpoint.with_options(max_retries=0).models.list()
             names = [one_line(str(each.id)) for each in listed.data]
+    except NotFoundError:
+        no_list = f"there is no {url}/models either"
     except (OpenAIError, AttributeError, TypeError, ValueError):  # no list, or a list in another shape
         names = None
     if names is None:
         if urlsplit(url).path.endswith("/chat/completions"):
             return f"the base URL must end before /chat/completions: try {url.removesuffix('/chat/completions')}"
         if not urlsplit(url).path.endswith("/v1"):
-            return f"there is no {url}/models either; most servers have the OpenAI API under /v1: try {url}/v1"
-        return f"there is no {url}/models either: this is perhaps no server with the OpenAI API, or its API has another path"
+            return f"{no_list}; most servers have the OpenAI API under /v1: try {url}/v1"
+        why = "this is perhaps no server with the OpenAI API, or its API has another path"
+        return f"{no_list}: {why}"
     if model not in names:
         offered = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         return f"the endpoint has no model {model!r}; it offers {offered or 'none'}: name one of them"

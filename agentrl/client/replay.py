@@ -14,17 +14,19 @@ from typing import Any, Final, NoReturn, cast
 
 import anyio.lowlevel
 import numpy as np
-from openai import AsyncStream
+from openai import AsyncStream, NotGiven, Omit
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client.arguments import RAW_RESPONSE_HEADER, MessageLike, checked_messages
 from agentrl.client.completion import chunk, chunk_header, completion, finish_reason, message_fields, usage
-from agentrl.client.episode import REPORTED_NAMES, EpisodeRecord
+from agentrl.client.episode import MISSES_METRIC, REPORTED_NAMES, EpisodeRecord
 from agentrl.client.openai_base import Answered, EpisodeClient, RawResponse
+from agentrl.client.structured.demand import Demand, ToolSchema, read_demand
+from agentrl.client.structured.instructions import Instructions
 from agentrl.errors import ReplayDiverged, TokenError, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.tokens.messages import message_key, plain_fields
-from agentrl.types import EpisodeFailure, Int32Array, Message, StopReason, Trajectory, Turn
+from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
 
 _LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT)
 _MAX_QUOTED_CHARS: Final = 200
@@ -54,7 +56,8 @@ class ReplayClient(EpisodeClient["ReplayEpisode"]):
         with episode.refusals():
             if arguments.get("logprobs"):
                 raise WorkflowError("a replay has no tokenizer, so it cannot give logprobs=True; drop the argument")
-            index = episode.take(checked_messages(messages), _tools(arguments))
+            tools = _tools(arguments)
+            index = episode.take(checked_messages(messages), tools, self.speaker, _demand(arguments, tools))
         turn = episode.turns[-1]
         model = str(arguments.get("model") or "policy")
         identity = f"chatcmpl-replay-{episode.id}-{index}"
@@ -81,7 +84,7 @@ class ReplayClient(EpisodeClient["ReplayEpisode"]):
         await anyio.lowlevel.checkpoint()
         episode = self.episode
         with episode.refusals():
-            index = episode.take_ids(np.asarray(input_ids, np.int32))
+            index = episode.take_ids(np.asarray(input_ids, np.int32), self.speaker)
         generation = _generation(episode.turns[-1])
         episode.announce(f"chatcmpl-replay-{episode.id}-{index}", generation)
         return generation
@@ -109,33 +112,49 @@ class ReplayEpisode(EpisodeRecord):
         """What the workflow did that was not recorded."""
         if not any(turn.output_ids.size for turn in recorded.turns):
             self.reported_tokens = {name: recorded.metrics[name] for name in REPORTED_NAMES if name in recorded.metrics}
+        self._instructions = Instructions() if MISSES_METRIC in recorded.metrics else None
+        """The record's prompts carry instructions where answers were compared with them."""
         self._turns: list[Turn] = []
         self._order: list[int] = []
         self.turns = self._turns
 
-    def take(self, messages: Sequence[Message], tools: Sequence[object]) -> int:
+    def take(self, messages: Sequence[Message], tools: Sequence[object], speaker: Speaker, demand: Demand | None) -> int:
         """Add the recorded turn that answers `messages`, and return its number in the record.
 
         Raises:
             ReplayDiverged: there is none that was not taken.
             EpisodeLimit: the recorded episode ended here, at a limit.
         """
-        asked = _keys(messages)
+        sent = messages if self._instructions is None else self._instructions.applied(messages, demand)
+        asked = (_keys(sent), _plain_tools(tools))
         for index in self._left():
-            if _keys(self._sent(index)) == asked and _plain_tools(self._tools_of(index)) == _plain_tools(tools):
-                return self._add(index)
+            same = (_keys(self._sent(index)), _plain_tools(self._tools_of(index))) == asked
+            if same and self._speaker(index) == speaker:
+                self._add(index)
+                if self._instructions is not None and demand is not None:
+                    self._compare(self._instructions, messages, demand, self.recorded.turns[index].message)
+                return index
 
         def difference(index: int) -> str:
-            return _difference(self._sent(index), messages, self._tools_of(index), tools)
+            same = (_keys(self._sent(index)), _plain_tools(self._tools_of(index))) == asked
+            if same and self._speaker(index) != speaker:
+                return _speaker_difference(self._speaker(index), speaker)
+            return _difference(self._sent(index), sent, self._tools_of(index), tools)
 
         return self._refuse(difference)
 
-    def take_ids(self, ids: Int32Array) -> int:
+    def take_ids(self, ids: Int32Array, speaker: Speaker) -> int:
         """Add the recorded turn whose context is `ids`, as `take` does."""
         for index in self._left():
-            if np.array_equal(self.context_of(index), ids):
+            if self._speaker(index) == speaker and np.array_equal(self.context_of(index), ids):
                 return self._add(index)
-        return self._refuse(lambda _: f"the workflow sent {len(ids)} token ids, which are not those that were recorded")
+
+        def difference(index: int) -> str:
+            if np.array_equal(self.context_of(index), ids):
+                return _speaker_difference(self._speaker(index), speaker)
+            return f"the workflow sent {len(ids)} token ids, which are not those that were recorded"
+
+        return self._refuse(difference)
 
     def announce(self, identity: str, given: object) -> None:
         """Let `reward` find the turn that was added last by its completion."""
@@ -160,6 +179,14 @@ class ReplayEpisode(EpisodeRecord):
         pairs = sorted(zip(self._order, self._turns, strict=True), key=lambda pair: pair[0])
         self._turns[:] = [turn for _, turn in pairs]
         return super().close(stop_reason, final_reward, failure)
+
+    def _compare(self, instructions: Instructions, messages: Sequence[Message], demand: Demand, answer: Message) -> None:
+        instructions.remember(messages, demand, answer)
+        self.metrics[MISSES_METRIC] = self.metrics.get(MISSES_METRIC, 0.0) + bool(demand.problem(answer))
+
+    def _speaker(self, index: int) -> Speaker:
+        turn = self.recorded.turns[index]
+        return Speaker(role=turn.role, player=turn.player)
 
     def _sent(self, index: int) -> Sequence[Message]:
         return self.recorded.messages(index)[:-1]
@@ -238,6 +265,15 @@ def _generation(turn: Turn) -> Generation:
     )
 
 
+def _demand(arguments: Mapping[str, Any], tools: Sequence[object]) -> Demand | None:
+    """Return what a call demands; None for what `sampling.unsupported: prompt` does not take."""
+    given = {name: value for name, value in arguments.items() if not (value is None or isinstance(value, (Omit, NotGiven)))}
+    try:
+        return read_demand(given, cast("Sequence[ToolSchema]", tools))
+    except WorkflowError:
+        return None
+
+
 def _tools(arguments: Mapping[str, Any]) -> Sequence[object]:
     tools = arguments.get("tools")
     if arguments.get("tool_choice") == "none" or not isinstance(tools, Iterable):
@@ -275,6 +311,14 @@ def _difference(
     if _plain_tools(recorded_tools) != _plain_tools(tools):
         return f"the workflow offered other tools: expected {_tool_names(recorded_tools)}, got {_tool_names(tools)}"
     return "the workflow sent the same request once more than it was recorded"
+
+
+def _speaker_difference(recorded: Speaker, asked: Speaker) -> str:
+    return f"another speaker made this call: expected {_quoted_speaker(recorded)}, got {_quoted_speaker(asked)}"
+
+
+def _quoted_speaker(speaker: Speaker) -> str:
+    return f"role {speaker.role!r} and player {speaker.player!r}"
 
 
 def _tool_names(tools: Sequence[object]) -> str:

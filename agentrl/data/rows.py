@@ -34,6 +34,6 @@ def task_row(task: Task) -> bytes:
 def given_task(fields: Mapping[str, Any]) -> Task | None:
     """Return the task in a row that `task_row` wrote; None for any other row."""
     data = fields.get("data")
-    if fields.keys() != {"format", "id", "data"} or fields["format"] != _FORMAT or not isinstance(data, dict):
+    if set(fields) != {"format", "id", "data"} or fields["format"] != _FORMAT or not isinstance(data, dict):
         return None
     return Task(id=str(fields["id"]), data=cast("dict[str, Any]", data))

@@ -33,7 +33,8 @@ Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Gateway:
     """Answers the OpenAI API for one model.
 
-    Example: `Gateway(renderer, model="demo").add_to(app, engine)`; `agentrl.servers.serve.serving` takes it as `add_routes`.
+    Example: `Gateway(renderer, model="demo", sampling=SamplingConfig()).add_to(app, engine)`. The function
+    `agentrl.servers.serve.serving` takes `add_to` as `add_routes`.
 
     Args:
         renderer: chat template and tokenizer of the model.

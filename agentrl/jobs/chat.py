@@ -75,7 +75,7 @@ async def chat(options: ChatOptions, *, read: Callable[[], str] | None = None, c
             f"{options.temperature:g} and {options.max_tokens}"
         )
     tools = [_load_tool(spec) for spec in options.tools]
-    shown = console or Console(soft_wrap=True, markup=False, highlight=False)
+    shown = console or Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
     async with _clients(options) as new_client:
         conversation = Conversation(new_client, tools, system=options.system, temperature=options.temperature, console=shown)
         shown.print(_HELP, style="dim")
@@ -157,7 +157,7 @@ class Conversation:
                     for style, text in (("dim", reasoning), ("default", choice.delta.content)):
                         if text:
                             self._console.print("\n" if place not in ("", style) else "", end="")
-                            self._console.print(visible(text), style=style, end="")
+                            self._console.print(visible(text), style=style, end="", emoji=False)
                             place = style
         self._console.print()
         message = state.current_completion_snapshot.choices[0].message
@@ -177,13 +177,14 @@ class Conversation:
         values = {"messages": self.messages, "tools": [each.schema for each in self._tools]}
         try:
             write_json(Path(name), values)
-        except OSError as error:
-            self._note(f"cannot write {one_line(name)}: {error.strerror}", style="red")
+        except (OSError, ValueError) as error:  # `.` has no name to write to
+            reason = getattr(error, "strerror", None) or error
+            self._note(f"cannot write {one_line(name)}: {one_line(str(reason))}; name another file", style="red")
         else:
             self._note(f"{len(self.messages)} messages are in {one_line(name)}")
 
     def _note(self, text: str, style: str = "dim") -> None:
-        self._console.print(text, style=style)
+        self._console.print(text, style=style, emoji=False)
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from agentrl.client import Client
 from agentrl.config import RunConfig
 from agentrl.data.load import load_tasks
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
+from agentrl.foreign import one_line
 from agentrl.jobs.evaluate import Target, check_target, play_episodes, server_logs
 from agentrl.jobs.files import check_writable
 from agentrl.jobs.replay import timeless_record
@@ -65,11 +66,12 @@ async def record_cassettes(
     with server_logs(run) as logs:
         report = await play_episodes(run, target, key, logs, workflow, tasks, count, False, save)
     for path in sorted(written):
-        print(path)
+        print(one_line(str(path)))
     for episode in report.episodes:
         if episode.failure is not None:
             failure = episode.failure
-            print(f"not recorded: task {episode.task_id}: {failure.kind}: {failure.message}", file=sys.stderr)
+            what = f"not recorded: task {episode.task_id}: {failure.kind}: {failure.message}"
+            print(one_line(what), file=sys.stderr)
     if not written:
         raise ErrorBudgetExceeded(f"all {count} episodes failed, so no cassette was written; fix the cause printed above")
 

@@ -1,7 +1,7 @@
 """`agentrl replay`: recorded episodes again, offline, with the workflow as it is now.
 
-Invariant: no model is asked, and no tool or environment of the tape runs. A replay is equal to its record byte by byte, or
-each difference is named.
+Invariant: no model is asked, and neither an environment nor a tool that carries no state runs, if the tape has it. A replay
+is equal to its record byte by byte, or each difference is named.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import orjson
 
 from agentrl.cassette.file import Cassette, read_cassette
 from agentrl.cassette.tape import Player, TapedAnswer, using_tape
 from agentrl.client.replay import ReplayClient
 from agentrl.errors import ConfigError
+from agentrl.foreign import one_line
 from agentrl.observe.episode_record import EndedEpisode, trajectory_record
 from agentrl.observe.records import encode_line
 from agentrl.rollout.config import RolloutConfig
@@ -73,7 +75,7 @@ async def replay_cassettes(
     Args:
         paths: files, and directories of files that end in `.json`.
         workflow: `module:Name`; None: the one that each cassette names.
-        workflow_args: its arguments; None: those of the cassette.
+        workflow_args: its arguments; None: those of the cassette, for its own workflow.
         live_tools: run the tools again.
 
     Raises:
@@ -84,13 +86,14 @@ async def replay_cassettes(
     all_equal = True
     for path in _files(paths):
         cassette = read_cassette(path)
-        args = cassette.workflow_args if workflow_args is None else workflow_args
+        own = workflow is None or workflow == cassette.workflow
+        args = cassette.workflow_args if own and workflow_args is None else workflow_args
         flow = load_workflow(workflow or cassette.workflow, args)
         async with flow.opened():
             differences = await compare_with_cassette(flow, cassette, live_tools=live_tools)
-        print(f"{path}: {'equal' if not differences else 'different'}")
+        print(f"{one_line(str(path))}: {'equal' if not differences else 'different'}")
         for line in differences:
-            print(f"  {line}")
+            print(f"  {one_line(line)}")
         all_equal = all_equal and not differences
     return all_equal
 
@@ -103,9 +106,12 @@ async def compare_with_cassette(workflow: RolloutWorkflow, cassette: Cassette, *
         cassette: the record.
         live_tools: run the tools again.
 
+    Raises:
+        ConfigError: the cassette holds no episode that can be replayed.
+
     Cancellation: the episode is cancelled.
     """
-    recorded = stored_trajectory(bytes(cassette.episode))
+    recorded = _recorded_episode(cassette)
     tape = Player(cassette.answers, live=frozenset({"tool", "process"}) if live_tools else frozenset())
     replayed = await replay_trajectory(workflow, recorded, tape, timeout_s=RolloutConfig().episode_timeout_s)
     if replayed.diverged:
@@ -120,6 +126,20 @@ async def compare_with_cassette(workflow: RolloutWorkflow, cassette: Cassette, *
         *_field_differences(orjson.loads(bytes(cassette.episode)), orjson.loads(record), ""),
         *_unused_answers(tape.unused()),
     ]
+
+
+def _recorded_episode(cassette: Cassette) -> Trajectory:
+    try:
+        recorded = stored_trajectory(bytes(cassette.episode))
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise ConfigError(f"the episode of this cassette cannot be read: {error}; record it again") from error
+    for index, turn in enumerate(recorded.turns):
+        if turn.parent is not None and not 0 <= turn.parent < index:
+            raise ConfigError(
+                f"the episode of this cassette cannot be read: turn {index} continues turn {turn.parent}, which is no "
+                "earlier one; record it again"
+            )
+    return recorded
 
 
 def timeless_record(trajectory: Trajectory) -> bytes:

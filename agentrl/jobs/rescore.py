@@ -18,6 +18,7 @@ import orjson
 from agentrl.cassette.tape import Asked, Player
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, RunStopped
+from agentrl.foreign import one_line
 from agentrl.jobs.files import check_writable
 from agentrl.jobs.replay import replay_trajectory, stored_tool_answers
 from agentrl.rollout.config import RolloutConfig
@@ -173,7 +174,7 @@ def _show_outcomes(outcomes: Sequence[RescoredEpisode]) -> None:
         width = max(len(each.episode_id) for each in changed[:_MAX_PRINTED])
         print(f"\nchanged\n  {'episode':<{width}}  {'before':>8}  {'now':>8}  task")
         for each in changed[:_MAX_PRINTED]:
-            print(f"  {each.episode_id:<{width}}  {each.before:>8.4g}  {each.after:>8.4g}  {each.task_id}")
+            print(f"  {each.episode_id:<{width}}  {each.before:>8.4g}  {each.after:>8.4g}  {one_line(each.task_id)}")
         _print_rest(changed)
     for outcome, title in (
         ("diverged", "diverged: the workflow did something else than what is stored, so there is no new reward"),
@@ -184,7 +185,7 @@ def _show_outcomes(outcomes: Sequence[RescoredEpisode]) -> None:
         if found:
             print(f"\n{len(found)} {title}")
             for each in found[:_MAX_PRINTED]:
-                print(f"  {each.episode_id}, task {each.task_id}: {each.reason}")
+                print(one_line(f"  {each.episode_id}, task {each.task_id}: {each.reason}"))
             _print_rest(found)
 
 

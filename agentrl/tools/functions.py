@@ -196,7 +196,7 @@ def tool(
             `"loop"` is for a plain function that is quick or needs the event loop's thread. `"process"` is for a function at
             the top of a module that cannot run in a thread; its arguments and result cross as JSON.
         timeout: seconds after which a call is a fault of the environment; None: 60 in a process, elsewhere no limit but the
-            episode's deadline.
+            episode's deadline. The wait for a free thread counts, the wait for a free process does not.
 
     Raises:
         TypeError: a parameter has no annotation, is positional-only, or is `*args` or `**kwargs`; or the function cannot run

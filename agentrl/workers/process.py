@@ -117,12 +117,13 @@ class WorkerProcess:
         return WorkerReply(value=reply["value"])
 
     def kill(self) -> None:
-        """End the process; may be called from any thread."""
-        self._process.kill()
+        """End the process and the programs that it started; may be called from any thread."""
+        with suppress(ProcessLookupError, PermissionError):  # it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill the process and release what belongs to it."""
-        self._process.kill()
+        """Kill the process and the programs that it started, and release what belongs to it."""
+        self.kill()
         self._process.wait()
         for stream in (self._stdin, self._stdout, self._stderr):
             with suppress(OSError):
@@ -159,7 +160,7 @@ class WorkerProcess:
                         return None
                     line += data
                     if len(line) > _MAX_REPLY_BYTES:
-                        raise WorkerLost(f"a worker has answered with more than {_MAX_REPLY_BYTES} bytes")
+                        raise WorkerLost(f"a worker has answered with more than {_MAX_REPLY_BYTES} bytes; return less")
         return line
 
     def _last_words(self) -> str:

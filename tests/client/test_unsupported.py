@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agentrl.client import Client, SamplingConfig
+from agentrl.client.replay import ReplayClient
 from agentrl.client.structured.demand import Demand
 from agentrl.client.structured.json_schema import misfit, schema_problem
 from agentrl.errors import WorkflowError
@@ -225,6 +226,7 @@ def test_each_keyword_is_checked(schema: dict[str, Any], fitting: list[object], 
         {"items": 5},
         {"not": {}},
         {"required": 1},
+        {"required": [1]},
         {"minimum": "x"},
         {"properties": []},
         {"type": 5},
@@ -242,3 +244,28 @@ def test_what_a_model_writes_never_raises() -> None:
     assert "cannot be compared" in misfit(10**400, nested)
     for text in ("[" * 100_000, "9" * 5000, "\ud800", "NaN", ""):
         assert Demand(json=True).problem({"role": "assistant", "content": text})
+
+
+def test_a_check_that_references_would_double_at_each_level_ends() -> None:
+    defs: dict[str, Any] = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(60)}
+    schema: dict[str, Any] = {"$defs": {**defs, "a60": {"type": "integer"}}, "$ref": "#/$defs/a0"}
+    assert schema_problem(schema) == ""
+    assert "too large to check" in misfit("text", schema)
+
+
+async def test_a_conversation_with_instructions_replays(client: Client, says: Says) -> None:
+    says.script = ['{"number": 1}', "no JSON", "free text"]
+    messages: list[Any] = [*HI]
+
+    async def talk(asked: Any) -> None:  # noqa: ANN401 - either client
+        said = list(messages)
+        for form in (OBJECT, OBJECT, None):
+            completion = await asked.chat.completions.create(messages=said, response_format=form)
+            said += [completion.choices[0].message, {"role": "user", "content": "And now?"}]
+
+    await talk(client)
+    recorded = client.close(StopReason.COMPLETED, 0.0)
+    again = ReplayClient(recorded)
+    await talk(again)
+    assert again.episode.diverged == []
+    assert again.close(StopReason.COMPLETED, 0.0).metrics == recorded.metrics == {"unsupported_misses": 1.0}

@@ -48,7 +48,7 @@ async def talk(
     return shown.getvalue(), turns
 
 
-async def test_a_tool_call_is_shown_and_run_and_the_model_goes_on_with_its_reply(checkpoint: Path, tmp_path: Path) -> None:
+async def test_a_tool_call_is_shown_and_run_and_the_model_continues_with_its_reply(checkpoint: Path, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     shown, _ = await talk(
         checkpoint,

@@ -85,7 +85,7 @@ async def test_environments_streams_and_token_level_calls_replay(name: str) -> N
         ({"price": 2.0}, r"final_reward: expected 1\.0, got 2\.0"),
     ],
 )
-async def test_a_workflow_that_does_something_else_is_told_what(changes: dict[str, Any], says: str) -> None:
+async def test_what_a_workflow_does_otherwise_is_named(changes: dict[str, Any], says: str) -> None:
     cassette = await record("tests.support.taped:Shop", list(BUYS))
     [first, *_] = await compare_with_cassette(load_workflow(cassette.workflow, changes), cassette)
     assert re.search(says, first), first
@@ -103,7 +103,7 @@ async def test_a_call_that_was_not_recorded_and_a_tool_that_answers_otherwise_ar
     assert difference == "the episode asked clock now null, and no further answer of it was recorded"
 
 
-async def test_an_answer_that_nobody_asks_for_is_a_difference() -> None:
+async def test_an_answer_that_is_not_asked_for_is_a_difference() -> None:
     cassette = await record("tests.support.taped:Shop", list(BUYS))
     more = msgspec.structs.replace(cassette, answers=[*cassette.answers, cassette.answers[1]])
     assert await compare_with_cassette(taped.Shop(), more) == [
@@ -189,8 +189,28 @@ def test_a_test_checks_a_cassette_in_one_line(tmp_path: Path) -> None:
         check_replay(path, workflow_args={"price": 3})
 
 
-@pytest.mark.parametrize("item", [10**30, "\ud800", {"deep": [float("nan")]}])
+@pytest.mark.parametrize("item", [10**30, "\ud800", {"deep": [10**40]}])
 async def test_arguments_that_few_parsers_take_are_recorded_and_replayed(item: object, tmp_path: Path) -> None:
     cassette = await record("tests.support.taped:Shop", [call("order", item=item), "Done."])
     write_cassette(tmp_path / "one.json", cassette)
     assert await compare_with_cassette(taped.Shop(), read_cassette(tmp_path / "one.json")) == []
+
+
+async def test_a_call_of_another_player_is_a_difference() -> None:
+    recorded = await play_async(taped.duel, TASK, ["left", "right"])
+    cassette = make_cassette(recorded, Recorder(), workflow="tests.support.taped:duel", workflow_args={})
+    assert await compare_with_cassette(load_workflow(cassette.workflow), cassette) == []
+    [difference] = await compare_with_cassette(load_workflow("tests.support.taped:swapped_duel"), cassette)
+    assert difference == (
+        "call 1: another speaker made this call: expected role '' and player 'white', got role '' and player 'gray'"
+    )
+
+
+@pytest.mark.parametrize("parent", [0, 7, -1])
+async def test_a_turn_that_continues_no_earlier_one_is_refused(parent: int) -> None:
+    cassette = await record("tests.support.taped:streams", ["streamed"])
+    episode = json.loads(bytes(cassette.episode))
+    episode["turns"][0]["parent"] = parent
+    broken = msgspec.structs.replace(cassette, episode=msgspec.Raw(json.dumps(episode).encode()))
+    with pytest.raises(ConfigError, match=f"turn 0 continues turn {parent}, which is no earlier one"):
+        await compare_with_cassette(load_workflow(cassette.workflow), broken)

@@ -102,3 +102,18 @@ async def token_level(task: Task, client: Client) -> float:
     first = await client.generate([5, 6, 7], max_tokens=8)
     second = await client.generate([5, 6, 7, *first.output_ids.tolist(), 8], max_tokens=8)
     return float(len(second.output_ids))
+
+
+async def _duel(task: Task, client: Client, players: list[str]) -> float:
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    for player in players:
+        await client.as_player(player).chat.completions.create(messages=messages)
+    return 0.5
+
+
+async def duel(task: Task, client: Client) -> float:
+    return await _duel(task, client, ["white", "black"])
+
+
+async def swapped_duel(task: Task, client: Client) -> float:
+    return await _duel(task, client, ["gray", "black"])

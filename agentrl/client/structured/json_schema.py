@@ -18,6 +18,8 @@ _ANNOTATIONS = frozenset({
 _CHILDREN = ("properties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
+_MAX_STEPS = 50_000
+"""Pairs of a value and a schema that one check compares; more would block the event loop."""
 
 
 def schema_problem(schema: object) -> str:
@@ -29,22 +31,50 @@ def schema_problem(schema: object) -> str:
         >>> schema_problem({"type": "array", "contains": {}})
         "at $: the keyword 'contains' is not known here"
     """
-    return next(_schema_problems(schema, schema, "$"), "")
+    try:
+        return next(_schema_problems(schema, schema, "$"), "")
+    except RecursionError:
+        return "at $: the schema is nested too deep"
 
 
 def misfit(value: object, schema: Schema) -> str:
     """Return why a JSON value does not fit a schema that has no `schema_problem`, and where in it; "" if it fits.
 
-    A value that cannot be compared, because it is nested too deep or a number is too large, does not fit.
+    A value that cannot be compared, because it is nested too deep, a number is too large or the check takes too long, does
+    not fit.
 
     Example:
         >>> misfit({"a": "1"}, {"type": "object", "properties": {"a": {"type": "integer"}}})
         "at $.a: expected integer, got '1'"
     """
     try:
-        return next(_misfits(value, schema, schema, "$"), "")
+        return next(_misfits(value, schema, _Root(schema), "$"), "")
+    except _TooLarge:
+        return f"at $: the value is too large to check with this schema: this takes more than {_MAX_STEPS} steps"
     except (RecursionError, OverflowError) as error:
         return f"at $: the value cannot be compared: {error}"
+
+
+class _TooLarge(Exception):
+    """A check takes more than `_MAX_STEPS` steps."""
+
+
+class _Root:
+    """The whole schema of a check, and the steps that are left: references may double the work at each level."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._left = _MAX_STEPS
+
+    def count_step(self) -> None:
+        """Count a step.
+
+        Raises:
+            _TooLarge: none is left.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise _TooLarge
 
 
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
@@ -72,9 +102,13 @@ _SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _SHAPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(_CHILDREN, (_is_object, "an object of schemas")),
-    **dict.fromkeys((*_LISTS, "enum", "required"), (_is_array, "a list")),
+    **dict.fromkeys((*_LISTS, "enum"), (_is_array, "a list")),
     **dict.fromkeys((*_SIZES, *_NUMBERS), (_is_number, "a number")),
     "type": (lambda value: isinstance(value, (str, list)), "a type or a list of types"),
+    "required": (
+        lambda value: _is_array(value) and all(isinstance(name, str) for name in value),
+        "a list of names",
+    ),
     "pattern": (_TYPES["string"], "text"),
     "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
 }
@@ -129,7 +163,8 @@ def _referenced(reference: object, root: object) -> Schema | None:
     return found if _is_object(found) else None
 
 
-def _misfits(value: object, schema: object, root: Schema, at: str) -> Iterator[str]:
+def _misfits(value: object, schema: object, root: _Root, at: str) -> Iterator[str]:
+    root.count_step()
     if schema is False:
         yield f"at {at}: nothing is allowed here, got {value!r:.80}"
     if not _is_object(schema):
@@ -139,35 +174,35 @@ def _misfits(value: object, schema: object, root: Schema, at: str) -> Iterator[s
             yield from check(value, schema, root, at)
 
 
-def _check_type(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_type(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     names = _types(schema)
     if not any(_TYPES[name](value) for name in names):
         yield f"at {at}: expected {' or '.join(names)}, got {value!r:.80}"
 
 
-def _check_constant(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_constant(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     allowed = [schema["const"]] if "const" in schema else schema["enum"]
     if not any(type(value) is type(each) and value == each for each in allowed):
         yield f"at {at}: expected one of {allowed!r:.200}, got {value!r:.80}"
 
 
-def _check_reference(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
-    yield from _misfits(value, _referenced(schema["$ref"], root), root, at)
+def _check_reference(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    yield from _misfits(value, _referenced(schema["$ref"], root.schema), root, at)
 
 
-def _check_properties(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_properties(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if _is_object(value):
         for name, child in schema["properties"].items():
             if name in value:
                 yield from _misfits(value[name], child, root, f"{at}.{name}")
 
 
-def _check_required(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_required(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if _is_object(value):
         yield from (f"at {at}: {name!r} is missing" for name in schema["required"] if name not in value)
 
 
-def _check_further(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_further(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if not _is_object(value):
         return
     for name in value.keys() - (schema.get("properties") or {}).keys():
@@ -177,7 +212,7 @@ def _check_further(value: object, schema: Schema, root: Schema, at: str) -> Iter
             yield from _misfits(value[name], schema["additionalProperties"], root, f"{at}.{name}")
 
 
-def _check_items(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_items(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if _is_array(value):
         first = schema.get("prefixItems") or ()
         for index, item in enumerate(value):
@@ -185,12 +220,12 @@ def _check_items(value: object, schema: Schema, root: Schema, at: str) -> Iterat
             yield from _misfits(item, child, root, f"{at}[{index}]")
 
 
-def _check_pattern(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_pattern(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if isinstance(value, str) and re.search(schema["pattern"], value) is None:
         yield f"at {at}: expected text that matches {schema['pattern']!r}, got {value!r:.80}"
 
 
-def _check_alternatives(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_alternatives(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     for name in ("anyOf", "oneOf"):
         if name in schema:
             problems = [next(_misfits(value, child, root, at), "") for child in schema[name]]
@@ -201,23 +236,23 @@ def _check_alternatives(value: object, schema: Schema, root: Schema, at: str) ->
                 yield f"at {at}: {value!r:.80} fits {fitting} of the schemas of which it must fit one"
 
 
-def _check_all(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_all(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     for child in schema["allOf"]:
         yield from _misfits(value, child, root, at)
 
 
-def _check_multiple(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+def _check_multiple(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if _is_number(value) and not float(value / schema["multipleOf"]).is_integer():
         yield f"at {at}: expected a multiple of {schema['multipleOf']}, got {value!r}"
 
 
-Check = Callable[[object, Schema, Schema, str], Iterator[str]]
+Check = Callable[[object, Schema, _Root, str], Iterator[str]]
 
 
 def _bound(name: str, applies: Callable[[object], bool], measure: Callable[[Any], float], *, least: bool) -> Check:
     """Return the check of a keyword that bounds a number, a length or a count."""
 
-    def check(value: object, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+    def check(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
         if applies(value):
             number, limit = measure(value), schema[name]
             strict = name.startswith("exclusive")

@@ -168,6 +168,7 @@ def test_doctor_plays_an_episode_and_names_what_to_fix(tmp_path: Path, checkpoin
     assert "FIX" in bad.stdout
 
 
+@pytest.mark.external
 def test_doctor_says_which_sglang_there_is_and_what_is_wrong_with_it(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,9 @@ def _arrays(tensors: dict[str, RawTensor]) -> dict[str, NDArray[np.float32]]:
     [
         (2, "qwen3", {"microbatch_tokens": 64}),
         (2, "llama", {"minibatches": 3, "microbatch_tokens": 100, "gradient_checkpointing": True}),
-        (4, "qwen3", {"minibatches": 2, "weight_decay": 0.1, "microbatch_tokens": 4096}),
+        pytest.param(
+            *(4, "qwen3", {"minibatches": 2, "weight_decay": 0.1, "microbatch_tokens": 4096}), marks=pytest.mark.external
+        ),
     ],
 )
 def test_weights_and_metrics_are_those_of_one_process(
@@ -112,6 +114,7 @@ def _bytes(tensors: dict[str, RawTensor]) -> dict[str, bytes]:
     return {name: bytes(raw.data) for name, raw in tensors.items()}
 
 
+@pytest.mark.external
 def test_a_checkpoint_of_two_ranks_continues_on_one_and_on_three(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     settings = {"microbatch_tokens": 64}

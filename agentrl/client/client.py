@@ -64,6 +64,7 @@ class Client(EpisodeClient[Episode]):
         seed: of the run; a call without a seed of its own gets one from it, the episode's id and the number of the call, so
             that sampling depends neither on the order of calls nor on restarts. None leaves seeds to the server.
         on_turn: called with each turn as it is recorded.
+        counts_misses: compare answers with what their calls demanded; false for one call whose metrics are not read.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Client(EpisodeClient[Episode]):
         max_context_tokens: int | None = None,
         seed: int | None = None,
         on_turn: Callable[[Turn], None] | None = None,
+        counts_misses: bool = True,
     ) -> None:
         episode = Episode(
             backend=backend,
@@ -91,6 +93,7 @@ class Client(EpisodeClient[Episode]):
             max_context_tokens=max_context_tokens,
             seed=seed,
             on_turn=on_turn,
+            counts_misses=counts_misses,
         )
         super().__init__(episode)
 

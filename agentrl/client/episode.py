@@ -232,10 +232,12 @@ class Episode(EpisodeRecord):
         max_context_tokens: int | None,
         seed: int | None,
         on_turn: Callable[[Turn], None] | None,
+        counts_misses: bool,
     ) -> None:
         """Start without turns; the arguments are those of `Client`."""
         super().__init__(episode_id, task_id, max_turns=max_turns, max_tokens=max_episode_tokens, on_turn=on_turn)
         self._seed = seed
+        self._counts_misses = counts_misses
         self._num_requests = 0
         self.backend = backend
         self.renderer = renderer
@@ -285,7 +287,7 @@ class Episode(EpisodeRecord):
 
     def compare(self, messages: Sequence[Message], demand: Demand | None, answer: Message) -> None:
         """Count whether a recorded answer misses what its call demanded, as the metric `MISSES_METRIC`."""
-        if self._instructions is not None and demand is not None:
+        if self._counts_misses and self._instructions is not None and demand is not None:
             self._instructions.remember(messages, demand, answer)
             missed = bool(demand.problem(answer))
             self.metrics[MISSES_METRIC] = self.metrics.get(MISSES_METRIC, 0.0) + missed

@@ -103,6 +103,7 @@ class ChatCalls:
             sampling=self._sampling,
             episode_id=uuid4().hex,
             task_id="",
+            counts_misses=False,
         )
 
 

@@ -67,13 +67,24 @@ async def test_a_tool_call_is_shown_and_run_and_the_model_continues_with_its_rep
 
 async def test_a_conversation_grows_until_it_is_reset_and_unknown_commands_are_named(checkpoint: Path) -> None:
     shown, turns = await talk(
-        checkpoint, lambda _: "\x1b]0;title\x07yes", "one", "", "two", "/reset", "three", "/nonsense", "/save", "/save /no/x"
+        checkpoint,
+        lambda _: "\x1b]0;title\x07yes :smile:",
+        "one",
+        "",
+        "two",
+        "/reset",
+        "three",
+        "/nonsense",
+        "/save",
+        "/save /no/x",
+        "/save .",
     )
-    assert shown.count("\\x1b]0;title\\x07yes") == 3
+    assert shown.count("\\x1b]0;title\\x07yes :smile:") == 3
     assert turns[0] == turns[2] < turns[1]
     assert "there is no /nonsense; /reset starts again" in shown
     assert "/save needs the name of a file" in shown
     assert "cannot write /no/x: No such file or directory" in shown
+    assert "cannot write .: " in shown
 
 
 async def test_a_question_without_an_answer_is_forgotten(checkpoint: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from threading import Event
 
@@ -47,3 +48,9 @@ def stuck() -> None:
 def exhaust() -> int:
     """Run out of memory."""
     raise MemoryError
+
+
+def start_program_and_hang(pipe: str) -> None:
+    """Start a program that holds `pipe` open, and hang."""
+    with Path(pipe).open("w") as file, subprocess.Popen(["sleep", "600"], stdout=file):
+        Event().wait()

@@ -88,3 +88,14 @@ async def test_a_function_without_a_name_to_import_is_refused_before_anything_st
 async def test_a_function_that_runs_out_of_memory_is_a_fault_with_the_fix() -> None:
     with pytest.raises(EnvironmentFault, match=r"exhaust: the function ran out of memory; give it less work in one call"):
         await in_process(process_tools.exhaust)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_function_that_hangs_ends_with_the_programs_that_it_started(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, pipe.read_bytes)  # ends when no process holds the pipe open
+            with pytest.raises(EnvironmentFault, match="has not answered within 1 s"):
+                await in_process(process_tools.start_program_and_hang, str(pipe), timeout=1)

@@ -269,7 +269,7 @@ def _shared_grader(num_workers: int) -> GraderPool:
 
 def _package() -> Any:  # noqa: ANN401 - as above
     import reasoning_gym  # pyright: ignore - the extra `reasoning`; registers the families  # noqa: F401
-    from reasoning_gym import factory  # pyright: ignore[reportMissingImports]
+    from reasoning_gym import factory  # pyright: ignore
 
     return factory
 

@@ -165,11 +165,11 @@ def _make_game(game: str, args: Mapping[str, Any], *, allow_downloads: bool) -> 
             "set allow_downloads: true where that is possible"
         )
     try:
-        env = textarena.make(game, **args)
+        env = textarena.make(game, **args)  # pyright: ignore
     except (ImportError, SyntaxError, TypeError, ValueError, LookupError, OSError) as error:
         kind = type(error).__name__
         raise ConfigError(f"TextArena: {game} does not work here: {kind}: {str(error).strip()[:300]}") from error
-    while isinstance(env, textarena.Wrapper):
+    while isinstance(env, textarena.Wrapper):  # pyright: ignore
         env = env.env
     return env
 

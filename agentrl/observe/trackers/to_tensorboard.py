@@ -17,7 +17,7 @@ class TensorBoardTracker(Tracker):
 
     def start(self, run: TrackedRun) -> None:
         """Open an event file."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportMissingImports]
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
         from tensorboard.summary.writer.event_file_writer import (  # pyright: ignore[reportMissingImports]
             EventFileWriter,
         )
@@ -52,14 +52,14 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
     def _add_scalars(self, group: str, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportMissingImports]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
 
         self._last_s = wall_s
         values = [Summary.Value(tag=f"{group}/{key}", simple_value=number) for key, number in numbers.items()]
         self._writer.add_event(self._event(summary=Summary(value=values), step=step, wall_time=self._began_at + wall_s))
 
     def _add_text(self, tag: str, step: int, wall_s: float | None, text: str) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportMissingImports]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
         from tensorboard.plugins.text.metadata import create_summary_metadata  # pyright: ignore[reportMissingImports]
         from tensorboard.util.tensor_util import make_tensor_proto  # pyright: ignore[reportMissingImports]
 

@@ -41,7 +41,7 @@ class WandbTracker(Tracker):
             resume="allow",
             dir=str(run.run_dir),
             config=dict(run.config),
-            mode=mode,
+            mode=mode,  # pyright: ignore - the package declares a literal
             settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
         )
         self._run.define_metric("step")

@@ -1,4 +1,7 @@
 """The real MLflow reads back what the tracker wrote into a local store."""
+# The package is optional and its types are not ours: what it returns is checked at run time.
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
+# pyright: reportOperatorIssue=false, reportUnhashable=false, reportArgumentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

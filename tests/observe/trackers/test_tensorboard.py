@@ -1,4 +1,7 @@
 """The real TensorBoard reads back what the tracker wrote."""
+# The package is optional and its types are not ours: what it returns is checked at run time.
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
+# pyright: reportOperatorIssue=false, reportUnhashable=false, reportArgumentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

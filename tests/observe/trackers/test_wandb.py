@@ -1,4 +1,7 @@
 """The real wandb, offline, writes what the tracker hands it."""
+# The package is optional and its types are not ours: what it returns is checked at run time.
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
+# pyright: reportOperatorIssue=false, reportUnhashable=false, reportArgumentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def test_a_run_draws_from_a_source_without_an_end_and_a_resumed_one_contin
 
 
 async def test_a_source_that_fails_in_a_run_ends_it_and_is_named(tmp_path: Path, renderer: Renderer) -> None:
-    with pytest.raises(RunStopped, match="the well: task 3 raised OSError: the well is dry"):
+    with pytest.raises(RunStopped, match=r"the well\.task\(3\) raised OSError: the well is dry"):
         await run(make_engine(tmp_path, renderer, tasks=endless(until=3)))
 
 

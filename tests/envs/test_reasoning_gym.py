@@ -137,7 +137,7 @@ async def test_a_scorer_that_raises_is_a_fault_and_no_reward() -> None:
     [task] = reasoning_tasks(["gcd"], size=1)
     broken = Task(id=task.id, data={**task.data, "level": 99})
     async with EnvironmentPool(ReasoningGymEnvironment, name="reasoning").episode(broken, seed=0) as running:
-        with pytest.raises(EnvironmentFault, match="the grading function raised"):
+        with pytest.raises(EnvironmentFault, match="the function raised"):
             await running.step({"role": "assistant", "content": "<answer>1</answer>"})
 
 

@@ -70,7 +70,7 @@ async def test_a_job_that_spends_the_memory_ends_with_that_limit_and_its_worker_
         ("exit", "SystemExit: 0"),
         ("object", "not JSON serializable"),
         ("die", "died with status 3: last words; tried 2 times"),
-        ("talk", "more than 1048576 bytes; tried 2 times"),
+        ("talk", "more than 1048576 bytes; return less; tried 2 times"),
     ],
 )
 async def test_a_grader_that_raises_or_dies_is_a_fault_and_not_a_grade(deed: str, message: str) -> None:

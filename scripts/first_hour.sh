@@ -25,5 +25,5 @@ run agentrl train run.yaml
 run agentrl eval run.yaml --greedy --checkpoint runs/my-agent/checkpoints/step-000100
 run agentrl view runs/my-agent --html episode.html
 run agentrl rescore runs/my-agent --limit 20
-echo "What is one plus one?" | run agentrl chat runs/my-agent/checkpoints/step-000100
+run agentrl chat runs/my-agent/checkpoints/step-000100 <<< "What is one plus one?"
 echo "$count commands; the best episode is in $PWD/episode.html, and the whole run in: agentrl view runs/my-agent"

@@ -87,7 +87,7 @@ def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: P
     assert json.loads((tmp_path / "eval.json").read_text())["episodes"] == 6
 
 
-@pytest.mark.slow
+@pytest.mark.external
 def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint, engine={"steps": 100_000, "checkpoint_every": 1})
     folder = tmp_path / "runs" / "small"

@@ -49,6 +49,7 @@ def test_a_killed_trainer_is_started_again_and_the_run_ends_with_all_steps(
     assert "The run continues from its newest checkpoint (trainer.restarts)" in caplog.text
 
 
+@pytest.mark.external
 def test_a_trainer_that_dies_too_often_ends_the_run(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,7 +266,7 @@ async def solve(task, client):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.external
 def test_a_thread_that_never_returns_keeps_no_command_alive(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
     (tmp_path / "my_agent.py").write_text(THREADS)

@@ -66,6 +66,7 @@ def test_a_script_resumes_a_run(tmp_path: Path, checkpoint: Path) -> None:
     assert again.report.train_steps == 2
 
 
+@pytest.mark.external
 async def test_a_call_under_a_running_loop_trains_in_a_thread_of_its_own(tmp_path: Path, checkpoint: Path) -> None:
     check(agentrl.train(solve, TASKS, model=checkpoint, name="first", runs_dir=tmp_path, **SMALL), tmp_path)
 

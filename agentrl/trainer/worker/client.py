@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequ
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
 import anyio
@@ -402,10 +401,13 @@ async def launch_trainer(
         seed=seed,
     )
     _check_model(Path(model_path))
-    with TemporaryDirectory(prefix="agentrl-trainer-") as meeting:
-        world = config.parallel.dp
-        places = [RankPlace(rank=rank, world=world, store=f"{meeting}/store") for rank in range(world)]
-        commands = [[sys.executable, "-m", "agentrl.trainer.worker.process", *place.arguments()] for place in places]
+    world = config.parallel.dp
+    # Beside the logs and not in a temporary directory, which a killed driver would leave behind.
+    store = Path(log_path).with_suffix(".ranks").absolute()
+    _remove(store)
+    places = [RankPlace(rank=rank, world=world, store=str(store)) for rank in range(world)]
+    commands = [[sys.executable, "-m", "agentrl.trainer.worker.process", *place.arguments()] for place in places]
+    try:
         async with WorkerProcesses.running(commands, Path(log_path), _environment(config)) as processes:
             trainer = RemoteTrainer(processes, config.call_timeout_s)
             try:
@@ -415,6 +417,13 @@ async def launch_trainer(
                 if trainer.idle:
                     with anyio.CancelScope(shield=True):
                         await processes.end()
+    finally:
+        _remove(store)
+
+
+def _remove(store: Path) -> None:
+    with suppress(OSError):  # it is not there, or neither is its folder
+        store.unlink()
 
 
 def _environment(config: TrainerConfig) -> dict[str, str]:

@@ -404,7 +404,7 @@ async def launch_trainer(
     world = config.parallel.dp
     # Beside the logs and not in a temporary directory, which a killed driver would leave behind.
     store = Path(log_path).with_suffix(".ranks").absolute()
-    _remove(store)
+    _remove_store(store)
     places = [RankPlace(rank=rank, world=world, store=str(store)) for rank in range(world)]
     commands = [[sys.executable, "-m", "agentrl.trainer.worker.process", *place.arguments()] for place in places]
     try:
@@ -418,10 +418,10 @@ async def launch_trainer(
                     with anyio.CancelScope(shield=True):
                         await processes.end()
     finally:
-        _remove(store)
+        _remove_store(store)
 
 
-def _remove(store: Path) -> None:
+def _remove_store(store: Path) -> None:
     with suppress(OSError):  # it is not there, or neither is its folder
         store.unlink()
 

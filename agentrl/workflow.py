@@ -75,7 +75,7 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     async def opened(self) -> AsyncGenerator[None]:
         """Hold open what all episodes share, such as a pool of environments; entered once around a run or an evaluation.
 
-        Cancellation: what it holds is closed.
+        Cancellation: closes everything that it opened.
         """
         yield
 

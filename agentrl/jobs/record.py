@@ -107,9 +107,6 @@ class _RecordedWorkflow(RolloutWorkflow):
         async with self._inner.opened():
             yield
 
-    async def run(self, task: Task, client: Client) -> float | None:
-        raise NotImplementedError("rollout stands in its place")
-
     async def rollout(self, task: Task, client: Client) -> Trajectory:
         tape = self.tapes[client.episode.id] = Recorder()
         with using_tape(tape):

@@ -77,7 +77,7 @@ class EpisodeFiles:
             folder: made where it is missing.
             next_step: the step that is the next to complete.
             keep_steps: steps whose records are kept; None: all.
-            mark: of a resumed run, by which readers leave out what it takes back.
+            mark: the line of a resumed run; readers leave out the episodes that it takes back. None: the run is new.
             drain_timeout_s: seconds after which `close` begins nothing more.
 
         Raises:

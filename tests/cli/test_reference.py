@@ -1,4 +1,4 @@
-"""`agentrl explain` and `agentrl config` say what a run file may hold and what it holds."""
+"""`agentrl explain` describes a field; `agentrl config` lists the fields and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of fields says of each what it means, what it takes and what it is when it is left out."""
+"""Each field in the list has a meaning, a type and a default."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ SPARE = 4
 """Updates more than that: a completion may end between the driver's look at it and the pause of a busy server."""
 LONG_TOKENS = 800
 """Output limit of the completions that an update waits for: it comes in the first quarter of one of them."""
-SHORT = Plan(updates=8, episodes_in_flight=8, turns=(2, 3), long_tokens=800, seed=1)
-"""Each update finds a call half-way, however busy the machine is."""
+SHORT_INTERRUPTIONS = 8
+SHORT = Plan(updates=SHORT_INTERRUPTIONS + SPARE, episodes_in_flight=8, turns=(2, 3), long_tokens=LONG_TOKENS, seed=1)
 
 
 async def _outcome(server: RunningServer, plan: Plan, folder: Path, *, pause: str = "exact") -> Outcome:
@@ -116,7 +116,7 @@ async def test_the_trainer_reports_what_interruption_did_to_recorded_log_probs(
     outcome = await _outcome(server, SHORT, tmp_path, pause=pause)
     last = outcome.run.first_version + SHORT.updates
     metrics = _train(outcome, last)
-    assert outcome.interruptions >= SHORT.updates // 2  # an update may find no call half-way on a busy machine
+    assert outcome.interruptions >= SHORT_INTERRUPTIONS
     own = outcome.judged.version == last
     cut = outcome.judged.interrupted
     assert metrics["num_interrupted_tokens"] == cut.sum() > 0

@@ -81,8 +81,7 @@ SUMS = (
     "interrupted",
     "interrupted_fresh",
     "interrupted_fresh_difference",
-    "entropy",
-    "entropy_tokens",
+    "weighted_surprise",
 )
 """The names of the entries of `LossMetrics.sums`."""
 MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
@@ -137,7 +136,6 @@ def decoupled_ppo_loss(
     config: AlgorithmConfig,
     fresh: Tensor | None = None,
     interrupted: Tensor | None = None,
-    entropy: Tensor | None = None,
 ) -> LossOutput:
     """Return the loss of one microbatch and its diagnostics; call backward on each, and step once per minibatch.
 
@@ -152,13 +150,12 @@ def decoupled_ppo_loss(
         fresh: [..] bool, True for tokens sampled by the proximal policy (the token's version is the trainer's); their two
             log-probs should be equal, and `max_logprob_difference` is their largest difference.
         interrupted: [..] bool, True for tokens before which the weights had changed within their model call.
-        entropy: [..] float, nats, of the current policy; a diagnostic only.
 
     Raises:
         InvariantError: when shapes differ, or N is less than 1.
     """
     given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
-    optional = {"fresh": fresh, "interrupted": interrupted, "entropy": entropy}
+    optional = {"fresh": fresh, "interrupted": interrupted}
     given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     _check_shapes(current_logprobs, given, num_loss_tokens)
     # Unselected values become 0 before any arithmetic: 0 * NaN is NaN, and so is its gradient.
@@ -172,9 +169,9 @@ def decoupled_ppo_loss(
     loss = -(weights.capped * objective * loss_mask).sum() / num_loss_tokens
     with torch.no_grad():
         sides = _sides(ratio, advantages, loss_mask, weights.over, config)
-        selected = {} if entropy is None else {"entropy": _selected(entropy, loss_mask), "entropy_tokens": loss_mask}
-        more = sides | selected | _flags(loss_mask, fresh, interrupted)
-        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, more, loss)
+        flags = _flags(loss_mask, fresh, interrupted)
+        surprise = {"weighted_surprise": weights.raw * -proximal}
+        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, sides | surprise | flags, loss)
     return LossOutput(loss=loss, metrics=metrics)
 
 
@@ -195,7 +192,9 @@ def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     of the same weights and ought to agree; left out when there is no such token; `num_fresh_tokens`;
     `num_interrupted_tokens`: sampled after weights had changed in their model call; `num_interrupted_fresh_tokens`,
     `mean_interrupted_difference`, `max_interrupted_difference`: the difference as above, over those that are fresh as well;
-    `entropy`: mean, where it was given. A mean over no tokens is 0.
+    `entropy`: of the proximal policy, nats per token, estimated from the tokens that the behavior policy sampled: the mean
+    of -proximal weighted by w, because E_behavior[w * -log proximal] is the entropy (importance sampling, self-normalized).
+    A mean over no tokens is 0.
     """
     if not metrics:
         return {}
@@ -214,6 +213,7 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
         "loss": sums["loss"],
         "kl_behavior_proximal_k1": mean("k1"),
         "kl_behavior_proximal_k3": mean("k3"),
+        "entropy": mean("weighted_surprise", "weight"),
         "effective_sample_size": mean("weight") * sums["weight"] / (sums["weight_squared"] or 1.0),
         "behavior_weight_mean": mean("weight"),
         "behavior_weight_max": maxima["weight"],
@@ -231,8 +231,6 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
         if sums[which]:
             combined[f"mean_{name}_difference"] = mean(f"{which}_difference", which)
             combined[f"max_{name}_difference"] = maxima[f"{which}_difference"]
-    if sums["entropy_tokens"]:
-        combined["entropy"] = mean("entropy", "entropy_tokens")
     return combined
 
 

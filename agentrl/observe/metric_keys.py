@@ -135,7 +135,11 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("trainer.cap_fraction_positive", "share", "of the tokens with positive advantage: w is above the cap"),
         ("trainer.cap_fraction_negative", "share", "of the tokens with negative advantage: w is above the cap"),
-        ("trainer.entropy", "nats per token", "mean over the trained tokens, where the trainer computes it"),
+        (
+            "trainer.entropy",
+            "nats per token",
+            "of the proximal policy, estimated from the trained tokens by importance weights",
+        ),
         ("trainer.num_fresh_tokens", "tokens", "trained tokens that the present version sampled"),
         (
             "trainer.mean_logprob_difference",

@@ -266,7 +266,6 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
     case = Case(seed)
     kept = case.mask
     fresh, interrupted = torch.arange(64) % 3 == 0, torch.arange(64) % 2 == 0
-    entropy = torch.rand(64, generator=torch.Generator().manual_seed(seed)).double()
     out = decoupled_ppo_loss(
         case.current,
         case.proximal,
@@ -277,7 +276,6 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
         config=CONFIG,
         fresh=fresh,
         interrupted=interrupted,
-        entropy=entropy,
     )
     log_w = (case.proximal - case.behavior)[kept]
     w, u, a = log_w.exp(), (case.current - case.proximal).exp()[kept], case.advantages[kept]
@@ -308,10 +306,25 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
         "clip_fraction_negative": share(u < 0.8, a < 0),
         "cap_fraction_positive": share(w > 2.0, a > 0),
         "cap_fraction_negative": share(w > 2.0, a < 0),
-        "entropy": float(entropy[kept].mean()),
+        "entropy": float((w * -case.proximal[kept]).sum() / w.sum()),
     }
     assert combine([out.metrics]) == pytest.approx(expected, rel=1e-6)
     assert expected["kl_behavior_proximal_k3"] >= 0
+
+
+def test_the_entropy_is_that_of_the_proximal_policy_whichever_policy_sampled() -> None:
+    behavior, proximal = (torch.tensor(values, dtype=torch.float64) for values in ((0.5, 0.25, 0.25), (0.1, 0.2, 0.7)))
+    sampled = torch.tensor([0, 0, 1, 2])  # each token as often as the behavior policy samples it
+    out = decoupled_ppo_loss(
+        proximal.log()[sampled],
+        proximal.log()[sampled],
+        behavior.log()[sampled],
+        torch.ones(4).double(),
+        torch.ones(4, dtype=torch.bool),
+        num_loss_tokens=4,
+        config=CONFIG,
+    )
+    assert combine([out.metrics])["entropy"] == pytest.approx(float(-(proximal * proximal.log()).sum()), rel=1e-9)
 
 
 def test_clip_fractions_count_exactly_the_tokens_without_gradient() -> None:

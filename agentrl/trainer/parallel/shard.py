@@ -1,8 +1,7 @@
 """Weights split over ranks by FSDP2, and the whole tensors that leave them.
 
 Invariant: between requests each rank holds 1/world of every weight, of its gradient and of its optimizer state, in float32.
-Within a request a block is whole while it computes, and tensors are whole
-while weights leave or enter the trainer.
+Within a request a block is whole while it computes, and tensors are whole while weights leave or enter the trainer.
 """
 
 from __future__ import annotations

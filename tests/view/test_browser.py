@@ -37,12 +37,20 @@ async def browser_page(**context: Any) -> AsyncGenerator[Any]:  # noqa: ANN401 -
     from playwright.async_api import async_playwright  # pyright: ignore[reportMissingImports] - the extra `browser`
 
     problems: list[str] = []
+
+    def on_error(error: Exception) -> None:
+        problems.append(str(error))
+
+    def on_message(message: Any) -> None:  # noqa: ANN401 - Playwright's own type
+        if message.type == "error":
+            problems.append(message.text)
+
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False, args=FLAGS)
         page = await (await browser.new_context(viewport={"width": 1400, "height": 900}, **context)).new_page()
         page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", on_error)
+        page.on("console", on_message)
         yield page
         await browser.close()
     assert problems == []

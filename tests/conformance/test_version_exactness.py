@@ -57,7 +57,8 @@ async def test_every_token_of_interrupted_episodes_has_the_log_prob_of_its_recor
     # A wrong label would show: almost every token tells its version from the one before.
     assert judged.power > 0.99
     assert not judged.mislabelled.any()
-    assert judged.interrupted.mean() > 0.05  # a faster server has more tokens between two updates
+    # A number and no share: on a faster server more short calls end between two updates.
+    assert judged.interrupted.sum() >= wanted * LONG_TOKENS // 2
     assert all(one.probe_difference is not None and one.probe_difference < TOLERANCE for one in outcome.run.updates)
 
 

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
+from agentrl.cluster.config import ClusterConfig
 from agentrl.configbase import Config, Seed
 from agentrl.data.config import TasksConfig
 from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE, EngineConfig
@@ -161,6 +162,7 @@ class RunConfig(Config):
     trainer: TrainerConfig = TrainerConfig()
     engine: EngineConfig = EngineConfig()
     sync: SyncConfig = SyncConfig()
+    cluster: ClusterConfig = ClusterConfig()
     sft: SftConfig | None = None
     """The supervised warm start that `agentrl sft` runs; None: there is none."""
     track: tuple[str, ...] = ()

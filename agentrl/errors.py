@@ -18,6 +18,7 @@
     │   └── UpdatePending                     the trainer is past the version asked for; the next update brings a newer one
     ├── TrainError (RuntimeError)             the trainer worker failed or its numbers are not finite
     │   └── TrainerDied                       the trainer worker died, or was late and killed; a run restarts it
+    ├── LaunchError (RuntimeError)            a process of the run could not be started, or did not join
     ├── StaleDataError (RuntimeError)         a token over the staleness bound reached the trainer
     ├── InvariantError (RuntimeError)         recorded data contradicts itself; always stops the run
     └── RunStopped (RuntimeError)             the run cannot continue
@@ -127,6 +128,10 @@ class TrainError(AgentRLError, RuntimeError):
 
 class TrainerDied(TrainError):
     """The trainer worker is gone: it died, or was killed because it was late."""
+
+
+class LaunchError(AgentRLError, RuntimeError):
+    """A process of the run could not be started on its node, or did not join the driver in time."""
 
 
 class StaleDataError(AgentRLError, RuntimeError):

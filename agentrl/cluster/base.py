@@ -1,0 +1,163 @@
+"""The seam of the launchers: what a process needs, how it ended, and what starts it. No torch, no ray.
+
+Invariant: whoever starts processes through a launcher stops each of them. A launcher adds nothing to what runs: the same
+command and environment give the same process under each of them, on this machine or on another node.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from agentrl.foreign import visible
+
+HOST_WORD = "{host}"
+"""Stands in a command for the address at which others reach the node."""
+PORT_WORD = "{port}"
+"""Stands in a command for a free port of the node."""
+STOP_S = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
+TAIL_BYTES = 4000
+"""End of a log that a message carries."""
+TAIL_LINES = 40
+"""Lines of it, at most."""
+TOKEN_VARIABLE = "AGENTRL_CLUSTER_TOKEN"
+"""Environment variable with the secret by which a trainer rank and its driver know each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """A process to start.
+
+    Its standard input stays open until the launcher or the driver ends, however that happens: it is the lifeline.
+    """
+
+    name: str
+    """In messages, such as `trainer rank 3`, `server 1`, `rollout worker 0`."""
+    role: Literal["trainer", "server", "rollout"]
+    """A launcher may place roles on different nodes. A server's standard error joins its standard output."""
+    command: tuple[str, ...]
+    """The first word `sys.executable` means the Python of the node; `HOST_WORD` and `PORT_WORD` are filled in there."""
+    environment: Mapping[str, str]
+    """Added to the environment of the node."""
+    log_path: Path
+    """Gets what the process writes, after what is there."""
+    cpus: int = 1
+    """Cores to reserve, where the launcher reserves any."""
+    gpus: int = 0
+    """GPUs to reserve, where the launcher reserves any; the process then sees only these."""
+
+    def command_on(self, host: str, port: int, python: str = sys.executable) -> tuple[str, ...]:
+        """Return the command as a node runs it.
+
+        Example:
+            >>> spec = ProcessSpec(
+            ...     name="server 0", role="server", command=("serve", "--port={port}"), environment={}, log_path=Path("log")
+            ... )
+            >>> spec.command_on("10.0.0.2", 8000)
+            ('serve', '--port=8000')
+        """
+        first, *words = self.command
+        filled = (word.replace(HOST_WORD, host).replace(PORT_WORD, str(port)) for word in words)
+        return (python if first == sys.executable else first, *filled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a process ended."""
+
+    code: int | None
+    """Exit code, negative for a signal; None: its node is gone."""
+    reason: str
+    """For messages, such as `exit code 1`, `signal SIGKILL`, `node 10.0.0.3 is gone`."""
+    log_tail: str
+    """The end of its log, or why it cannot be read."""
+
+
+class Child(Protocol):
+    """A process that a launcher started."""
+
+    spec: ProcessSpec
+    """What was started."""
+    host: str
+    """Address at which others reach the process."""
+    port: int
+    """The port that `PORT_WORD` stands for; 0 where the command has none."""
+
+    async def ended(self) -> Exit:
+        """Wait until the process has ended, and return how; at once where it has. Several tasks may wait.
+
+        Cancellation: the process continues.
+        """
+        ...
+
+    async def log_tail(self) -> str:
+        """Return the end of the log of the process, which may still run.
+
+        Cancellation: passes through.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Kill the process and those that it started; returns at once, and does nothing where it has ended."""
+        ...
+
+    async def stop(self) -> None:
+        """End the process and those that it started by SIGTERM, after `STOP_S` by SIGKILL; returns within 5 seconds.
+
+        Cancellation: the process ends all the same.
+        """
+        ...
+
+    def lines(self) -> AsyncIterator[str]:
+        """Return the lines of standard output from now on; the log gets them as they are read.
+
+        One task at a time reads them, to the end: the process blocks when nobody reads.
+        """
+        ...
+
+
+class Launcher(Protocol):
+    """Starts processes."""
+
+    async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[Child]:
+        """Start all of `specs` or none, in one placement group where the launcher has those.
+
+        Returns:
+            One child for each spec, in order; the caller stops each.
+
+        Raises:
+            ConfigError: a log cannot be written, or the cluster can never place the processes.
+            LaunchError: a process cannot be started, or the nodes have no room for it within `cluster.start_timeout_s`.
+
+        Cancellation: what was started is killed.
+        """
+        ...
+
+
+def describe_code(code: int) -> str:
+    """Return an exit code in words.
+
+    Example:
+        >>> describe_code(1), describe_code(-9)
+        ('exit code 1', 'signal SIGKILL')
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"signal {names.get(-code, -code)}"
+
+
+def read_tail(path: Path) -> str:
+    """Return the end of a log that this machine can read, or why it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            text = log.read().decode(errors="replace").strip()
+    except OSError as error:
+        return f"(cannot be read: {error.strerror})"
+    return visible("\n".join(text.splitlines()[-TAIL_LINES:])) or "(nothing was written)"

@@ -1,0 +1,189 @@
+"""Starts processes on this machine.
+
+Invariant: each process has a session of its own, so that it ends together with those that it started, and a Ctrl-C in the
+terminal reaches only the driver. The kernel closes its standard input when the driver ends, even by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from subprocess import PIPE, STDOUT
+from typing import BinaryIO
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
+
+from agentrl.cluster.base import PORT_WORD, STOP_S, TOKEN_VARIABLE, Exit, ProcessSpec, describe_code, read_tail
+from agentrl.errors import ConfigError, LaunchError
+
+LOOPBACK = "127.0.0.1"
+MAX_LINE = 65_536
+"""Bytes of a line; the beginning of a longer one is left out, so that output without an end fills no memory."""
+_REAP_S = 2.0
+"""Seconds that a killed process gets to end."""
+
+
+class LocalLauncher:
+    """Starts processes on this machine; a `Launcher`. It reserves no cores and no GPUs."""
+
+    async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[LocalChild]:
+        """Start all of `specs` or none.
+
+        Raises:
+            ConfigError: a log cannot be written.
+            LaunchError: a process cannot be started.
+
+        Cancellation: what was started is killed.
+        """
+        started: list[LocalChild] = []
+        try:
+            for spec in specs:
+                started.append(await _start(spec))  # noqa: PERF401 - those before a failure must be known
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for child in started:
+                    await child.reap()
+            raise
+        return started
+
+
+class LocalChild:
+    """A process on this machine; a `Child`."""
+
+    host = LOOPBACK
+
+    def __init__(self, spec: ProcessSpec, process: Process, port: int) -> None:
+        """Watch `process`; `LocalLauncher.start` makes one."""
+        self.spec = spec
+        self.port = port
+        self.pid: int = process.pid
+        """Id of the process, which is also that of its process group."""
+        self._process = process
+
+    @property
+    def stdin(self) -> ByteSendStream:
+        """Standard input; a process that ends with it ends when it is closed."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def stdout(self) -> ByteReceiveStream:
+        """Standard output, as bytes; for callers that do not read `lines`."""
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    async def ended(self) -> Exit:
+        """Wait until the process has ended."""
+        code = await self._process.wait()
+        return Exit(code=code, reason=describe_code(code), log_tail=read_tail(self.spec.log_path))
+
+    async def log_tail(self) -> str:
+        """Return the end of the log."""
+        return read_tail(self.spec.log_path)
+
+    def kill(self) -> None:
+        """Kill the process group."""
+        _signal_session(self.pid, signal.SIGKILL)
+
+    async def reap(self) -> None:
+        """Kill the process group and wait until the process has ended, at most 2 seconds.
+
+        Cancellation: the process ends all the same.
+        """
+        self.kill()
+        with anyio.move_on_after(_REAP_S):
+            await self._process.aclose()
+
+    async def stop(self) -> None:
+        """End the process group by SIGTERM, after `STOP_S` by SIGKILL.
+
+        Cancellation: it ends all the same.
+        """
+        with anyio.CancelScope(shield=True):
+            _signal_session(self.pid, signal.SIGTERM)
+            with anyio.move_on_after(STOP_S):
+                await self._process.wait()
+            await self.reap()
+
+    def lines(self) -> AsyncIterator[str]:
+        """Return the lines of standard output from now on."""
+        return OutputLines(self.stdout, self.spec.log_path)
+
+
+class OutputLines:
+    """The lines of a byte stream; what is read is appended to a log at once, whole lines or not."""
+
+    def __init__(self, stream: ByteReceiveStream, log_path: Path) -> None:
+        """Read `stream` to its end; the stream stays the caller's."""
+        self._stream, self._log_path = stream, log_path
+        self._lines: list[bytes] = []
+        self._rest = b""
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        """Return this."""
+        return self
+
+    async def __anext__(self) -> str:
+        """Return the next line without its end; raise StopAsyncIteration at the end of the stream."""
+        while not self._lines:
+            try:
+                data = await self._stream.receive()
+            except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                raise StopAsyncIteration from None
+            with self._log_path.open("ab") as log:
+                log.write(data)
+            *self._lines, rest = (self._rest + data).split(b"\n")
+            self._rest = rest[-MAX_LINE:]
+        return self._lines.pop(0).decode(errors="replace")
+
+
+def open_process_log(path: Path) -> BinaryIO:
+    """Return a log, open for appending. The process that gets it holds a lock on it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("ab")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(log, fcntl.LOCK_SH)  # goes to the process with the file, and ends with it
+        return log
+    except OSError as error:
+        raise ConfigError(f"cannot write the log {path}: {error.strerror}") from error
+
+
+async def _start(spec: ProcessSpec) -> LocalChild:
+    port = _any_port() if any(PORT_WORD in word for word in spec.command) else 0
+    command = spec.command_on(LOOPBACK, port)
+    # The token opens the driver to whoever has it; only what joins the driver needs it.
+    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    with open_process_log(spec.log_path) as log:
+        try:
+            process = await anyio.open_process(
+                command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=STDOUT if spec.role == "server" else log,
+                env={**inherited, **spec.environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {command[0]} for {spec.name}: {error}") from error
+    return LocalChild(spec, process, port)
+
+
+def _any_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _signal_session(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from agentrl.trainer.optimizer import Muon, adamw, orthogonalize, schedule_factor
+from agentrl.trainer.optimizer import Muon, adamw, clip_gradients, orthogonalize, schedule_factor
 
 
 @given(schedule=st.sampled_from(["linear", "cosine"]), warmup=st.integers(0, 20), total=st.integers(21, 200))
@@ -92,3 +92,17 @@ def test_weight_decay_touches_matrices_only() -> None:
 
     assert matrix.detach().flatten().tolist() == pytest.approx([0.95] * 4)
     assert vector.tolist() == [1.0, 1.0]
+
+
+def test_the_norm_of_millions_of_gradients_is_that_of_float64_and_clipping_scales_to_the_bound() -> None:
+    parameters = [torch.zeros(shape) for shape in [(4000, 1000), (7,)]]
+    for number, parameter in enumerate(parameters):
+        parameter.grad = 1e-3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    gradients = [parameter.grad.double() for parameter in parameters if parameter.grad is not None]
+    exact = float(sum(gradient.square().sum() for gradient in gradients)) ** 0.5
+
+    assert clip_gradients(parameters, max_norm=exact / 4) == pytest.approx(exact, rel=1e-6)
+
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.double(), gradient / 4, rtol=1e-5, atol=1e-12)

@@ -1,6 +1,6 @@
-"""Tokens per CPU-second of a whole training step, beside two hand-written steps in the same run.
+"""Tokens per CPU-second of a whole training step, beside two hand-written steps and beside trainers of 1 and 2 processes.
 
-Run: `python -m benchmarks.trainer` (about two minutes). It prints a table and writes benchmarks/results/trainer.json.
+Run: `python -m benchmarks.trainer` (about four minutes). It prints two tables and writes benchmarks/results/trainer.json.
 
   ours            PolicyTrainer.step: checks, packing, forward, loss with diagnostics, backward, clipping, AdamW
   one at a time   a loop over sequences without padding, logits at trained positions only, plain PPO loss, clipping, AdamW
@@ -8,22 +8,29 @@ Run: `python -m benchmarks.trainer` (about two minutes). It prints a table and w
 
 The three take turns, so that a busy machine disturbs them alike; a row shows medians. Before timing, the three gradient
 norms are compared. Tokens are those of the samples, padding not counted.
+
+In the second table, a trainer of one process and one of two (`trainer.parallel.dp`) take turns on the same batch. CPU time
+is that of all processes of a trainer, and includes what the frames between driver and trainer take; wall time needs as many
+free cores as there are processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import cast
 
+import anyio
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,6 +42,7 @@ from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
+from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.types import Sample
 
 RESULTS = Path(__file__).parent / "results" / "trainer.json"
@@ -202,6 +210,47 @@ def measure(case: Case, repeats: int, folder: Path) -> dict[str, float]:
     }
 
 
+WORLDS = (1, 2)
+
+
+async def measure_ranks(case: Case, repeats: int, folder: Path) -> dict[str, float]:
+    """Return tokens per CPU-second and per second of a trainer of one process and of one of two."""
+    path, data = checkpoint(case, folder), batch(case)
+    cpu: dict[int, list[float]] = {world: [] for world in WORLDS}
+    wall: dict[int, list[float]] = {world: [] for world in WORLDS}
+    norms: list[float] = []
+    async with AsyncExitStack() as stack:
+        trainers = {world: await stack.enter_async_context(_ranks(world, path, folder)) for world in WORLDS}
+        for number in range(repeats + 1):
+            for world, trainer in trainers.items():
+                used, began = cpu_seconds_of(trainer.pids), time.perf_counter()
+                report = await trainer.step(data)
+                if number:  # the first step allocates
+                    cpu[world].append(cpu_seconds_of(trainer.pids) - used)
+                    wall[world].append(time.perf_counter() - began)
+                else:
+                    norms.append(report.metrics["grad_norm"])
+    np.testing.assert_allclose(norms, norms[0], rtol=1e-5)
+    tokens = sum(case.lengths)
+    row: dict[str, float] = {"tokens": tokens}
+    for world in WORLDS:
+        row[f"tokens_per_cpu_s_{world}"] = round(tokens / median(cpu[world]))
+        row[f"tokens_per_s_{world}"] = round(tokens / median(wall[world]))
+    return row
+
+
+def _ranks(world: int, path: Path, folder: Path) -> AbstractAsyncContextManager[RemoteTrainer]:
+    config = TrainerConfig.model_validate({"lr": LR, "device": "cpu", "parallel": {"dp": world}})
+    log = folder / f"{path.name}-{world}.log"
+    return launch_trainer(config, AlgorithmConfig(), model_path=path, total_steps=100, seed=0, log_path=log)
+
+
+def cpu_seconds_of(processes: Sequence[int]) -> float:
+    """Return the CPU time that processes have used so far."""
+    used = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13] for process in processes)
+    return sum(int(user) + int(system) for user, system in used) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
@@ -212,6 +261,7 @@ def main() -> None:
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         rows = {case.name: measure(case, arguments.repeats, Path(folder)) for case in cases()}
+        ranks = {case.name: anyio.run(measure_ranks, case, arguments.repeats, Path(folder)) for case in cases()[1:]}
     print(f"tokens per CPU-second of a whole step, {arguments.threads} thread(s); targets {TARGETS}")
     print(f"{'case':<18}{'ours':>9}{'one at a time':>15}{'padded':>9}{'vs one':>9}{'vs padded':>11}")
     for name, row in rows.items():
@@ -219,9 +269,14 @@ def main() -> None:
             f"{name:<18}{row['ours_tokens_per_cpu_s']:>9}{row['one_at_a_time_tokens_per_cpu_s']:>15}"
             f"{row['padded_tokens_per_cpu_s']:>9}{row['against_one_at_a_time']:>9}{row['against_padded']:>11}"
         )
+    print("tokens per CPU-second of all processes, and per second, of a trainer of 1 and of 2 processes with a thread each")
+    print(f"{'case':<18}{'CPU, 1':>9}{'CPU, 2':>9}{'wall, 1':>9}{'wall, 2':>9}")
+    for name, row in ranks.items():
+        figures = [row[f"tokens_per_{unit}_{world}"] for unit in ("cpu_s", "s") for world in WORLDS]
+        print(f"{name:<18}" + "".join(f"{figure:>9.0f}" for figure in figures))
     machine = {"machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
     record = {"date": datetime.now(UTC).date().isoformat(), **machine, "threads": arguments.threads}
-    arguments.output.write_text(json.dumps({**record, "targets": TARGETS, "cases": rows}, indent=2) + "\n")
+    arguments.output.write_text(json.dumps({**record, "targets": TARGETS, "cases": rows, "ranks": ranks}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

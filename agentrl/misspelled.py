@@ -81,7 +81,10 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     ),
     "trainer.dtype": ("bf16", "fp16", "mixed_precision", "precision", "torch_dtype"),
     "trainer.gradient_checkpointing": ("activation_checkpointing", "enable_gradient_checkpointing"),
-    "trainer.parallel.dp": ("processes", "nproc_per_node", "num_gpus", "world_size"),
+    "trainer.parallel.dp": ("fsdp_size", "processes", "nproc_per_node", "num_gpus", "world_size"),
+    "trainer.parallel.tp": ("tensor_model_parallel_size", "tensor_parallel"),
+    "trainer.parallel.cp": ("context_parallel_size", "cp_size", "sequence_parallel_size", "sp_size", "ulysses"),
+    "trainer.parallel.replicate": ("ddp_size", "dp_replicate", "hsdp"),
     "engine.steps": (
         *("epochs", "max_steps", "num_epochs", "num_steps", "num_train_epochs", "num_train_steps", "total_epochs"),
         *("total_steps", "total_train_steps", "total_training_steps", "train_steps", "training_steps"),

@@ -4,18 +4,53 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from agentrl.configbase import Config, Device, Seed
+from agentrl.errors import ConfigError
+from agentrl.trainer.parallel.shape import MeshShape
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class ParallelConfig(Config):
-    """How many processes train one model."""
+_MOST_WAYS = 4096
 
-    dp: int = Field(default=1, ge=1, le=4096)
-    """Processes over which weights, gradients, optimizer state and samples are split (FSDP)."""
+
+def _ways(given: object) -> object:
+    if given == "auto" or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= _MOST_WAYS):
+        return given
+    raise ValueError(f"expected auto or a number from 1 to {_MOST_WAYS}")
+
+
+Ways = Annotated[int | Literal["auto"], BeforeValidator(_ways)]
+"""Ways of an axis of the mesh; `auto` is resolved before anything starts."""
+
+
+class ParallelConfig(Config):
+    """How many processes train one model: the product of the four numbers."""
+
+    dp: Ways = 1
+    """Ways in which samples, weights, gradients and optimizer state are split (FSDP); `auto`: as many as GPUs are left."""
+    tp: Ways = 1
+    """Ways in which each matrix product is split (tensor parallelism); it divides the heads and the vocabulary."""
+    cp: Ways = 1
+    """Ways in which each sequence is cut (context parallelism, for long ones); it divides the query heads."""
+    replicate: Ways = 1
+    """Copies of the weights that dp, cp and tp split, each for its own samples (HSDP)."""
+
+    @property
+    def shape(self) -> MeshShape:
+        """The mesh.
+
+        Raises:
+            ConfigError: an axis is still `auto`.
+        """
+        ways = {"replicate": self.replicate, "dp": self.dp, "cp": self.cp, "tp": self.tp}
+        numbers = {name: number for name, number in ways.items() if isinstance(number, int)}
+        if len(numbers) < len(ways):
+            fields = ", ".join(f"trainer.parallel.{name}" for name in ways if name not in numbers)
+            raise ConfigError(f"{fields}: auto is resolved by agentrl.jobs.plan.mesh.with_mesh; call it, or give a number")
+        return MeshShape(**numbers)
 
 
 class TrainerConfig(Config):

@@ -122,7 +122,9 @@ class PolicyModel:
         self._autocast = dtype == "bfloat16" and mesh is None
         self._forward = self._logprobs
         if mesh is not None:
-            shard(self.module, self._blocks(), mesh, bfloat16=dtype == "bfloat16")
+            if mesh.tp is not None or mesh.cp is not None:
+                raise ConfigError(f"trainer.parallel: {mesh.shape}: tp and cp are not there yet; set both to 1")
+            shard(self.module, self._blocks(), mesh.weights, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
 
     @property

@@ -147,7 +147,7 @@ class PolicyTrainer:
         lengths = [len(sequences[index]) for index in wanted]
         plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if wanted else []
         with torch.no_grad():
-            for chosen, is_filler in deal(plan, lengths, ranks.rank, ranks.world):
+            for chosen, is_filler in deal(plan, lengths, ranks.data_rank, ranks.data_world):
                 group = [sequences[wanted[at]] for at in chosen]
                 masks = [np.arange(len(ids)) > 0 for ids in group]
                 by_token = [np.full(len(sequences[wanted[at]]), divisors[wanted[at]], np.float32) for at in chosen]
@@ -210,7 +210,7 @@ class PolicyTrainer:
         # Tokens after the last trained one do not affect it, so they are cut off.
         lengths = [int(np.flatnonzero(item.sample.loss_mask)[-1]) + 1 for item in items]
         plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if items else []
-        dealt = deal(plan, lengths, self.model.ranks.rank, self.model.ranks.world)
+        dealt = deal(plan, lengths, self.model.ranks.data_rank, self.model.ranks.data_world)
         return [_part(self.model, batch, places, lengths, mine) for mine in dealt]
 
     def _proximal(self, parts: Sequence[Sequence[_Part]], seconds: _Seconds) -> list[list[Tensor] | None]:
@@ -249,7 +249,7 @@ class PolicyTrainer:
                 interrupted=part.interrupted,
             )
             # FSDP averages the gradients of the ranks, and the loss is their sum.
-            (output.loss * self.model.ranks.world).backward()
+            (output.loss * self.model.ranks.averaged).backward()
             if not part.is_filler:
                 measured.append(output.metrics)
         measured = [reduced(measured, self.model.ranks)]

@@ -11,7 +11,8 @@ import yaml
 from agentrl.client import Client
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.plan import describe_plan, missing_gpus, missing_here, resolved_yaml
+from agentrl.jobs.plan.gpus import missing_gpus
+from agentrl.jobs.plan.plan import describe_plan, missing_here, resolved_yaml
 from agentrl.jobs.plan.rewards import reward_warnings
 from agentrl.jobs.train import load_parts
 from agentrl.types import Task

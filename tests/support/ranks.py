@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from agentrl.trainer.parallel.ranks import Ranks, joined
+from agentrl.trainer.parallel.shape import MeshShape
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,13 +23,19 @@ _context.set_forkserver_preload(["agentrl.trainer.policy", "tests.trainer.helper
 _TIMEOUT_S = 120.0
 
 
-def on_ranks(world: int, function: Callable[Concatenate[Ranks, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-    """Return what `function(ranks, ...)` returns on each of `world` ranks; the function and its results are module-level."""
+def on_ranks(
+    world: int | MeshShape, function: Callable[Concatenate[Ranks, P], R], *args: P.args, **kwargs: P.kwargs
+) -> list[R]:
+    """Return what `function(ranks, ...)` returns on each rank; a number is the ways of dp.
+
+    The function and its results are module-level.
+    """
+    shape = world if isinstance(world, MeshShape) else MeshShape(dp=world)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        pipes = [_context.Pipe(duplex=False) for _ in range(world)]
+        pipes = [_context.Pipe(duplex=False) for _ in range(shape.world)]
         ranks = [
-            _context.Process(target=_rank, args=(rank, world, store, sender, function, args, kwargs), daemon=True)
+            _context.Process(target=_rank, args=(rank, shape, store, sender, function, args, kwargs), daemon=True)
             for rank, (_, sender) in enumerate(pipes)
         ]
         for process, (_, sender) in zip(ranks, pipes, strict=True):
@@ -48,7 +55,7 @@ def on_ranks(world: int, function: Callable[Concatenate[Ranks, P], R], *args: P.
 
 def _rank(
     rank: int,
-    world: int,
+    shape: MeshShape,
     store: str,
     sender: Connection,
     function: Callable[..., object],
@@ -56,6 +63,6 @@ def _rank(
     kwargs: dict[str, Any],
 ) -> None:
     torch.set_num_threads(1)
-    file = dist.FileStore(store, world)
-    with joined(file, rank, world, device=torch.device("cpu"), timeout_s=60) as ranks:
+    file = dist.FileStore(store, shape.world)
+    with joined(file, rank, shape, device=torch.device("cpu"), timeout_s=60) as ranks:
         sender.send(function(ranks, *args, **kwargs))

@@ -17,7 +17,8 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig
-from agentrl.inference.launch.sglang import first_gpu, runs_on_cpu, tensor_parallel
+from agentrl.inference.launch.sglang import runs_on_cpu, tensor_parallel
+from agentrl.jobs.plan.gpus import index_of, server_gpus
 
 GIB = 2**30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
@@ -159,7 +160,8 @@ def trainer_memory(run: RunConfig, shape: ModelShape) -> TrainerMemory:
     Several processes each gather one layer at a time, in the type of the forward pass.
     """
     trainer = run.trainer
-    count = shape.num_parameters // trainer.parallel.dp
+    mesh = trainer.parallel.shape
+    count = shape.num_parameters // (mesh.shards * mesh.tp)
     logits = min(_longest_pass(run) * shape.vocabulary, _MAX_LOGITS)
     saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing)
     return TrainerMemory(
@@ -175,7 +177,7 @@ def trainer_memory(run: RunConfig, shape: ModelShape) -> TrainerMemory:
 def _gathered(run: RunConfig, shape: ModelShape) -> int:
     """Return the bytes of gathered weights; float32 weights of a single process are used in place."""
     trainer = run.trainer
-    if trainer.parallel.dp == 1 and trainer.dtype == "float32":
+    if trainer.parallel.shape.world == 1 and trainer.dtype == "float32":
         return 0
     outside = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     layer = (shape.num_parameters - outside) // shape.layers
@@ -228,10 +230,8 @@ def shared_gpus(run: RunConfig) -> tuple[int, ...]:
         return ()
     if runs_on_cpu(inference) and (inference.device == "cpu" or device == "auto"):
         return ()
-    ways = tensor_parallel(inference)
-    taken = {first_gpu(inference, index) + way for index in range(inference.servers) for way in range(ways)}
-    first = int(device.partition(":")[2] or 0)
-    return tuple(sorted(taken & set(range(first, first + run.trainer.parallel.dp))))
+    first = index_of(device)
+    return tuple(sorted(server_gpus(run) & set(range(first, first + run.trainer.parallel.shape.world))))
 
 
 def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
@@ -246,7 +246,7 @@ def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
     copies = f"; gathered for the forward pass {_gib(trainer.copies)}" if trainer.copies else ""
     batch = f"activations of {_longest_pass(run)} tokens {_gib(trainer.activations)}; logits {_gib(trainer.logits)}"
     count = f"{shape.num_parameters / 1e9:.2f}e9 parameters"
-    each_process = "each trainer process" if run.trainer.parallel.dp > 1 else "trainer"
+    each_process = "each trainer process" if run.trainer.parallel.shape.world > 1 else "trainer"
     rows = [("memory", f"{each_process} about {_gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}")]
     if run.inference.urls:
         return rows

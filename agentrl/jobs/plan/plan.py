@@ -7,7 +7,6 @@ task files are read to find it, but no factory is called.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,11 @@ from agentrl.data.load import load_held_out, load_training
 from agentrl.data.source import find_function, never_ends
 from agentrl.engine.config import INTERRUPT_S
 from agentrl.errors import ConfigError
-from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, runs_on_cpu, tensor_parallel
+from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.memory import memory_rows, running_requests
 from agentrl.jobs.trackers import load_trackers
+from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.workflow import load_workflow
 
 
@@ -80,11 +81,15 @@ def _weights(config: RunConfig) -> str:
     trainer = config.trainer
     local = config.model.local_path
     at = f" at {local}" if local not in (None, config.model.path) else ""
-    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {_process_count(trainer.parallel.dp)}"
+    processes = _trainer_processes(trainer.parallel.shape)
+    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {processes}"
 
 
-def _process_count(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes, each with its share of the weights"
+def _trainer_processes(shape: MeshShape) -> str:
+    if shape.world == 1:
+        return "1 process"
+    parts = f"1/{shape.shards * shape.tp} of the weights" if shape.shards * shape.tp > 1 else "a copy of the weights"
+    return f"{shape.world} processes ({shape}), each with {parts}"
 
 
 def _device(config: RunConfig) -> str:
@@ -143,39 +148,6 @@ def missing_here(config: RunConfig) -> list[str]:
         except ConfigError as error:
             missing.append(str(error))
     return missing
-
-
-def missing_gpus(config: RunConfig, root: Path = Path("/")) -> list[str]:
-    """Return the fields that ask for GPUs that this machine lacks, judged by the files under `root`."""
-    inference, trainer, count = config.inference, config.trainer.device, _count_gpus(root)
-    found = "there is no GPU" if count == 0 else f"this machine has {count} GPU(s), counted from 0"
-    last = _index_of(trainer) + config.trainer.parallel.dp - 1
-    needed = [("trainer.device", trainer, last)]
-    if not inference.urls:
-        last = _index_of(inference.device)
-        if inference.backend == "sglang" and inference.device != "cpu":
-            last = first_gpu(inference, inference.servers - 1) + tensor_parallel(inference) - 1
-        needed.append(("inference.device", inference.device, last))
-    missing: list[str] = []
-    for field, device, index in needed:
-        if device.startswith("cuda") and count is not None and index >= count:
-            which = "" if index == _index_of(device) else f" for GPU {_index_of(device)} to {index}"
-            missing.append(f"{field}: {device}{which}, and {found}")
-    return missing
-
-
-def _index_of(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
-
-
-def _count_gpus(root: Path) -> int | None:
-    """Return how many GPUs this process may use; None: at least one, but the number is unknown."""
-    if not gpu_is_present(root):
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len(visible.split(","))
-    return len(list((root / "dev").glob("nvidia[0-9]*"))) or None
 
 
 def _sampling(config: RunConfig) -> str:

@@ -2,7 +2,8 @@
 
 Invariant: every rank takes part in every exchange, in the same order. Exchanges run on a gloo group of their own, whose
 timeout is a year: ranks wait there for the driver's next request. Collectives of the model run on the default group, whose
-timeout is `trainer.collective_timeout_s`. Nothing that crosses a rank boundary is pickled.
+timeout is `trainer.collective_timeout_s`. Nothing that crosses a rank boundary is pickled. Ranks that get the same samples
+compute the same numbers; only those of the first of them count.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from agentrl.trainer.parallel.mesh import TrainerMesh, make_mesh
+from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.types import Float32Array
 
 _IDLE: Final = timedelta(days=365)
@@ -28,9 +30,15 @@ class Ranks:
 
     rank = 0
     world = 1
+    data_rank = 0
+    """Which samples this rank gets; ranks of the same number get the same ones."""
+    data_world = 1
+    """Number of groups of ranks that get different samples."""
+    averaged = 1
+    """Number of ranks whose gradients FSDP averages."""
 
-    def mesh(self, device: torch.device) -> DeviceMesh | None:
-        """Return the mesh over which weights are sharded; None where they are not."""
+    def mesh(self, device: torch.device) -> TrainerMesh | None:
+        """Return the meshes over which the model is split; None where it is not. Every rank must call it, once."""
         del device
         return None
 
@@ -44,7 +52,7 @@ class Ranks:
         return error
 
     def add(self, values: Tensor) -> Tensor:
-        """Return the sum of the ranks' tensors, on the CPU."""
+        """Return the sum of the tensors of all samples, on the CPU."""
         return values
 
     def maximum(self, values: Tensor) -> Tensor:
@@ -52,21 +60,23 @@ class Ranks:
         return values
 
     def merge(self, values: Float32Array) -> Float32Array:
-        """Return [n] float32 whose every element one rank computed; the other ranks give 0 there."""
+        """Return [n] float32 whose every element the ranks of one data rank computed; the others give 0 there."""
         return values
 
 
 class ManyRanks(Ranks):
     """One of several processes."""
 
-    def __init__(self, rank: int, world: int, control: dist.ProcessGroup) -> None:
+    def __init__(self, rank: int, shape: MeshShape, control: dist.ProcessGroup) -> None:
         """Use the group `control` for what is not the model's; `joined` makes it."""
-        self.rank, self.world = rank, world
+        self.rank, self.world = rank, shape.world
+        self.data_rank, self.data_world, self.averaged = shape.data_rank(rank), shape.data_world, shape.averaged
+        self._shape = shape
         self._control = control
 
-    def mesh(self, device: torch.device) -> DeviceMesh:
-        """Return the one-dimensional mesh `dp` of all ranks."""
-        return init_device_mesh(device.type, (self.world,), mesh_dim_names=("dp",))
+    def mesh(self, device: torch.device) -> TrainerMesh:
+        """Return the meshes of this rank."""
+        return make_mesh(self._shape, self.rank, device)
 
     def share(self, body: bytes | None) -> bytes:
         """Broadcast rank 0's bytes: first their number, then the bytes."""
@@ -96,8 +106,10 @@ class ManyRanks(Ranks):
         return every
 
     def add(self, values: Tensor) -> Tensor:
-        """Sum over all ranks."""
+        """Sum over the first rank of each data rank, so that each sample counts once; every rank gets the same bits."""
         total = values.detach().cpu().clone()
+        if not self._shape.leads(self.rank):
+            total.zero_()
         dist.all_reduce(total, dist.ReduceOp.SUM, group=self._control)
         return total
 
@@ -108,18 +120,18 @@ class ManyRanks(Ranks):
         return largest
 
     def merge(self, values: Float32Array) -> Float32Array:
-        """Sum over all ranks: x + 0 is x."""
+        """Sum over the data ranks: x + 0 is x."""
         return self.add(torch.from_numpy(np.ascontiguousarray(values))).numpy()
 
 
 @contextmanager
-def joined(store: dist.Store, rank: int, world: int, *, device: torch.device, timeout_s: float) -> Generator[Ranks]:
-    """Join `world` processes that share `store`, and leave them at the end of the block.
+def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.device, timeout_s: float) -> Generator[Ranks]:
+    """Join the processes that share `store`, and leave them at the end of the block.
 
     Args:
         store: where the ranks find each other.
         rank: of this process, from 0.
-        world: number of processes.
+        shape: of their mesh, which has their number.
         device: on which this process computes; it decides the backend, `gloo` or `nccl`.
         timeout_s: after which a collective of the model fails, seconds.
 
@@ -127,10 +139,10 @@ def joined(store: dist.Store, rank: int, world: int, *, device: torch.device, ti
         RuntimeError: the other ranks did not join in time.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=shape.world, timeout=timedelta(seconds=timeout_s))
     try:
         control = dist.new_group(backend="gloo", timeout=_IDLE)
         assert isinstance(control, dist.ProcessGroup)
-        yield ManyRanks(rank, world, control)
+        yield ManyRanks(rank, shape, control)
     finally:
         dist.destroy_process_group()

@@ -375,7 +375,7 @@ async def launch_trainer(
     log_path: str | Path,
     sync: SyncConfig | None = None,
 ) -> AsyncGenerator[RemoteTrainer]:
-    """Yield a trainer in `trainer.parallel.dp` subprocesses with the model loaded; they end with the block.
+    """Yield a trainer in the subprocesses of `trainer.parallel` with the model loaded; they end with the block.
 
     Args:
         config: optimizer, device and limits.
@@ -401,7 +401,7 @@ async def launch_trainer(
         seed=seed,
     )
     _check_model(Path(model_path))
-    world = config.parallel.dp
+    world = config.parallel.shape.world
     # Beside the logs and not in a temporary directory, which a killed driver would leave behind.
     store = Path(log_path).with_suffix(".ranks").absolute()
     _remove_store(store)

@@ -59,6 +59,6 @@ class RankPlace:
         first, count = device.index or 0, torch.cuda.device_count()
         if first + self.world > count:
             raise ConfigError(
-                f"trainer.parallel.dp: {self.world} GPUs from cuda:{first} are needed, this machine has {count}; lower dp"
+                f"trainer.parallel: {self.world} GPUs from cuda:{first} are needed, this machine has {count}; lower dp"
             )
         return torch.device("cuda", first + self.rank)

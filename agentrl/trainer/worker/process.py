@@ -302,10 +302,13 @@ def _join(place: RankPlace, config: TrainerConfig, device: torch.device, stack: 
 
     from agentrl.trainer.parallel.ranks import Ranks, joined
 
-    if place.world == 1 and config.dtype == "float32":
+    shape = config.parallel.shape
+    if place.world != shape.world:
+        raise InvariantError(f"trainer.parallel: {shape} needs {shape.world} processes, and {place.world} were started")
+    if shape.world == 1 and config.dtype == "float32":
         return Ranks()
     store = dist.FileStore(place.store, place.world) if place.store else dist.HashStore()
-    ranks = joined(store, place.rank, place.world, device=device, timeout_s=config.collective_timeout_s)
+    ranks = joined(store, place.rank, shape, device=device, timeout_s=config.collective_timeout_s)
     return stack.enter_context(ranks)
 
 

@@ -67,7 +67,7 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
 
 def test_a_gpu_that_is_missing_is_an_error_on_every_rank() -> None:
     here = torch.cuda.device_count()
-    message = f"trainer.parallel.dp: {here + 2} GPUs from cuda:0 are needed, this machine has {here}; lower dp"
+    message = f"trainer.parallel: {here + 2} GPUs from cuda:0 are needed, this machine has {here}; lower dp"
     for rank in range(2):
         with pytest.raises(ConfigError, match=message):
             RankPlace(rank=rank, world=here + 2, store="s").device_of(torch.device("cuda"))

@@ -83,6 +83,8 @@ class Child(Protocol):
 
     spec: ProcessSpec
     """What was started."""
+    where: str
+    """For messages, such as `pid 123`, `pid 123 on node 10.0.0.3`."""
     host: str
     """Address at which others reach the process."""
     port: int

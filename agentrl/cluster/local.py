@@ -64,6 +64,7 @@ class LocalChild:
         self.port = port
         self.pid: int = process.pid
         """Id of the process, which is also that of its process group."""
+        self.where = f"pid {process.pid}"
         self._process = process
 
     @property
@@ -89,7 +90,7 @@ class LocalChild:
 
     def kill(self) -> None:
         """Kill the process group."""
-        _signal_session(self.pid, signal.SIGKILL)
+        _signal_group(self.pid, signal.SIGKILL)
 
     async def reap(self) -> None:
         """Kill the process group and wait until the process has ended, at most 2 seconds.
@@ -106,7 +107,7 @@ class LocalChild:
         Cancellation: it ends all the same.
         """
         with anyio.CancelScope(shield=True):
-            _signal_session(self.pid, signal.SIGTERM)
+            _signal_group(self.pid, signal.SIGTERM)
             with anyio.move_on_after(STOP_S):
                 await self._process.wait()
             await self.reap()
@@ -143,7 +144,7 @@ class OutputLines:
         return self._lines.pop(0).decode(errors="replace")
 
 
-def open_process_log(path: Path) -> BinaryIO:
+def open_log(path: Path) -> BinaryIO:
     """Return a log, open for appending. The process that gets it holds a lock on it.
 
     Raises:
@@ -164,7 +165,7 @@ async def _start(spec: ProcessSpec) -> LocalChild:
     command = spec.command_on(LOOPBACK, port)
     # The token opens the driver to whoever has it; only what joins the driver needs it.
     inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-    with open_process_log(spec.log_path) as log:
+    with open_log(spec.log_path) as log:
         try:
             process = await anyio.open_process(
                 command,
@@ -184,6 +185,6 @@ def _any_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _signal_session(pid: int, number: signal.Signals) -> None:
+def _signal_group(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)

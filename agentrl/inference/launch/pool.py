@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import anyio
 
+from agentrl.cluster.base import Launcher
+from agentrl.cluster.local import LocalLauncher
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, ServerError, ServerUnavailable
 from agentrl.inference.backend import CONTEXT_HEADROOM
@@ -49,7 +51,13 @@ class Launched(NamedTuple):
 
 @asynccontextmanager
 async def launch_pool(
-    config: InferenceConfig, *, model_path: str | Path, vocab_size: int, seed: int = 0, log_dir: str | Path
+    config: InferenceConfig,
+    *,
+    model_path: str | Path,
+    vocab_size: int,
+    seed: int = 0,
+    log_dir: str | Path,
+    launcher: Launcher | None = None,
 ) -> AsyncGenerator[ServerPool, None]:
     """Yield a pool over the servers of a config, launched here or already running.
 
@@ -59,6 +67,7 @@ async def launch_pool(
         vocab_size: every id sent or received is below it.
         seed: seeds the sampling of the servers; server n gets `seed + n`.
         log_dir: directory for the logs of launched servers.
+        launcher: starts them; None: on this machine.
 
     Raises:
         ConfigError: the named key or SGLang's Python is missing, or servers accept less context than the config asks for.
@@ -72,7 +81,7 @@ async def launch_pool(
     try:
         with PortReserve(config.host) as ports:
             async with task_group() as tasks:
-                await _start_all(config, builders, ports, tasks, launched)
+                await _start_all(config, builders, ports, tasks, launched, launcher or LocalLauncher())
                 servers = [
                     SGLangServer(
                         url,
@@ -117,7 +126,11 @@ def api_key(config: InferenceConfig) -> str | None:
 
 
 async def start_server(
-    build: Callable[[int], Recipe], take_port: Callable[[], int], tasks: anyio.abc.TaskGroup, timeout_s: float
+    build: Callable[[int], Recipe],
+    take_port: Callable[[], int],
+    tasks: anyio.abc.TaskGroup,
+    timeout_s: float,
+    launcher: Launcher,
 ) -> Launched:
     """Start a server and return it once it is ready; if another program took its port, try again on another port.
 
@@ -126,6 +139,7 @@ async def start_server(
         take_port: returns a free port.
         tasks: the task group that reads the server's output once it is ready.
         timeout_s: deadline of one attempt, seconds.
+        launcher: starts the process.
 
     Raises:
         ServerUnavailable: the server ended before it was ready: for another reason, or on `MAX_PORTS` ports.
@@ -134,7 +148,7 @@ async def start_server(
     Cancellation: the process ends.
     """
     for attempt in range(MAX_PORTS):
-        process = ServerProcess(build(take_port()))
+        process = ServerProcess(build(take_port()), launcher)
         try:
             return Launched(process, await process.start(tasks, timeout_s))
         except ServerUnavailable as error:
@@ -150,9 +164,10 @@ async def _start_all(
     ports: PortReserve,
     tasks: anyio.abc.TaskGroup,
     launched: dict[int, Launched],
+    launcher: Launcher,
 ) -> None:
     async def start(index: int) -> None:
-        launched[index] = await start_server(builders[index], ports.take, tasks, config.start_timeout_s)
+        launched[index] = await start_server(builders[index], ports.take, tasks, config.start_timeout_s, launcher)
 
     async with task_group() as starting:
         for index in range(len(builders)):

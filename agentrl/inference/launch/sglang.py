@@ -147,7 +147,7 @@ def sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, index: i
         ready=_READY,
         url=base_url(config.host, port),
         log_path=log_path,
-        logs_on_stdout=True,
+        gpus=0 if on_cpu else tensor_parallel(config),
     )
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from agentrl.cluster.base import read_tail
+from agentrl.cluster.local import LocalLauncher
 from agentrl.errors import ConfigError, ServerTimeout, ServerUnavailable
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch import pool as launch
@@ -26,17 +28,22 @@ READY = 'print(\'{"event":"ready","url":"http://127.0.0.1:9"}\', flush=True)'
 WAIT = "import time; time.sleep(60)"
 
 
-def recipe(
-    tmp_path: Path, *lines: str, logs_on_stdout: bool = False, ready: tuple[str, ...] = (r'"url": ?"(http[^"]+)"',)
-) -> Recipe:
+def recipe(tmp_path: Path, *lines: str, ready: tuple[str, ...] = (r'"url": ?"(http[^"]+)"',)) -> Recipe:
     return Recipe(
         command=(sys.executable, "-c", "\n".join(lines)),
         environment={"AGENTRL_TEST": "yes"},
         ready=tuple(re.compile(pattern) for pattern in ready),
         url="http://elsewhere",
         log_path=tmp_path / "logs" / "server-0.log",
-        logs_on_stdout=logs_on_stdout,
     )
+
+
+def process_of(recipe: Recipe) -> ServerProcess:
+    return ServerProcess(recipe, LocalLauncher())
+
+
+def log_of(process: ServerProcess) -> str:
+    return read_tail(process.recipe.log_path)
 
 
 def alive(pid: int) -> bool:
@@ -48,20 +55,20 @@ def alive(pid: int) -> bool:
 
 
 async def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
-    process = ServerProcess(recipe(tmp_path, "import os", "print('loading', os.environ['AGENTRL_TEST'])", READY, WAIT))
+    process = process_of(recipe(tmp_path, "import os", "print('loading', os.environ['AGENTRL_TEST'])", READY, WAIT))
     async with anyio.create_task_group() as tasks:
         assert await process.start(tasks, 10) == "http://127.0.0.1:9"
-        assert "loading yes" in process.last_lines()
+        assert "loading yes" in log_of(process)
         await process.stop()
 
 
 async def test_a_process_is_ready_when_it_has_said_all_of_it_in_any_order(tmp_path: Path) -> None:
     said = ["import sys", "print('listening', flush=True)", "sys.stdin.readline()"]
-    process = ServerProcess(recipe(tmp_path, *said, ready=("warm", "listening"), logs_on_stdout=True))
+    process = process_of(recipe(tmp_path, *said, ready=("warm", "listening")))
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerTimeout, match=r"(?s)not ready after 1 s; its log ends with:\nlistening"):
             await process.start(tasks, 1)
-    process = ServerProcess(
+    process = process_of(
         recipe(tmp_path, "print('listening')", "print('warm', flush=True)", WAIT, ready=("warm", "listening"))
     )
     async with anyio.create_task_group() as tasks:
@@ -77,36 +84,34 @@ async def test_output_without_an_end_of_line_is_logged_and_keeps_nothing_waiting
         READY,
         WAIT,
     ]
-    process = ServerProcess(recipe(tmp_path, *lines, logs_on_stdout=True))
+    process = process_of(recipe(tmp_path, *lines))
     async with anyio.create_task_group() as tasks:
         assert await process.start(tasks, 10) == "http://127.0.0.1:9"
         await process.stop()
-    assert "no end of line here" in process.last_lines()
+    assert "no end of line here" in log_of(process)
 
 
 async def test_a_process_that_ends_before_it_is_ready_tells_its_last_lines(tmp_path: Path) -> None:
-    process = ServerProcess(recipe(tmp_path, "import sys", "sys.exit('no such model: /models/none')"))
+    process = process_of(recipe(tmp_path, "import sys", "sys.exit('no such model: /models/none')"))
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerUnavailable, match=r"(?s)server-0 .*ended with exit code 1.*no such model: /models/none"):
             await process.start(tasks, 10)
 
 
 async def test_a_process_that_is_never_ready_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    process = ServerProcess(
-        recipe(tmp_path, "import os, sys, time", "print(os.getpid(), file=sys.stderr, flush=True)", WAIT)
-    )
+    process = process_of(recipe(tmp_path, "import os, sys, time", "print(os.getpid(), file=sys.stderr, flush=True)", WAIT))
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerTimeout, match="not ready after 1 s"):
             await process.start(tasks, 1)
-    assert not alive(int(process.last_lines()))
+    assert not alive(int(log_of(process)))
 
 
 async def test_a_cancelled_start_ends_the_process(tmp_path: Path) -> None:
-    process = ServerProcess(recipe(tmp_path, "import os, sys", "print(os.getpid(), file=sys.stderr, flush=True)", WAIT))
+    process = process_of(recipe(tmp_path, "import os, sys", "print(os.getpid(), file=sys.stderr, flush=True)", WAIT))
     async with anyio.create_task_group() as tasks:
         with anyio.move_on_after(1):
             await process.start(tasks, 60)
-    assert not alive(int(process.last_lines()))
+    assert not alive(int(log_of(process)))
 
 
 async def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
@@ -115,12 +120,12 @@ async def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
     )
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerUnavailable, match="cannot start /nowhere/python"):
-            await ServerProcess(missing).start(tasks, 10)
+            await process_of(missing).start(tasks, 10)
 
 
 async def test_the_end_of_a_process_is_told_with_its_cause(tmp_path: Path) -> None:
     lines = ["import os, signal, sys", READY, "print('out of memory', file=sys.stderr, flush=True)"]
-    process = ServerProcess(recipe(tmp_path, *lines, "os.kill(os.getpid(), signal.SIGKILL)"))
+    process = process_of(recipe(tmp_path, *lines, "os.kill(os.getpid(), signal.SIGKILL)"))
     async with anyio.create_task_group() as tasks:
         await process.start(tasks, 10)
         with anyio.fail_after(10):
@@ -136,13 +141,13 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_pa
         "if child: print(os.getpid(), child, file=sys.stderr, flush=True); " + READY,
         "time.sleep(60)",
     ]
-    process = ServerProcess(recipe(tmp_path, *lines))
+    process = process_of(recipe(tmp_path, *lines))
     async with anyio.create_task_group() as tasks:
         await process.start(tasks, 10)
         began = time.monotonic()
         await process.stop()
         assert time.monotonic() - began < 5
-    numbers = re.search(r"^(\d+) (\d+)$", process.last_lines(), re.MULTILINE)
+    numbers = re.search(r"^(\d+) (\d+)$", log_of(process), re.MULTILINE)
     assert numbers is not None
     parent, child = int(numbers[1]), int(numbers[2])
     assert not alive(parent)
@@ -152,16 +157,14 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_pa
 
 
 async def test_the_log_of_a_server_on_one_pipe_is_kept(tmp_path: Path) -> None:
-    process = ServerProcess(
-        recipe(tmp_path, "print('first')", READY, "print('after', flush=True)", WAIT, logs_on_stdout=True)
-    )
+    process = process_of(recipe(tmp_path, "print('first')", READY, "print('after', flush=True)", WAIT))
     async with anyio.create_task_group() as tasks:
         await process.start(tasks, 10)
         with anyio.fail_after(5):
-            while "after" not in process.last_lines():  # noqa: ASYNC110 - a file is observed
+            while "after" not in log_of(process):  # noqa: ASYNC110 - a file is observed
                 await anyio.sleep(0.01)
         await process.stop()
-    assert "first" in process.last_lines()
+    assert "first" in log_of(process)
 
 
 def test_the_key_comes_from_the_environment_and_its_lack_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +190,11 @@ async def test_a_server_whose_port_was_taken_is_started_on_another(tmp_path: Pat
         ports = iter([other.getsockname()[1], free.take()])
         async with anyio.create_task_group() as tasks:
             launched = await launch.start_server(
-                lambda port: recipe(tmp_path, SERVER.replace("PORT", str(port))), lambda: next(ports), tasks, 10
+                lambda port: recipe(tmp_path, SERVER.replace("PORT", str(port))),
+                lambda: next(ports),
+                tasks,
+                10,
+                LocalLauncher(),
             )
             with socket.create_connection(("127.0.0.1", int(launched.url.rpartition(":")[2])), timeout=5):
                 pass
@@ -204,7 +211,7 @@ async def test_a_server_that_finds_every_port_taken_says_so(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as other:
         async with anyio.create_task_group() as tasks:
             with pytest.raises(ServerUnavailable, match="Address already in use"):
-                await launch.start_server(build, lambda: int(other.getsockname()[1]), tasks, 10)
+                await launch.start_server(build, lambda: int(other.getsockname()[1]), tasks, 10, LocalLauncher())
     assert len(tried) == launch.MAX_PORTS
 
 
@@ -213,7 +220,11 @@ async def test_a_server_that_fails_for_another_reason_is_not_tried_on_another_po
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerUnavailable, match="out of memory"):
             await launch.start_server(
-                lambda _port: recipe(tmp_path, "import sys", "sys.exit('out of memory')"), lambda: next(ports), tasks, 10
+                lambda _port: recipe(tmp_path, "import sys", "sys.exit('out of memory')"),
+                lambda: next(ports),
+                tasks,
+                10,
+                LocalLauncher(),
             )
     assert next(ports) == 2
 
@@ -257,7 +268,7 @@ async def test_a_process_whose_server_gives_no_answer_is_killed_and_started_agai
     tmp_path: Path, anyio_backend: str
 ) -> None:
     count, counted = counting(tmp_path)
-    process = ServerProcess(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
+    process = process_of(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
     only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0", timeout_s=60)
     async with anyio.create_task_group() as tasks, pool_of(only, **OFTEN) as pool:
         await process.start(tasks, 20)
@@ -277,7 +288,7 @@ async def test_a_process_whose_server_was_taken_out_is_started_again_until_that_
     tmp_path: Path,
 ) -> None:
     count, counted = counting(tmp_path)
-    process = ServerProcess(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
+    process = process_of(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
     right, wrong = (ScriptedServer(lambda _: [1], vocab_size=VOCAB, url=f"scripted://{number}") for number in range(2))
     async with anyio.create_task_group() as tasks, pool_of(right, wrong, **OFTEN) as pool:
         await pool.update_weights(publication(1))
@@ -310,7 +321,7 @@ async def test_a_server_that_is_taken_out_before_its_launcher_reports_the_start_
 
 async def test_restarts_are_counted_within_a_window_of_time(tmp_path: Path) -> None:
     count, counted = counting(tmp_path)
-    process = ServerProcess(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
+    process = process_of(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
     only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0")
     supervise = partial(launch.supervise, window_s=0.0)
     async with anyio.create_task_group() as tasks, pool_of(only, **OFTEN) as pool:
@@ -327,7 +338,7 @@ async def test_restarts_are_counted_within_a_window_of_time(tmp_path: Path) -> N
 async def test_a_start_that_fails_counts_as_one_and_is_tried_again(tmp_path: Path) -> None:
     count, counted = counting(tmp_path)
     counted.append("sys.exit('no memory') if number == 2 else None")
-    process = ServerProcess(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
+    process = process_of(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
     config = InferenceConfig()
     only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0")
     async with anyio.create_task_group() as tasks, pool_of(only, **OFTEN) as pool:

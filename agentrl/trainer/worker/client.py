@@ -12,8 +12,6 @@ and the worker stays usable: a cancelled caller still waits for the worker's rep
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -28,8 +26,7 @@ from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError,
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
-from agentrl.trainer.worker.place import RankPlace
-from agentrl.trainer.worker.processes import WorkerProcesses
+from agentrl.trainer.worker.processes import SILENT_S, STREAM_ENDS, WorkerProcesses
 from agentrl.trainer.worker.protocol import (
     BeginSending,
     FinishSending,
@@ -45,6 +42,7 @@ from agentrl.trainer.worker.protocol import (
     pack_sequences,
     split_logprobs,
 )
+from agentrl.trainer.worker.starting import ranks_with_pipes
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication
@@ -164,10 +162,6 @@ async def _shielded_exchange(call: Exchange, request: WorkerRequest, expected: t
     raise AssertionError("unreachable: a shielded scope is never cancelled")
 
 
-SILENT_S = 10.0
-"""Seconds without a heartbeat after which a worker that should work is reported."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
     """Where a restored trainer continues."""
@@ -189,8 +183,8 @@ class RemoteTrainer:
     def __init__(self, processes: WorkerProcesses, timeout_s: float, *, silent_s: float = SILENT_S) -> None:
         self.pid: int = processes.first.pid
         """Id of the worker process that answers."""
-        self.pids: tuple[int, ...] = (processes.first.pid, *(process.pid for process in processes.others))
-        """Ids of all worker processes, by rank."""
+        self.pids: tuple[int, ...] = tuple(rank.pid for rank in processes.ranks)
+        """Ids of all worker processes, by rank, each on its own machine."""
         self.device = ""
         """Device the model is on, such as `cpu` or `cuda`."""
         self.num_parameters = 0
@@ -285,10 +279,9 @@ class RemoteTrainer:
     async def set_up(self, setup: protocol.Setup) -> None:
         """Load the model; `launch_trainer` calls this once."""
         frame = protocol.encode_frame(setup)
-        for process in self._processes.others:
-            assert process.stdin is not None
-            with suppress(anyio.BrokenResourceError):  # it has died, and its death is reported with the reply's absence
-                await process.stdin.send(frame)
+        for rank in self._processes.others:
+            with suppress(*STREAM_ENDS):  # it has died, and its death is reported with the reply's absence
+                await rank.stream.send(frame)
         reply = await self._call(setup, protocol.Ready, f"loading {setup.model_path}")
         self.device = reply.device
         self.num_parameters = reply.num_parameters
@@ -308,7 +301,7 @@ class RemoteTrainer:
                 late = f"{what} took more than {self._timeout_s:g} s (trainer.call_timeout_s), so it was killed"
                 self._broken = f"{late}; {await self._processes.obituary()}"
                 raise TrainerDied(f"the driver waited for the trainer worker (pid {self.pid}): {self._broken}") from None
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
+            except STREAM_ENDS:
                 self._broken = f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}") from None
             self._broken = None
@@ -326,9 +319,7 @@ class RemoteTrainer:
         return reply
 
     async def _exchange(self, frame: bytes) -> protocol.WorkerReply:
-        stdin = self._processes.first.stdin
-        assert stdin is not None
-        await stdin.send(frame)
+        await self._processes.first.stream.send(frame)
         length = 0
         while not length:  # a heartbeat has no body
             length = protocol.body_length(await self._receive(protocol.HEADER_BYTES))
@@ -356,11 +347,9 @@ class RemoteTrainer:
             silent = wait.cancelled_caught
 
     async def _receive(self, count: int) -> bytearray:
-        stdout = self._processes.first.stdout
-        assert stdout is not None
-        received = bytearray()
+        stream, received = self._processes.first.stream, bytearray()
         while len(received) < count:
-            received += await stdout.receive(count - len(received))
+            received += await stream.receive(count - len(received))
         return received
 
 
@@ -388,7 +377,7 @@ async def launch_trainer(
 
     Raises:
         ConfigError: when the model cannot be loaded or the device does not exist.
-        TrainError: when the process does not start.
+        LaunchError: when a process does not start.
 
     Cancellation: the worker is ended, or killed if it is busy, within 5 seconds.
     """
@@ -401,34 +390,20 @@ async def launch_trainer(
         seed=seed,
     )
     _check_model(Path(model_path))
-    world = config.parallel.shape.world
-    # Beside the logs and not in a temporary directory, which a killed driver would leave behind.
-    store = Path(log_path).with_suffix(".ranks").absolute()
-    _remove_store(store)
-    places = [RankPlace(rank=rank, world=world, store=str(store)) for rank in range(world)]
-    commands = [[sys.executable, "-m", "agentrl.trainer.worker.process", *place.arguments()] for place in places]
-    try:
-        async with WorkerProcesses.running(commands, Path(log_path), _environment(config)) as processes:
-            trainer = RemoteTrainer(processes, config.call_timeout_s)
-            try:
-                await trainer.set_up(setup)
-                yield trainer
-            finally:
-                if trainer.idle:
-                    with anyio.CancelScope(shield=True):
-                        await processes.end()
-    finally:
-        _remove_store(store)
-
-
-def _remove_store(store: Path) -> None:
-    with suppress(OSError):  # it is not there, or neither is its folder
-        store.unlink()
+    starting = ranks_with_pipes(config.parallel.shape.world, Path(log_path), _environment(config))
+    async with starting as ranks, WorkerProcesses.watching(ranks) as processes:
+        trainer = RemoteTrainer(processes, config.call_timeout_s)
+        try:
+            await trainer.set_up(setup)
+            yield trainer
+        finally:
+            if trainer.idle:
+                with anyio.CancelScope(shield=True):
+                    await processes.end()
 
 
 def _environment(config: TrainerConfig) -> dict[str, str]:
     return {
-        **os.environ,
         "OMP_NUM_THREADS": str(config.threads),
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # a server that hangs ends its group, not this process

@@ -1,46 +1,187 @@
-"""The processes of one trainer, as the driver sees them: start, logs, the first that dies, and the end.
+"""The ranks of one trainer, as the driver sees them: which one ends or falls silent first, and the end of all.
 
-Invariant: where one process ends, all end within `KILL_S` seconds, and what is reported is the one that ended first: the
-others fail because it is gone. No process outlives the `running` block.
+Invariant: where one rank ends, all end within `KILL_S` seconds, and what is reported is the one that ended first: the
+others fail because it is gone.
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Protocol, Self
 
 import anyio
 import anyio.to_thread
-from anyio.abc import Process
+from anyio.abc import ByteStream
 
 from agentrl.concurrency import task_group
-from agentrl.errors import ConfigError, TrainError
+from agentrl.errors import InvariantError
+from agentrl.trainer.worker import protocol
+
+logger = logging.getLogger(__name__)
 
 QUIT_S = 2.0
-"""Seconds that idle processes get to end by themselves after their input is closed."""
+"""Seconds that idle ranks get to end by themselves after they were dismissed."""
 KILL_S = 2.0
-"""Seconds that a killed process gets to end."""
-_TAIL_BYTES = 4000
-"""End of the log that a message carries."""
+"""Seconds that a killed rank gets to end."""
+SILENT_S = 10.0
+"""Seconds without a heartbeat after which a rank that should give one is reported."""
+STREAM_ENDS = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+"""What reading from a rank raises when it has ended, or when this side has closed."""
 
 
-def open_log(path: Path) -> BinaryIO:
-    """Return the worker's log, open for appending.
+class WorkerRank(Protocol):
+    """One rank."""
 
-    Raises:
-        ConfigError: when the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log = path.open("ab")
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(log, fcntl.LOCK_SH)  # goes to the worker with the file, and ends with it
-        return log
-    except OSError as error:
-        raise ConfigError(f"cannot write the trainer worker's log {path}: {error.strerror}") from error
+    where: str
+    """For messages, such as `pid 123`."""
+    pid: int
+    """Its process id, on its own machine."""
+
+    @property
+    def stream(self) -> ByteStream:
+        """Frames to the rank and, from rank 0, replies; the others send heartbeats."""
+        ...
+
+    async def ended(self) -> str:
+        """Wait until the rank has ended, and return how, with the end of its log where the driver can read it.
+
+        Cancellation: the rank continues.
+        """
+        ...
+
+    async def log_end(self) -> str:
+        """Return the end of its log for a message, which begins with a separator; empty where the driver has no log."""
+        ...
+
+    async def dismiss(self) -> None:
+        """Let the rank end by itself once it is idle.
+
+        Cancellation: it may still run.
+        """
+        ...
+
+    def kill(self) -> None:
+        """End the rank at once; does nothing where it has ended."""
+        ...
+
+
+class WorkerProcesses:
+    """The ranks of one trainer; the first speaks to the driver."""
+
+    def __init__(self, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S) -> None:
+        self.ranks = ranks
+        self._silent_s = silent_s
+        self._died = anyio.Event()
+        self._first_death: str | None = None
+        self._ending = False
+        self._silent_since: dict[int, float] = {}
+        """Time of the last heartbeat of each rank that misses some."""
+
+    @property
+    def first(self) -> WorkerRank:
+        """Rank 0."""
+        return self.ranks[0]
+
+    @property
+    def others(self) -> Sequence[WorkerRank]:
+        """The other ranks, in order."""
+        return self.ranks[1:]
+
+    @classmethod
+    @asynccontextmanager
+    async def watching(cls, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S) -> AsyncGenerator[Self]:
+        """Watch `ranks`, rank 0 first, while the block runs; when one ends, all are killed.
+
+        Cancellation: they still run; who started them ends them.
+        """
+        processes = cls(ranks, silent_s=silent_s)
+        async with task_group() as watching:
+            for number in range(len(ranks)):
+                watching.start_soon(processes._watch, number)
+                if number:
+                    watching.start_soon(processes._listen, number)
+            try:
+                yield processes
+            finally:
+                processes._ending = True
+                watching.cancel_scope.cancel()
+
+    def name(self, number: int) -> str:
+        """Return the name of a rank for messages; empty for the only one."""
+        return f"rank {number} ({self.ranks[number].where})" if len(self.ranks) > 1 else ""
+
+    async def _watch(self, number: int) -> None:
+        self._report_death(number, await self.ranks[number].ended())
+
+    async def _listen(self, number: int) -> None:
+        """Follow the heartbeats of a rank other than 0, and take its last words, if it sends any."""
+        stream = self.ranks[number].stream
+        header = await _received(stream, protocol.HEADER_BYTES)  # its start may take long
+        while header is not None:
+            if length := protocol.body_length(header):
+                body = await _received(stream, min(length, protocol.MAX_LAST_WORDS))
+                self._report_death(number, _last_words(body or b""))
+                return
+            seen = anyio.current_time()
+            with anyio.move_on_after(self._silent_s) as wait:
+                header = await _received(stream, protocol.HEADER_BYTES)
+            if wait.cancelled_caught:
+                logger.warning("the trainer's %s gives no sign of life: it is stopped or hangs", self.name(number))
+                self._silent_since[number] = seen
+                header = await _received(stream, protocol.HEADER_BYTES)
+                del self._silent_since[number]
+                if header is not None:
+                    logger.warning("the trainer's %s gives signs of life again", self.name(number))
+
+    def _report_death(self, number: int, reason: str) -> None:
+        if self._first_death is None and not self._ending:
+            name = self.name(number)
+            self._first_death = f"{self._describe_silence(number)}{name and name + ': '}{reason}"
+            self._died.set()
+            self.kill()
+
+    def _describe_silence(self, dead: int) -> str:
+        """Return who fell silent before rank `dead` ended: the cause, if that rank waited for it in vain."""
+        now = anyio.current_time()
+        silent = [
+            f"{self.name(number)} had given no sign of life for {now - since:.0f} s"
+            for number, since in self._silent_since.items()
+            if number != dead
+        ]
+        return f"{', '.join(silent)}: it was stopped or hung; then " if silent else ""
+
+    async def obituary(self) -> str:
+        """Return how the first rank ended, and the end of its log.
+
+        Cancellation: nothing is left behind.
+        """
+        with anyio.move_on_after(KILL_S):
+            await self._died.wait()
+        return self._first_death or f"still running but its output is closed{await self.first.log_end()}"
+
+    def kill(self) -> None:
+        """Kill all ranks."""
+        for rank in self.ranks:
+            rank.kill()
+
+    async def end(self) -> None:
+        """Dismiss rank 0, which ends the others, and return when all have ended, or after `QUIT_S`.
+
+        After `QUIT_S` the others are dismissed too: it ends one that waits in a collective at once.
+
+        Cancellation: they may still run.
+        """
+        self._ending = True
+        await self.first.dismiss()
+        with anyio.move_on_after(QUIT_S):
+            for rank in self.ranks:
+                await rank.ended()
+        for rank in self.others:
+            await rank.dismiss()
 
 
 async def worker_ended(log_path: Path) -> None:
@@ -57,129 +198,25 @@ async def worker_ended(log_path: Path) -> None:
     await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
 
 
-def log_tail(path: Path) -> str:
-    """Return the end of the worker's log, or why it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace").strip() or "(nothing was written)"
-    except OSError as error:
-        return f"(cannot be read: {error.strerror})"
-
-
 def rank_log(log_path: Path, rank: int) -> Path:
     """Return the log of one rank: `trainer.log` for rank 0, `trainer-1.log` for rank 1."""
     return log_path if rank == 0 else log_path.with_stem(f"{log_path.stem}-{rank}")
 
 
-class WorkerProcesses:
-    """The processes of one trainer; the first speaks to the driver."""
-
-    def __init__(self, processes: list[Process], log_path: Path) -> None:
-        self._processes, self._log_path = processes, log_path
-        self._died = anyio.Event()
-        self._first_death: str | None = None
-        self._ending = False
-
-    @property
-    def first(self) -> Process:
-        """Rank 0."""
-        return self._processes[0]
-
-    @property
-    def others(self) -> list[Process]:
-        """The other ranks, in order."""
-        return self._processes[1:]
-
-    @classmethod
-    @asynccontextmanager
-    async def running(
-        cls, commands: Sequence[Sequence[str]], log_path: Path, environment: Mapping[str, str]
-    ) -> AsyncGenerator[Self]:
-        """Yield one process for each of `commands`, rank 0 first; when one ends, all are killed.
-
-        Raises:
-            ConfigError: a log cannot be written.
-            TrainError: a process cannot be started.
-
-        Cancellation: they are killed.
-        """
-        started: list[Process] = []
-        try:
-            for rank, command in enumerate(commands):
-                with open_log(rank_log(log_path, rank)) as output:
-                    try:
-                        started.append(await anyio.open_process(command, stderr=output, env=dict(environment)))
-                    except OSError as error:
-                        raise TrainError(f"rank {rank} of the trainer cannot be started: {error}") from error
-            processes = cls(started, log_path)
-            async with task_group() as watching:
-                for rank in range(len(started)):
-                    watching.start_soon(processes._watch, rank)
-                try:
-                    yield processes
-                finally:
-                    processes._ending = True
-                    watching.cancel_scope.cancel()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await _killed(started)
-
-    async def _watch(self, rank: int) -> None:
-        code = await self._processes[rank].wait()
-        if self._first_death is None and not self._ending:
-            name = f"rank {rank}: " if len(self._processes) > 1 else ""
-            log = rank_log(self._log_path, rank)
-            self._first_death = f"{name}exit code {code}; the end of {log}:\n{log_tail(log)}"
-            self._died.set()
-            self.kill()
-
-    async def obituary(self) -> str:
-        """Return how the first process ended, and the end of its log.
-
-        Cancellation: nothing is left behind.
-        """
-        with anyio.move_on_after(KILL_S):
-            await self._died.wait()
-        return (
-            self._first_death
-            or f"still running but its output is closed; the end of {self._log_path}:\n{log_tail(self._log_path)}"
-        )
-
-    def kill(self) -> None:
-        """Kill all processes."""
-        _kill(self._processes)
-
-    async def end(self) -> None:
-        """Close the input of rank 0, which ends the others, and return when all have ended, or after `QUIT_S`.
-
-        After `QUIT_S` the input of the others is closed too: it ends one that waits in a collective at once.
-
-        Cancellation: they may still run; leaving `running` kills them.
-        """
-        self._ending = True
-        await _close_input(self.first)
-        with anyio.move_on_after(QUIT_S):
-            for process in self._processes:
-                await process.wait()
-        for process in self.others:
-            await _close_input(process)
+async def _received(stream: ByteStream, count: int) -> bytes | None:
+    """Return the next `count` bytes; None at the end of the stream."""
+    data = b""
+    try:
+        while len(data) < count:
+            data += await stream.receive(count - len(data))
+    except STREAM_ENDS:
+        return None
+    return data
 
 
-async def _close_input(process: Process) -> None:
-    assert process.stdin is not None
-    await process.stdin.aclose()
-
-
-def _kill(processes: Sequence[Process]) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):  # it may end by itself between the check and the signal
-            if process.returncode is None:
-                process.kill()
-
-
-async def _killed(processes: Sequence[Process]) -> None:
-    _kill(processes)
-    with anyio.move_on_after(KILL_S):
-        for process in processes:
-            await process.aclose()
+def _last_words(body: bytes) -> str:
+    try:
+        reply = protocol.decode_reply(body)
+    except InvariantError:
+        reply = None
+    return reply.message if isinstance(reply, protocol.Failed) else "it sent what is not a heartbeat"

@@ -30,6 +30,9 @@ HEARTBEAT = bytes(HEADER_BYTES)
 MAX_FRAME_BYTES = 1 << 30
 """Largest body: about 40 million tokens of a training batch."""
 
+MAX_LAST_WORDS = 65_536
+"""Largest body with which a rank other than 0 tells how it fails."""
+
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
     """A flat array on the wire."""

@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install frameworks-install demo demo-code demo-distributed demo-math demo-sglang smoke test test-envs test-frameworks test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install browser-install envs-install frameworks-install demo demo-code demo-distributed demo-math demo-sglang smoke test test-envs test-frameworks test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -59,6 +59,10 @@ test-envs: setup envs-install browser-install  ## run the tests of environments 
 
 test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first
 	$(BIN)/python -m pytest -m frameworks tests
+
+test-ray: setup  ## run the tests of the Ray launcher on a cluster of three nodes on this machine; Ray is installed first
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m pytest -m ray tests
 
 test-sglang: setup sglang-install  ## run the tests that need a real SGLang, which is installed first if it is missing
 	$(BIN)/python -m pytest -m sglang tests

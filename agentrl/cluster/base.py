@@ -159,7 +159,12 @@ def read_tail(path: Path) -> str:
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            text = log.read().decode(errors="replace").strip()
+            text = log.read().decode(errors="replace")
     except OSError as error:
         return f"(cannot be read: {error.strerror})"
-    return visible("\n".join(text.splitlines()[-TAIL_LINES:])) or "(nothing was written)"
+    return shorten_tail(text)
+
+
+def shorten_tail(text: str) -> str:
+    """Return the last `TAIL_LINES` lines of a log, safe to print."""
+    return visible("\n".join(text.strip().splitlines()[-TAIL_LINES:])) or "(nothing was written)"

@@ -19,9 +19,11 @@ class ClusterConfig(Config):
     launcher: Literal["local", "ray", "attach"] = "local"
     """`local`: on this machine. `ray`: on a Ray cluster. `attach`: Slurm, Kubernetes or torchrun starts trainer ranks."""
     address: str | None = None
-    """Address of the Ray cluster, such as `auto` or `10.0.0.1:6379`; None: one that starts on this machine for the run."""
+    """Address of the Ray cluster, such as `auto` or `10.0.0.1:6379`; None: $RAY_ADDRESS, else one just for the run."""
     listen: str = Field(default="127.0.0.1", pattern=_LISTEN_PATTERN)
     """`HOST` or `HOST:PORT` of the driver at which trainer ranks join; a token guards it (AGENTRL_CLUSTER_TOKEN)."""
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds that processes wait for room on a Ray cluster, and the driver for ranks to join."""
 
 
 def listen_address(config: ClusterConfig) -> tuple[str, int]:

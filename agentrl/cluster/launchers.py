@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from agentrl.cluster.base import Launcher
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.local import LocalLauncher
-from agentrl.errors import ConfigError
+from agentrl.cluster.ray import open_ray
 
 
 @asynccontextmanager
@@ -23,6 +23,7 @@ async def open_launcher(config: ClusterConfig) -> AsyncGenerator[Launcher]:
     Cancellation: what the launcher itself started, such as a Ray cluster on this machine, ends.
     """
     if config.launcher == "ray":
-        where = config.address or "this machine"
-        raise ConfigError(f"cluster.launcher: ray on {where} is not part of this version; set it to local or attach")
-    yield LocalLauncher()
+        async with open_ray(config) as launcher:
+            yield launcher
+    else:
+        yield LocalLauncher()

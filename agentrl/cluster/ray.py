@@ -45,7 +45,7 @@ _MARGIN_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AgentPlace:
     """Where an agent runs."""
 
     address: str
@@ -72,7 +72,7 @@ class NodeAgent(HostedProcess):
 class RayChild:
     """A process that an agent runs; a `Child`."""
 
-    def __init__(self, spec: ProcessSpec, agent: Any, place: Place, *, host: str, port: int, pid: int) -> None:  # noqa: ANN401 - Ray's handle of an actor
+    def __init__(self, spec: ProcessSpec, agent: Any, place: AgentPlace, *, host: str, port: int, pid: int) -> None:  # noqa: ANN401 - Ray's handle of an actor
         """Watch the process of `agent`; `RayLauncher.start` makes one."""
         self.spec = spec
         self.host = host
@@ -193,7 +193,7 @@ class RayLauncher:
             host_of = await reachable_hosts([place.address for place in places])
             children: list[RayChild] = []
             for spec, at in zip(specs, order_by_node(specs, places), strict=True):
-                children.append(await _start(spec, group.agents[at], places[at], host_of[places[at].address]))
+                children.append(await _start_on(spec, group.agents[at], places[at], host_of[places[at].address]))
         except BaseException:
             group.release()
             raise
@@ -229,7 +229,7 @@ class AgentGroup:
         ]
         """Handle of the agent in each bundle."""
 
-    async def placed(self, timeout_s: float) -> list[Place]:
+    async def placed(self, timeout_s: float) -> list[AgentPlace]:
         """Wait until every agent runs, and return where.
 
         Raises:
@@ -238,12 +238,12 @@ class AgentGroup:
 
         Cancellation: the group stays asked for; `release` ends that.
         """
-        places: list[Place] = []
+        places: list[AgentPlace] = []
         try:
             with anyio.fail_after(timeout_s):
                 for agent in self.agents:
                     address, node, version = await reply_of(agent.where.remote())
-                    places.append(Place(address=address, node=node, agentrl=version))
+                    places.append(AgentPlace(address=address, node=node, agentrl=version))
         except TimeoutError:
             raise LaunchError(await anyio.to_thread.run_sync(self._lack, timeout_s)) from None
         except AgentLost as lost:
@@ -355,7 +355,7 @@ async def reply_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's reference to 
         raise AgentLost(message, unreachable=isinstance(error, errors.ActorUnavailableError)) from error
 
 
-async def is_gone(place: Place) -> bool:
+async def is_gone(place: AgentPlace) -> bool:
     """Return whether Ray has lost the node, which it may learn some seconds after its agents are out of reach."""
     nodes: list[dict[str, Any]] = await anyio.to_thread.run_sync(import_ray().nodes)
     return place.node not in {node["NodeID"] for node in nodes if node["Alive"]}
@@ -373,7 +373,7 @@ async def reachable_hosts(addresses: Sequence[str]) -> dict[str, str]:
     return {address: LOOPBACK if alone else address for address in addresses}
 
 
-def order_by_node(specs: Sequence[ProcessSpec], places: Sequence[Place]) -> list[int]:
+def order_by_node(specs: Sequence[ProcessSpec], places: Sequence[AgentPlace]) -> list[int]:
     """Return, for each spec, the place that it gets: specs of equal needs are together on a node, in order."""
     given: dict[int, int] = {}
     for needs in {(spec.cpus, spec.gpus) for spec in specs}:
@@ -383,7 +383,7 @@ def order_by_node(specs: Sequence[ProcessSpec], places: Sequence[Place]) -> list
     return [given[index] for index in range(len(specs))]
 
 
-async def _start(spec: ProcessSpec, agent: Any, place: Place, host: str) -> RayChild:  # noqa: ANN401 - Ray's handle of an actor
+async def _start_on(spec: ProcessSpec, agent: Any, place: AgentPlace, host: str) -> RayChild:  # noqa: ANN401 - Ray's handle of an actor
     first, *words = spec.command
     command = ["" if first == sys.executable else first, *words]
     call = partial(agent.start.remote, host=host, folder=os.getcwd(), merged=spec.role == "server")

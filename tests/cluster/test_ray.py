@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.cluster.base import ProcessSpec
 from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.ray import Place, RayLauncher, open_ray, order_by_node
+from agentrl.cluster.ray import AgentPlace, RayLauncher, open_ray, order_by_node
 from agentrl.errors import ConfigError, LaunchError
 from tests.support.processes import until_ended
 from tests.support.ray_cluster import LocalRayCluster, ray_cluster
@@ -158,5 +158,5 @@ def test_ranks_are_sorted_by_node(anyio_backend: str):
     specs = [
         ProcessSpec(name=str(rank), role="trainer", command=("x",), environment={}, log_path=Path("x")) for rank in range(4)
     ]
-    places = [Place(address="10.0.0.1", node=node, agentrl="1") for node in ("b", "a", "b", "a")]
+    places = [AgentPlace(address="10.0.0.1", node=node, agentrl="1") for node in ("b", "a", "b", "a")]
     assert [places[at].node for at in order_by_node(specs, places)] == ["a", "a", "b", "b"]

@@ -29,6 +29,7 @@ from transformers.utils import logging
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shard import as_forward, copy_into, shard, whole
+from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.tensors import RawTensor
 
@@ -121,9 +122,12 @@ class PolicyModel:
         mesh = self.ranks.mesh(device)
         self._autocast = dtype == "bfloat16" and mesh is None
         self._forward = self._logprobs
+        self._cut: SequenceCut | None = None
         if mesh is not None:
-            if mesh.tp is not None or mesh.cp is not None:
-                raise ConfigError(f"trainer.parallel: {mesh.shape}: tp and cp are not there yet; set both to 1")
+            if mesh.tp is not None:
+                raise ConfigError(f"trainer.parallel: {mesh.shape}: tp is not there yet; set it to 1")
+            if mesh.cp is not None:
+                self._cut = cut_sequences(self.module, mesh.cp)
             shard(self.module, self._blocks(), mesh.weights, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
 
@@ -151,6 +155,8 @@ class PolicyModel:
             InvariantError: for an id outside the vocabulary, or when a first token is wanted (nothing predicts it).
         """
         longest = max(len(ids) for ids in sequences)
+        if self._cut is not None:
+            longest = self._cut.padded(longest)
         padded = np.zeros((len(sequences), longest), np.int64)
         positions: list[NDArray[np.int64]] = []
         for row, (ids, mask) in enumerate(zip(sequences, masks, strict=True)):
@@ -191,15 +197,30 @@ class PolicyModel:
 
     def _logprobs(self, batch: Microbatch) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            if self._cut is not None:
+                return self._cut_logprobs(batch, self._cut)
             hidden = self._base(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-            hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]
-            rows = max(1, self._max_logits // self.vocab_size)
-            if len(hidden) <= rows:
-                return self._token_logprobs(hidden, batch.targets, batch.temperatures)
-            inputs, targets = hidden.split(rows), batch.targets.split(rows)
-            temperatures = [None] * len(inputs) if batch.temperatures is None else batch.temperatures.split(rows)
-            parts = zip(inputs, targets, temperatures, strict=True)
-            return torch.cat([_recomputed(self._token_logprobs, *part) for part in parts])
+            return self._head_logprobs(hidden, batch.positions, batch.targets, batch.temperatures)
+
+    def _cut_logprobs(self, batch: Microbatch, cut: SequenceCut) -> Tensor:
+        """Return [n] log-probs, of which this rank computes those in its part of the sequences."""
+        ids, places = cut.own_tokens(batch.input_ids)
+        outputs = self._base(input_ids=ids, position_ids=places, use_cache=False, sequence_group=cut.group)
+        own, positions = cut.own_wanted(batch.positions, batch.input_ids.shape[1])
+        temperatures = None if batch.temperatures is None else batch.temperatures[own]
+        values = self._head_logprobs(outputs.last_hidden_state, positions, batch.targets[own], temperatures)
+        return cut.gathered(values, own, len(batch.targets))
+
+    def _head_logprobs(self, hidden: Tensor, positions: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
+        """Return [n] log-probs of `targets` from [B, T, D] hidden states at `positions`, in slices of `max_logits`."""
+        hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
+        rows = max(1, self._max_logits // self.vocab_size)
+        if len(hidden) <= rows:
+            return self._token_logprobs(hidden, targets, temperatures)
+        inputs, wanted = hidden.split(rows), targets.split(rows)
+        divisors = [None] * len(inputs) if temperatures is None else temperatures.split(rows)
+        slices = zip(inputs, wanted, divisors, strict=True)
+        return torch.cat([_recomputed(self._token_logprobs, *each) for each in slices])
 
     def export(self) -> dict[str, RawTensor]:
         """Return the weights as float32 under their HF checkpoint names, tied ones once; empty on ranks other than 0."""

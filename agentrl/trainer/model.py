@@ -15,9 +15,11 @@ from typing import Literal, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -27,9 +29,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.trainer.parallel.fit import check_tensor_fit
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shard import as_forward, copy_into, shard, whole
+from agentrl.trainer.parallel.tensor import split_matrices
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
+from agentrl.trainer.parallel.vocabulary import VocabularyPart, vocabulary_part
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.tensors import RawTensor
 
@@ -96,8 +101,8 @@ class PolicyModel:
             device: where the model lives.
             dtype: of the forward and backward pass; the log-softmax is float32 in any case.
             gradient_checkpointing: recompute activations in the backward pass.
-            max_logits: logits (n x V) held at once, 0.5 GiB by default; more are computed in slices and recomputed in the
-                backward pass. Affects memory, never the result.
+            max_logits: logits (n x V, V / tp with tensor parallelism) held at once, 0.5 GiB by default; more are computed in
+                slices and recomputed in the backward pass. Affects memory, never the result.
             ranks: the processes over which the weights are split; None: this one holds them whole.
 
         Raises:
@@ -123,9 +128,11 @@ class PolicyModel:
         self._autocast = dtype == "bfloat16" and mesh is None
         self._forward = self._logprobs
         self._cut: SequenceCut | None = None
+        self.tensor_group: dist.ProcessGroup | None = None
+        self._part: VocabularyPart | None = None
         if mesh is not None:
             if mesh.tp is not None:
-                raise ConfigError(f"trainer.parallel: {mesh.shape}: tp is not there yet; set it to 1")
+                self._split_matrices(mesh.tp)
             if mesh.cp is not None:
                 self._cut = cut_sequences(self.module, mesh.cp)
             shard(self.module, self._blocks(), mesh.weights, bfloat16=dtype == "bfloat16")
@@ -214,7 +221,7 @@ class PolicyModel:
     def _head_logprobs(self, hidden: Tensor, positions: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
         """Return [n] log-probs of `targets` from [B, T, D] hidden states at `positions`, in slices of `max_logits`."""
         hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
-        rows = max(1, self._max_logits // self.vocab_size)
+        rows = max(1, self._max_logits // (self._part.columns if self._part else self.vocab_size))
         if len(hidden) <= rows:
             return self._token_logprobs(hidden, targets, temperatures)
         inputs, wanted = hidden.split(rows), targets.split(rows)
@@ -274,10 +281,25 @@ class PolicyModel:
                 "split; use trainer.dtype: float32 with trainer.parallel.dp: 1"
             ) from error
 
+    def _split_matrices(self, mesh: DeviceMesh) -> None:
+        config = self.module.config
+        check_tensor_fit(
+            mesh.size(),
+            architecture=config.model_type,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            intermediate=config.intermediate_size,
+        )
+        split_matrices(self._blocks(), self.module.get_input_embeddings(), self._head, mesh)
+        self.tensor_group = mesh.get_group()
+        self._part = vocabulary_part(self.vocab_size, self.tensor_group)
+
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
         logits = self._head(hidden).float()
         if temperatures is not None:
             logits = logits / temperatures[:, None]
+        if self._part is not None:
+            return self._part.logprobs(logits, targets)
         return -functional.cross_entropy(logits, targets, reduction="none")
 
     def _check_head(self) -> None:

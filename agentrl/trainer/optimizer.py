@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from agentrl.trainer.parallel.shard import local_part
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -62,7 +64,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = _global_norm(gradients)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([_local(gradient) for gradient in gradients], scale)  # pyright: ignore[reportPrivateUsage] - the one fused call for many tensors
+    torch._foreach_mul_([local_part(gradient) for gradient in gradients], scale)  # pyright: ignore[reportPrivateUsage] - the one fused call for many tensors
     return float(norm)
 
 
@@ -72,7 +74,7 @@ def _global_norm(gradients: Iterable[Tensor]) -> Tensor:
     groups: dict[tuple[str, ...], list[dist.ProcessGroup]] = {}
     for gradient in gradients:
         split = _split_dimensions(gradient)
-        square = _local(gradient).float().square().sum()
+        square = local_part(gradient).float().square().sum()
         sums[split] = sums[split] + square if split in sums else square
         if isinstance(gradient, DTensor):
             groups[split] = [gradient.device_mesh.get_group(name) for name in split]
@@ -87,10 +89,6 @@ def _split_dimensions(gradient: Tensor) -> tuple[str, ...]:
         return ()
     names = gradient.device_mesh.mesh_dim_names or ()
     return tuple(name for name, placement in zip(names, gradient.placements, strict=True) if not placement.is_replicate())
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 class Muon(torch.optim.Optimizer):

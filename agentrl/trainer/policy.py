@@ -31,6 +31,7 @@ from agentrl.trainer.model import Microbatch, PolicyModel, raw_tensor, torch_ten
 from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shard import like, whole
+from agentrl.trainer.parallel.tensor import replicas_agree, sum_partial_gradients
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 from agentrl.weights.tensors import RawTensor
 
@@ -92,7 +93,7 @@ class PolicyTrainer:
         forward pass, so the log-prob metrics do not cover it.
 
         Raises:
-            InvariantError: when the batch contradicts itself.
+            InvariantError: when the batch contradicts itself, or ranks have come to hold different weights.
             StaleDataError: when a trained token is over the staleness bound; the weights are unchanged.
             TrainError: after `max_bad_steps` steps in a row whose loss or gradient was not finite.
         """
@@ -125,6 +126,7 @@ class PolicyTrainer:
         metrics["computed_tokens"] = self._total_tokens(parts)
         metrics["seconds"] = time.perf_counter() - started
         self._raise_if_hopeless(bad)
+        self._check_replicas()
         skipped = None if norms else _why_skipped(batch, bad)
         return StepReport(metrics=metrics, skipped=skipped, proximal_logprobs=self._merged(batch, used))
 
@@ -259,6 +261,8 @@ class PolicyTrainer:
                 used |= dict(zip(part.samples, np.split(values.cpu().numpy(), part.ends[:-1]), strict=True))
         seconds.forward_backward += time.perf_counter() - started
         started = time.perf_counter()
+        if self.model.tensor_group is not None:
+            sum_partial_gradients(self.model.parameters, self.model.tensor_group)
         norm = clip_gradients(self.model.parameters.values(), self._config.max_grad_norm)
         problem = None
         if not math.isfinite(loss):
@@ -301,6 +305,17 @@ class PolicyTrainer:
             optimizer_steps=self._state.optimizer_steps + self._config.minibatches,
             bad_steps=self._state.bad_steps + 1 if bad else 0 if applied else self._state.bad_steps,
         )
+
+    def _check_replicas(self) -> None:
+        if self.model.tensor_group is None:
+            return
+        agrees = replicas_agree(self.model.parameters, self.model.tensor_group)
+        worst = self.model.ranks.maximum(torch.tensor(0.0 if agrees else 1.0))  # all ranks raise, so that none waits
+        if worst:
+            raise InvariantError(
+                "trainer.parallel.tp: the weights that tensor parallel ranks hold in common differ between them after "
+                f"step {self._state.steps}; restart from the newest checkpoint, and report the model's architecture"
+            )
 
     def _raise_if_hopeless(self, bad: Sequence[str]) -> None:
         if self._state.bad_steps >= self._config.max_bad_steps:

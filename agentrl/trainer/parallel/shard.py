@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 Method = TypeVar("Method", bound=Callable[..., Tensor])
 
@@ -41,7 +41,18 @@ def as_forward(module: nn.Module, name: str, method: Method) -> Method:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor of which each rank holds a part; a collective for those, nothing for others."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    placements = list(tensor.placements)
+    for dimension in range(len(placements)):  # one at a time: torch warns about two gathers in one call
+        placements[dimension] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.full_tensor()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of `tensor`: its part, or the whole where it is not split; changes go through."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def copy_into(parameter: Tensor, values: Tensor) -> None:

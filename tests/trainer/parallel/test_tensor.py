@@ -1,0 +1,81 @@
+"""Tensor parallel ranks do what one process does, and what they hold in common stays the same on all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.errors import ConfigError, InvariantError
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.shape import MeshShape
+from tests.support.ranks import on_ranks
+from tests.support.tiny import Architecture, tiny_checkpoint
+from tests.trainer.helpers import random_batch
+from tests.trainer.parallel.steps import assert_same, make_trainer, three_steps
+
+
+# A small lr: AdamW moves an element of almost no gradient by a share of lr that rounding decides.
+@pytest.mark.parametrize(
+    ("mesh", "arch", "settings"),
+    [
+        (MeshShape(tp=2), "qwen3", {"microbatch_tokens": 100}),
+        *(
+            pytest.param(*case, marks=pytest.mark.external)
+            for case in [
+                (MeshShape(dp=2, tp=2), "qwen3", {"minibatches": 4, "microbatch_tokens": 64}),
+                (MeshShape(dp=2, tp=2), "qwen2", {"minibatches": 3, "gradient_checkpointing": True}),
+                (MeshShape(dp=3, tp=2), "llama", {"weight_decay": 0.1, "microbatch_tokens": 100}),
+                (MeshShape(replicate=2, tp=2), "llama", {"minibatches": 2, "microbatch_tokens": 64}),
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_split_matrices_give_the_weights_and_metrics_of_one_process(
+    tmp_path: Path, mesh: MeshShape, arch: Architecture, settings: dict[str, Any]
+) -> None:
+    path = tiny_checkpoint(tmp_path / "model", arch=arch, spread=0.1)
+    alone = three_steps(Ranks(), path, {"lr": 3e-5, **settings})
+
+    assert_same(on_ranks(mesh, three_steps, path, {"lr": 3e-5, **settings}), alone)
+
+
+def error_after_a_drift(ranks: Ranks, path: Path) -> tuple[str, str]:
+    trainer = make_trainer(ranks, path, {})
+    trainer.step(random_batch(version=1, samples=5))
+    if ranks.rank == 1:
+        norm = trainer.model.parameters["model.layers.1.self_attn.k_norm.weight"]
+        with torch.no_grad():
+            norm.mul_(1 + 1e-6)
+    try:
+        trainer.step(random_batch(version=2, seed=1, samples=5))
+    except InvariantError as error:
+        return "", str(error)
+    return "no error", ""
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(tp=2), pytest.param(MeshShape(dp=2, tp=2), marks=pytest.mark.external)], ids=str)
+def test_weights_that_drift_apart_are_an_error_on_every_rank(tmp_path: Path, mesh: MeshShape) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    for missing, message in on_ranks(mesh, error_after_a_drift, path):
+        assert not missing
+        assert message.startswith("trainer.parallel.tp: the weights that tensor parallel ranks hold in common differ")
+
+
+def error_of_loading(ranks: Ranks, path: Path) -> str:
+    try:
+        PolicyModel(path, device=torch.device("cpu"), ranks=ranks)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.external
+def test_heads_that_cannot_be_dealt_are_an_error_on_every_rank(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model")  # two key-value heads
+    for message in on_ranks(MeshShape(tp=4), error_of_loading, path):
+        assert message == "trainer.parallel.tp: 4 does not divide the model's 2 key-value heads; use 1 or 2"

@@ -19,6 +19,7 @@ from cyclopts import App, Parameter
 
 from agentrl.cli.running import run_job
 from agentrl.cli.serving import chat_command, serve_command
+from agentrl.cli.simulating import simulate_command
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.foreign import make_log_visible, visible
 from agentrl.jobs.errors import first_agentrl_error
@@ -119,6 +120,7 @@ def eval_command(
 
 app.command(serve_command, name="serve")
 app.command(chat_command, name="chat")
+app.command(simulate_command, name="simulate")
 
 
 @app.command(name="sft")

@@ -15,6 +15,7 @@ import orjson
 from agentrl.errors import ConfigError
 
 _TRIAL = bytes(4096)
+_JSON = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def check_writable(path: Path, what: str) -> None:
@@ -36,6 +37,11 @@ def check_writable(path: Path, what: str) -> None:
         raise ConfigError(f"{what}: cannot write in {place}: {error.strerror}; fix that, or write elsewhere") from error
 
 
+def json_text(values: Mapping[str, Any]) -> str:
+    """Return values as indented JSON."""
+    return orjson.dumps(values, option=_JSON).decode()
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write an indented JSON file that appears whole or not at all.
 
@@ -43,7 +49,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         OSError: it cannot be written; no partial file is left.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    written = orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    written = orjson.dumps(values, option=_JSON)
     try:
         temporary.write_bytes(written)
         temporary.replace(path)

@@ -1,0 +1,297 @@
+"""`agentrl simulate`: predict step time, utilization and staleness of a run on other machines, and what to change.
+
+Invariant: nothing of the run starts; only files are read. What was measured and what is assumed is printed with the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agentrl.cluster.split import Split
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.inference.launch.sglang import tensor_parallel
+from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory, trainer_memory
+from agentrl.runs.run import open_run
+from agentrl.simulate.advice import AdvisedChange, advise_changes, count_changes, describe_bottleneck, describe_driver
+from agentrl.simulate.costs import CostModel, RunShape
+from agentrl.simulate.fit import fit_run
+from agentrl.simulate.hardware import SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
+from agentrl.simulate.outcome import SimulatedStep
+from agentrl.simulate.predict import Cluster, Prediction, chosen_splits, predict_splits, rank_cluster
+from agentrl.simulate.settings import fleet_of_run, shape_of_run
+from agentrl.simulate.workload import EpisodeSource, LognormalSource
+
+DEFAULT_GPU = "h100"
+DEFAULT_STEPS = 24
+"""Training steps that a simulation plays."""
+ASSUMED_SPREAD = 0.8
+"""Standard deviation of the logarithm of an episode's length, where no run has been measured."""
+ASSUMED_SHARE = 1 / 3
+"""Mean output tokens of an episode over the most that the run file allows, where no run has been measured."""
+ASSUMED_CONTEXT = 256
+"""Context tokens of a turn, where no run has been measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOrder:
+    """What `agentrl simulate` is asked for."""
+
+    gpus: int | None = None
+    """GPUs to split; None: those of the run file."""
+    ratio: float | None = None
+    """GPUs that serve for each one that trains; None: the best that are found."""
+    fitted_from: Path | None = None
+    """Directory of a finished run to fit; None: the defaults of a GPU."""
+    gpu: str = DEFAULT_GPU
+    """Whose defaults to use."""
+    output_tokens: int | None = None
+    """Mean output tokens of an episode, without a run to fit; None: a third of the most that the run file allows."""
+    steps: int = DEFAULT_STEPS
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationReport:
+    """The predictions, the best first, and what they rest on."""
+
+    shape: RunShape
+    costs: CostModel
+    episodes: str
+    """Where the episodes are from, for people."""
+    predictions: Sequence[Prediction]
+    bottleneck: str
+    """Of the first prediction."""
+    driver: str | None
+    """A warning that one driver process is not enough."""
+    advice: Sequence[AdvisedChange]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {
+            "settings": asdict(self.shape),
+            "costs": asdict(self.costs),
+            "episodes": self.episodes,
+            "predictions": [_prediction_json(one) for one in self.predictions],
+            "bottleneck": self.bottleneck,
+            "driver": self.driver,
+            "advice": [asdict(change) for change in self.advice],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    costs: CostModel
+    source: EpisodeSource
+    episodes: str
+
+
+def parse_ratio(text: str) -> float:
+    """Return the ratio of `3:1`, GPUs that serve to GPUs that train.
+
+    Raises:
+        ConfigError: it is no ratio of positive numbers.
+
+    Example:
+        >>> parse_ratio("3:1")
+        3.0
+    """
+    serving, colon, training = text.partition(":")
+    if not (colon and serving.isdecimal() and training.isdecimal() and int(serving) and int(training)):
+        raise ConfigError(f"--split: expected GPUs that serve to GPUs that train, such as 3:1, got {text!r}")
+    return int(serving) / int(training)
+
+
+def simulate_file(run: RunConfig, order: SimulationOrder) -> SimulationReport:
+    """Return what the simulator predicts for a run.
+
+    Raises:
+        ConfigError: the model's shape, the run to fit or a GPU is unknown, or nothing fits on the GPUs.
+    """
+    for name, number in (("--gpus", order.gpus), ("--steps", order.steps), ("--output-tokens", order.output_tokens)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name}: expected at least 1, got {number}")
+    shape = shape_of_run(run.model_copy(update={"engine": run.engine.model_copy(update={"steps": 1_000_000})}), order.steps)
+    shape = replace(shape, total_steps=None)
+    basis = _assumed(run, order) if order.fitted_from is None else _fitted(run, order, order.fitted_from)
+    cluster, ratio = _cluster(run, order, basis.costs)
+    splits = chosen_splits(rank_cluster(cluster, shape, basis.costs, basis.source), ratio)
+    first, *_ = splits
+    with _step_bar(order.steps * (len(splits) + count_changes(first.split, cluster, shape))) as on_step:
+        predictions = predict_splits(cluster, shape, basis.costs, basis.source, ratio=ratio, on_step=on_step)
+        best = predictions[0]
+        advice = advise_changes(best.split, cluster, shape, basis.costs, basis.source, best.run, on_step=on_step)
+    return SimulationReport(
+        shape=shape,
+        costs=basis.costs,
+        episodes=basis.episodes,
+        predictions=predictions,
+        bottleneck=describe_bottleneck(best.run, shape),
+        driver=describe_driver(best.run),
+        advice=advice,
+    )
+
+
+def describe_simulation(report: SimulationReport) -> str:
+    """Return the report as a table, the bottleneck of its first row, and advice."""
+    costs, shape = report.costs, report.shape
+    server = costs.server
+    requests = "any number of" if server.requests is None else f"at most {server.requests}"
+    lines = [
+        f"costs      {costs.origin}",
+        f"server     {server.tokens_per_s:.0f} tokens/s saturated, half of it with {server.half_saturation:.0f} requests, "
+        f"{requests} requests together, {server.gpus} GPU{'s' if server.gpus > 1 else ''} each",
+        f"trainer    {costs.trainer.gpu_s_per_token * 1e6:.3g} GPU microseconds for a token, and "
+        f"{costs.trainer.fixed_s:.2g} s a step",
+        f"episodes   {report.episodes}",
+        f"played     {shape.steps} steps of {shape.groups_per_step} groups of {shape.group_size}, max_staleness "
+        f"{shape.max_staleness}, {shape.slots} episodes at once",
+        "",
+        "train  serve    step s  trained tok/s  servers  trainer  staleness mean  max   formula s",
+    ]
+    for one in report.predictions:
+        run, split = one.run, one.split
+        lines.append(
+            f"{split.train:>5}  {split.rollout:>5}  {run.step_s:>8.2f}  {run.trained_tokens_per_s:>13.0f}  "
+            f"{run.server_share:>7.0%}  {run.trainer_share:>7.0%}  {run.mean_staleness:>14.2f}  {run.max_staleness:>3}  "
+            f"{one.ranked.slower_s:>10.2f}"
+        )
+    lines += ["", report.bottleneck, *([report.driver] if report.driver else [])]
+    lines += [f"- {change}" for change in report.advice] or ["No change that was played helps by more than 5 %."]
+    return "\n".join(lines)
+
+
+def _prediction_json(one: Prediction) -> dict[str, Any]:
+    run = one.run
+    return {
+        "train_gpus": one.split.train,
+        "rollout_gpus": one.split.rollout,
+        "formula_rollout_s": one.ranked.rollout_s,
+        "formula_train_s": one.ranked.train_s,
+        "step_s": run.step_s,
+        "trained_tokens_per_s": run.trained_tokens_per_s,
+        "server_share": run.server_share,
+        "serving_share": run.serving_share,
+        "trainer_share": run.trainer_share,
+        "bound_share": run.bound_share,
+        "slots_share": run.slots_share,
+        "mean_staleness": run.mean_staleness,
+        "max_staleness": run.max_staleness,
+        "staleness_tokens": {str(age): tokens for age, tokens in run.staleness.items()},
+        "groups": dict(run.groups),
+    }
+
+
+def _fitted(run: RunConfig, order: SimulationOrder, folder: Path) -> _Basis:
+    measured = open_run(folder).config
+    if measured is None:
+        raise ConfigError(f"{folder} has no config.yaml, which names the servers of the run; choose another run for --from")
+    fleet = fleet_of_run(measured)
+    fitted = fit_run(
+        folder,
+        servers=fleet.servers,
+        server_gpus=_server_gpus(measured),
+        requests=running_requests(measured.inference),
+        trainer_gpus=fleet.trainer_gpus,
+    )
+    count = sum(map(len, fitted.groups.values()))
+    return _Basis(
+        fitted.costs,
+        fitted.source(retries=run.rollout.episode_retries, seed=order.seed),
+        f"{count} recorded ones of {len(fitted.groups)} groups, drawn again; the fit is off by {fitted.call_error:.0%} of a "
+        "model call",
+    )
+
+
+def _assumed(run: RunConfig, order: SimulationOrder) -> _Basis:
+    shape = model_shape_of(run.model.local_path or run.model.path)
+    if shape is None:
+        raise ConfigError(
+            f"model.path: the shape of {run.model.path} is unknown here, so there are no default costs; put its config.json "
+            "there, or fit a run with --from"
+        )
+    turns = run.rollout.max_turns or 1
+    longest = run.rollout.max_episode_tokens or turns * run.sampling.max_tokens
+    mean = order.output_tokens or max(1, round(longest * ASSUMED_SHARE))
+    source = LognormalSource(
+        mean_tokens=mean,
+        spread=ASSUMED_SPREAD,
+        max_tokens=max(longest, mean),
+        context_tokens=ASSUMED_CONTEXT,
+        turns=turns,
+        seed=order.seed,
+    )
+    costs = gpu_costs(
+        order.gpu,
+        ModelSize(
+            parameters=shape.num_parameters,
+            kv_bytes_per_token=shape.kv_bytes(2),
+            attention_width=shape.layers * shape.heads * shape.head_dim,
+        ),
+        AssumedUse(
+            mean_tokens=mean + turns * ASSUMED_CONTEXT,
+            server_gpus=_server_gpus(run),
+            checkpointing=run.trainer.gradient_checkpointing,
+            requests=run.inference.max_running_requests,
+            rereads_context=run.inference.pause_mode == "exact",
+        ),
+    )
+    episodes = (
+        f"assumed: lognormal, mean {mean} output tokens, at most {longest}, spread {ASSUMED_SPREAD}, in {turns} "
+        f"turn{'s' if turns > 1 else ''}"
+    )
+    return _Basis(costs, source, episodes)
+
+
+def _server_gpus(run: RunConfig) -> int:
+    return tensor_parallel(run.inference) if run.inference.backend == "sglang" else 1
+
+
+def _cluster(run: RunConfig, order: SimulationOrder, costs: CostModel) -> tuple[Cluster, float | None]:
+    """Return the GPUs to split, and the ratio to play; without `--gpus`, the split of the run file."""
+    server_gpus, fleet = _server_gpus(run), fleet_of_run(run)
+    if order.gpus is None and order.ratio is None:
+        split = Split(train=fleet.trainer_gpus, rollout=fleet.servers * server_gpus)
+        cluster = Cluster(gpus=split.total, train_sizes=range(1, split.total), server_gpus=server_gpus)
+        return cluster, split.rollout / split.train
+    total = order.gpus or fleet.trainer_gpus + fleet.servers * server_gpus
+    sizes = range(1, total) if order.fitted_from is not None else _sizes_that_fit(run, total, order.gpu)
+    return Cluster(gpus=total, train_sizes=sizes, server_gpus=server_gpus), order.ratio
+
+
+def _sizes_that_fit(run: RunConfig, total: int, gpu: str) -> list[int]:
+    """Return the numbers of trainer GPUs whose memory is enough, and none where a server has no room for the weights."""
+    shape = model_shape_of(run.model.local_path or run.model.path)
+    memory = gpu_sheet(gpu).memory
+    if shape is None or server_memory(run, shape).fixed > SERVER_MEMORY_SHARE * memory:
+        return []
+    sizes: list[int] = []
+    for count in range(1, total):
+        parallel = run.trainer.parallel.model_copy(update={"dp": count})
+        sized = run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})
+        if trainer_memory(sized, shape).total <= memory:
+            sizes.append(count)
+    return sizes
+
+
+@contextmanager
+def _step_bar(total: int) -> Generator[Callable[[SimulatedStep], None]]:
+    """Show the simulated steps on standard error when that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("simulated steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    task = bar.add_task("steps", total=total)
+
+    def on_step(_step: SimulatedStep) -> None:
+        with suppress(OSError):  # a terminal that is gone does not end the command
+            bar.advance(task)
+
+    with bar:
+        yield on_step

@@ -1,0 +1,107 @@
+"""The simulated servers together: an episode stays with its server, a new one goes to the server with the least load.
+
+Invariant: every server is up to date when anything about it changes, and has one planned end at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.simulate.costs import ServerCost
+from agentrl.simulate.events import EventQueue
+from agentrl.simulate.servers import SimulatedCall, SimulatedServer
+
+_CALL = 1 << 20
+"""Weight of a call over that of an episode, in the order in which servers are chosen."""
+
+
+class SimulatedPool:
+    """Runs the calls of a simulated run."""
+
+    def __init__(self, events: EventQueue, cost: ServerCost, servers: int) -> None:
+        """Start `servers` idle servers."""
+        self._events, self._cost = events, cost
+        self._servers = [SimulatedServer(cost) for _ in range(servers)]
+        self._plans = [0] * servers
+        self._loads = [0] * servers
+        """Calls of each server times `_CALL`, plus its episodes."""
+        self._training = self._paused = False
+
+    @property
+    def version(self) -> int:
+        """The version that samples."""
+        return self._servers[0].version
+
+    @property
+    def servers(self) -> Sequence[SimulatedServer]:
+        """All servers, with what they have done until now."""
+        for server in self._servers:
+            server.advance(self._events.now)
+        return self._servers
+
+    def choose(self) -> int:
+        """Return the server for a new episode: the one with the fewest calls, then with the fewest episodes."""
+        chosen = self._loads.index(min(self._loads))
+        self._loads[chosen] += 1
+        return chosen
+
+    def release(self, at: int) -> None:
+        """Record that an episode of server `at` has ended."""
+        self._loads[at] -= 1
+
+    def call(self, at: int, call: SimulatedCall) -> None:
+        """Run a call at server `at`."""
+        server = self._servers[at]
+        server.advance(self._events.now)
+        server.add(call)
+        self._loads[at] += _CALL
+        self._plan(at)
+
+    def abort(self, at: int, call: SimulatedCall) -> None:
+        """End a call of server `at` before it has its tokens."""
+        server = self._servers[at]
+        server.advance(self._events.now)
+        server.remove(call)
+        self._loads[at] -= _CALL
+        self._plan(at)
+
+    def set_training(self, training: bool) -> None:
+        """Record that the trainer trains, or has ended; servers on the same processors are slower meanwhile."""
+        self._training = training
+        self._change_speed()
+
+    def set_paused(self, paused: bool) -> None:
+        """Stop all servers, or let them continue."""
+        self._paused = paused
+        self._change_speed()
+
+    def take_version(self, version: int, *, rereads: bool) -> None:
+        """Replace the weights of all servers."""
+        for at, server in enumerate(self._servers):
+            server.advance(self._events.now)
+            server.take_version(version, rereads=rereads)
+            self._plan(at)
+
+    def _change_speed(self) -> None:
+        slowdown = self._cost.trainer_slowdown if self._training else 0.0
+        speed = 0.0 if self._paused else 1 / (1 + slowdown)
+        for at, server in enumerate(self._servers):
+            server.advance(self._events.now)
+            server.set_speed(speed)
+            self._plan(at)
+
+    def _plan(self, at: int) -> None:
+        self._plans[at] += 1
+        ends_at, plan = self._servers[at].next_end(), self._plans[at]
+        if ends_at is not None:
+            self._events.plan(ends_at - self._events.now, lambda: self._end(at, plan))
+
+    def _end(self, at: int, plan: int) -> None:
+        if plan != self._plans[at]:
+            return  # something has changed since
+        server = self._servers[at]
+        server.advance(self._events.now)
+        call = server.end_first()
+        self._loads[at] -= _CALL
+        self._plan(at)
+        call.on_end()

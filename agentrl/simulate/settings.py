@@ -1,0 +1,39 @@
+"""What the simulator takes from a run file: the settings that decide who waits for whom.
+
+Invariant: a setting is read from the run file or derived from it as the engine derives it; none is guessed here.
+"""
+
+from __future__ import annotations
+
+from agentrl.config import RunConfig
+from agentrl.simulate.costs import Fleet, RunShape
+
+
+def shape_of_run(run: RunConfig, steps: int | None = None) -> RunShape:
+    """Return the settings of a run.
+
+    Args:
+        run: the run file.
+        steps: play only so many, as the beginning of the run; None: all.
+    """
+    algorithm, rollout, engine = run.algorithm, run.rollout, run.engine
+    count = engine.steps if steps is None else min(steps, engine.steps)
+    return RunShape(
+        steps=count,
+        group_size=algorithm.group_size,
+        groups_per_step=algorithm.groups_per_step,
+        max_staleness=algorithm.max_staleness,
+        policy=algorithm.staleness_policy,
+        slots=rollout.max_concurrent_episodes,
+        keeps_incomplete=rollout.incomplete_group == "keep",
+        min_group_size=rollout.min_group_size,
+        eval_every=engine.eval_every,
+        eval_episodes=engine.eval_episodes if engine.eval_every else 0,
+        checkpoint_every=engine.checkpoint_every,
+        total_steps=engine.steps,
+    )
+
+
+def fleet_of_run(run: RunConfig) -> Fleet:
+    """Return the servers and trainer processes that a run file asks for."""
+    return Fleet(servers=len(run.inference.urls) or run.inference.servers, trainer_gpus=run.trainer.parallel.dp)

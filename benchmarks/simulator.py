@@ -1,0 +1,127 @@
+"""The simulator against real runs: fit one run of the calculator agent, predict others, and compare their step times.
+
+Run: .venv/bin/python -m benchmarks.simulator        (under five minutes on two idle cores; wants the machine to itself)
+
+All runs train the demo's smallest student on the embedded server, with a learning rate so small that the episodes stay as
+they are. The fit sees the first run alone. The others differ from it in staleness bound, group size, groups of a batch or
+servers. A prediction plays the same number of steps; what is compared is the mean seconds from one step to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from rich.console import Console
+
+from agentrl.config import RunConfig, load_config
+from agentrl.inference.config import CPU_RUNNING_REQUESTS
+from agentrl.jobs.files import write_json
+from agentrl.jobs.train import train_run
+from agentrl.observe.progress import NoProgress
+from agentrl.simulate.fit import FittedRun, fit_run
+from agentrl.simulate.play import play_run
+from agentrl.simulate.settings import fleet_of_run, shape_of_run
+from agentrl_workflows.calculator.recipe import SMOKE
+from agentrl_workflows.demo.warm_start import make_student
+from benchmarks.machine import describe_machine
+
+STEPS = 24
+WARM_UP = 4
+"""Steps at the beginning that neither the measurement nor the prediction counts."""
+SETTINGS: dict[str, Mapping[str, Any]] = {
+    "fitted": {"algorithm.max_staleness": 1},
+    "synchronous": {"algorithm.max_staleness": 0},
+    "staleness 4": {"algorithm.max_staleness": 4},
+    "groups of 4": {"algorithm.max_staleness": 1, "algorithm.group_size": 4},
+    "8 groups a step": {"algorithm.max_staleness": 1, "algorithm.groups_per_step": 8},
+    "two servers": {"algorithm.max_staleness": 1, "inference.servers": 2},
+}
+RESULTS = Path(__file__).parent / "results" / "simulator.json"
+
+
+def main() -> None:
+    """Run every setting, predict all but the first from it, print the table and write the results."""
+    console = Console()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as scratch:
+        model = make_student(SMOKE, 0, Path(scratch) / "warm", console)
+        fitted: FittedRun | None = None
+        for name, settings in SETTINGS.items():
+            run = load_run(Path(scratch), model, name, settings)
+            anyio.run(partial(train_run, run, progress=NoProgress()))
+            if fitted is None:
+                fitted = fit(run)
+                console.print(fitted.costs)
+            rows.append({"setting": name, **compare(run, fitted)})
+            console.print(rows[-1])
+    assert fitted is not None
+    errors = [abs(row["error"]) for row in rows]
+    summary = {
+        "machine": describe_machine("torch"),
+        "aim": 0.15,
+        "largest_error": max(errors),
+        "mean_call_error_of_the_fit": fitted.call_error,
+        "runs": rows,
+    }
+    write_json(RESULTS, summary)
+    console.print(f"largest error of a step time {max(errors):.1%}, aim 15 %; wrote {RESULTS}")
+
+
+def load_run(scratch: Path, model: Path, name: str, settings: Mapping[str, Any]) -> RunConfig:
+    """Return the run file of one setting."""
+    flags = {
+        **SMOKE.overrides,
+        "name": name.replace(" ", "-"),
+        "runs_dir": scratch,
+        "model.path": model,
+        "trainer.lr": "1.0e-12",
+        "engine.steps": STEPS,
+        "engine.eval_every": 0,
+        "engine.checkpoint_every_s": 0,
+        "engine.stop_after_skipped": 0,
+        **settings,
+    }
+    return load_config(SMOKE.run_file, [part for key, value in flags.items() for part in (f"--{key}", str(value))])
+
+
+def fit(run: RunConfig) -> FittedRun:
+    """Return the cost model of a finished run."""
+    fleet = fleet_of_run(run)
+    return fit_run(
+        run.run_dir,
+        servers=fleet.servers,
+        server_gpus=1,
+        requests=run.inference.max_running_requests or CPU_RUNNING_REQUESTS,
+        trainer_gpus=fleet.trainer_gpus,
+    )
+
+
+def compare(run: RunConfig, fitted: FittedRun) -> Mapping[str, Any]:
+    """Return measured and predicted numbers of one run."""
+    events = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [event for event in events if event["event"] == "step"]
+    measured = (steps[-1]["wall_s"] - steps[WARM_UP - 1]["wall_s"]) / (len(steps) - WARM_UP)
+    source = fitted.source(retries=run.rollout.episode_retries, seed=0)
+    found = play_run(shape_of_run(run), fleet_of_run(run), fitted.costs, source, warm_up=WARM_UP)
+    later, tokens = steps[WARM_UP:], [event["loss_tokens"] for event in steps[WARM_UP:]]
+    return {
+        "measured_step_s": measured,
+        "predicted_step_s": found.step_s,
+        "error": found.step_s / measured - 1,
+        "measured_trainer_wait_s": sum(event["trainer_wait_s"] for event in later) / len(later),
+        "predicted_trainer_wait_s": sum(step.wait_s for step in found.measured) / len(found.measured),
+        "measured_train_s": sum(event["train_s"] for event in later) / len(later),
+        "predicted_train_s": sum(step.train_s for step in found.measured) / len(found.measured),
+        "measured_staleness": sum(e.get("staleness_mean", 0) * n for e, n in zip(later, tokens, strict=True)) / sum(tokens),
+        "predicted_staleness": found.mean_staleness,
+    }
+
+
+if __name__ == "__main__":
+    main()

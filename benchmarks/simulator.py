@@ -24,9 +24,9 @@ from agentrl.inference.config import CPU_RUNNING_REQUESTS
 from agentrl.jobs.files import write_json
 from agentrl.jobs.train import train_run
 from agentrl.observe.progress import NoProgress
-from agentrl.simulate.fit import FittedRun, fit_run
+from agentrl.simulate.costs.fit import FittedRun, fit_run
+from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
 from agentrl.simulate.play import play_run
-from agentrl.simulate.settings import fleet_of_run, shape_of_run
 from agentrl_workflows.calculator.recipe import SMOKE
 from agentrl_workflows.demo.warm_start import make_student
 from benchmarks.machine import describe_machine

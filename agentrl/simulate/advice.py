@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from agentrl.cluster.split import Split
-from agentrl.simulate.costs import CostModel, Fleet, RunShape
+from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.outcome import SimulatedRun, SimulatedStep
 from agentrl.simulate.play import play_run
 from agentrl.simulate.predict import Cluster
@@ -68,7 +68,7 @@ def advise_changes(
         on_step: called after each simulated step.
     """
     found: list[AdvisedChange] = []
-    for option in list(_options(split, cluster, shape))[:_MOST_PLAYED]:
+    for option in list(_tried_changes(split, cluster, shape))[:_MOST_PLAYED]:
         tried = play_run(option.shape, option.fleet, costs, source, on_step=on_step)
         gain = tried.trained_tokens_per_s / run.trained_tokens_per_s - 1
         if gain > WORTH:
@@ -78,10 +78,10 @@ def advise_changes(
 
 def count_changes(split: Split, cluster: Cluster, shape: RunShape) -> int:
     """Return how many changes `advise_changes` plays."""
-    return min(_MOST_PLAYED, len(list(_options(split, cluster, shape))))
+    return min(_MOST_PLAYED, len(list(_tried_changes(split, cluster, shape))))
 
 
-def _options(split: Split, cluster: Cluster, shape: RunShape) -> Iterator[_Option]:
+def _tried_changes(split: Split, cluster: Cluster, shape: RunShape) -> Iterator[_Option]:
     fleet = cluster.fleet(split)
     more = max(1, 2 * shape.max_staleness)
     yield _Option(f"algorithm.max_staleness: {more} (now {shape.max_staleness})", replace(shape, max_staleness=more), fleet)

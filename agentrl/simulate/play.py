@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agentrl.engine.staleness import Admission
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.simulate.buffer import SimulatedBuffer
-from agentrl.simulate.costs import CostModel, Fleet, RunShape
+from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.events import EventQueue
 from agentrl.simulate.outcome import SimulatedRun, SimulatedStep, merged
 from agentrl.simulate.pool import SimulatedPool

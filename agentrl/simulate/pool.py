@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.simulate.costs import ServerCost
+from agentrl.simulate.costs.model import ServerCost
 from agentrl.simulate.events import EventQueue
 from agentrl.simulate.servers import SimulatedCall, SimulatedServer
 

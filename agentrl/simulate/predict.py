@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agentrl.cluster.split import GpuSpeeds, RankedSplit, Split, StepDemand, rank_splits
 from agentrl.errors import ConfigError
-from agentrl.simulate.costs import CostModel, Fleet, RunShape
+from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.outcome import SimulatedRun, SimulatedStep
 from agentrl.simulate.play import play_run
 from agentrl.simulate.workload import EpisodeSource

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import InvariantError
 from agentrl.simulate.buffer import SimulatedBuffer
-from agentrl.simulate.costs import RunShape
+from agentrl.simulate.costs.model import RunShape
 from agentrl.simulate.events import EventQueue
 from agentrl.simulate.pool import SimulatedPool
 from agentrl.simulate.servers import SimulatedCall

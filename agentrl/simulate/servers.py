@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentrl.simulate.costs import ServerCost
+from agentrl.simulate.costs.model import ServerCost
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentrl.simulate.buffer import SimulatedBuffer
-from agentrl.simulate.costs import CostModel, Fleet, RunShape
+from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.events import EventQueue
 from agentrl.simulate.outcome import SimulatedStep
 from agentrl.simulate.pool import SimulatedPool
@@ -18,7 +18,7 @@ from agentrl.simulate.rollouts import Rollouts, SimulatedGroup
 
 
 @dataclass(slots=True)
-class _Batch:
+class _TrainedBatch:
     """The batch in the trainer."""
 
     waited_s: float
@@ -47,7 +47,7 @@ class SimulatedTrainer:
         self._shape, self._fleet, self._costs, self._on_step = shape, fleet, costs, on_step
         self._rollouts: Rollouts | None = None
         self._idle_since: float | None = 0.0
-        self._batch: _Batch | None = None
+        self._batch: _TrainedBatch | None = None
         self.steps: list[SimulatedStep] = []
         self.staleness: list[Counter[int]] = []
         """Trained tokens of each step by staleness."""
@@ -74,7 +74,7 @@ class SimulatedTrainer:
         self._pool.set_training(batch.train_s > 0)
         self._events.plan(batch.train_s, self._trained)
 
-    def _prepare(self, groups: list[SimulatedGroup], waited: float) -> _Batch:
+    def _prepare(self, groups: list[SimulatedGroup], waited: float) -> _TrainedBatch:
         version, shape = self._buffer.version, self._shape
         ages: Counter[int] = Counter()
         for group in groups:
@@ -82,7 +82,7 @@ class SimulatedTrainer:
                 ages[version - sampled_by] += tokens
         over_age = sum(tokens for age, tokens in ages.items() if age > shape.max_staleness)
         computed = [episode.tokens for group in groups if not group.zero_variance for episode in group.finished]
-        return _Batch(
+        return _TrainedBatch(
             waited_s=waited,
             train_s=self._costs.trainer.train_s(sum(computed), max(computed, default=0), self._fleet.trainer_gpus),
             episodes=sum(len(group.finished) for group in groups),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from agentrl.errors import ConfigError
 from agentrl.observe.timeline import read_timeline
 from agentrl.runs.reading import read_metrics, read_record_lines
-from agentrl.simulate.costs import CostModel, ServerCost, TrainerCost, UpdateCost
+from agentrl.simulate.costs.model import CostModel, ServerCost, TrainerCost, UpdateCost
 from agentrl.simulate.workload import PlayedEpisode, PlayedTurn, RecordedSource
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -72,7 +72,7 @@ class FittedRun:
         return RecordedSource(self.groups, retries=retries, seed=seed)
 
 
-class _Calls(NamedTuple):
+class _CallTable(NamedTuple):
     """One entry for each model call: [calls] float64."""
 
     starts: Floats
@@ -162,7 +162,7 @@ def _fit_server(
     run_dir: Path, episodes: Sequence[_EpisodeTimes], servers: int, server_gpus: int, requests: int | None
 ) -> _ServerFit:
     turns = [turn for episode in episodes for turn in episode.turns]
-    calls = _Calls(
+    calls = _CallTable(
         starts=np.array([turn.started_s for turn in turns], np.float64),
         ends=np.array([turn.ended_s for turn in turns], np.float64),
         outputs=np.array([len(turn.output_ids) for turn in turns], np.float64),
@@ -201,7 +201,7 @@ def _fit_server(
     return _ServerFit(cost, float(overhead_s), float(np.abs(predicted - sampled_s).mean() / sampled_s.mean()))
 
 
-def _within(calls: _Calls, spans: Sequence[tuple[float, float]]) -> Floats:
+def _within(calls: _CallTable, spans: Sequence[tuple[float, float]]) -> Floats:
     """Return, for each call, the seconds that it shares with `spans`, summed over them: [calls] float64."""
     if not spans:
         return np.zeros_like(calls.starts)

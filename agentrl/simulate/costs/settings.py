@@ -6,7 +6,7 @@ Invariant: a setting is read from the run file or derived from it as the engine 
 from __future__ import annotations
 
 from agentrl.config import RunConfig
-from agentrl.simulate.costs import Fleet, RunShape
+from agentrl.simulate.costs.model import Fleet, RunShape
 
 
 def shape_of_run(run: RunConfig, steps: int | None = None) -> RunShape:
@@ -36,4 +36,4 @@ def shape_of_run(run: RunConfig, steps: int | None = None) -> RunShape:
 
 def fleet_of_run(run: RunConfig) -> Fleet:
     """Return the servers and trainer processes that a run file asks for."""
-    return Fleet(servers=len(run.inference.urls) or run.inference.servers, trainer_gpus=run.trainer.parallel.dp)
+    return Fleet(servers=len(run.inference.urls) or run.inference.servers, trainer_gpus=run.trainer.parallel.shape.world)

@@ -19,14 +19,15 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import tensor_parallel
 from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory, trainer_memory
+from agentrl.jobs.plan.mesh import with_mesh
 from agentrl.runs.run import open_run
 from agentrl.simulate.advice import AdvisedChange, advise_changes, count_changes, describe_bottleneck, describe_driver
-from agentrl.simulate.costs import CostModel, RunShape
-from agentrl.simulate.fit import fit_run
-from agentrl.simulate.hardware import SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
+from agentrl.simulate.costs.fit import fit_run
+from agentrl.simulate.costs.hardware import SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
+from agentrl.simulate.costs.model import CostModel, RunShape
+from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
 from agentrl.simulate.outcome import SimulatedStep
 from agentrl.simulate.predict import Cluster, Prediction, chosen_splits, predict_splits, rank_cluster
-from agentrl.simulate.settings import fleet_of_run, shape_of_run
 from agentrl.simulate.workload import EpisodeSource, LognormalSource
 
 DEFAULT_GPU = "h100"
@@ -118,6 +119,7 @@ def simulate_file(run: RunConfig, order: SimulationOrder) -> SimulationReport:
     for name, number in (("--gpus", order.gpus), ("--steps", order.steps), ("--output-tokens", order.output_tokens)):
         if number is not None and number < 1:
             raise ConfigError(f"{name}: expected at least 1, got {number}")
+    run = with_mesh(run)
     shape = shape_of_run(run.model_copy(update={"engine": run.engine.model_copy(update={"steps": 1_000_000})}), order.steps)
     shape = replace(shape, total_steps=None)
     basis = _assumed(run, order) if order.fitted_from is None else _fitted(run, order, order.fitted_from)
@@ -238,6 +240,7 @@ def _assumed(run: RunConfig, order: SimulationOrder) -> _Basis:
         AssumedUse(
             mean_tokens=mean + turns * ASSUMED_CONTEXT,
             server_gpus=_server_gpus(run),
+            sample_gpus=run.trainer.parallel.shape.cp * run.trainer.parallel.shape.tp,
             checkpointing=run.trainer.gradient_checkpointing,
             requests=run.inference.max_running_requests,
             rereads_context=run.inference.pause_mode == "exact",
@@ -272,9 +275,11 @@ def _sizes_that_fit(run: RunConfig, total: int, gpu: str) -> list[int]:
     memory = gpu_sheet(gpu).memory
     if shape is None or server_memory(run, shape).fixed > SERVER_MEMORY_SHARE * memory:
         return []
+    mesh = run.trainer.parallel.shape
+    others = mesh.world // mesh.dp
     sizes: list[int] = []
-    for count in range(1, total):
-        parallel = run.trainer.parallel.model_copy(update={"dp": count})
+    for count in range(others, total, others):
+        parallel = run.trainer.parallel.model_copy(update={"dp": count // others})
         sized = run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})
         if trainer_memory(sized, shape).total <= memory:
             sizes.append(count)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
-from agentrl.simulate.costs import CostModel, ServerCost, TrainerCost, UpdateCost
+from agentrl.simulate.costs.model import CostModel, ServerCost, TrainerCost, UpdateCost
 
 DECODE_BANDWIDTH_SHARE = 0.7
 """Share of the memory bandwidth that decoding reaches."""
@@ -140,5 +140,5 @@ def gpu_costs(name: str, model: ModelSize, use: AssumedUse) -> CostModel:
             pause_s=update_s,
             rereads_context=use.rereads_context,
         ),
-        origin=f"data sheet of {name.lower()} and assumed efficiencies (agentrl/simulate/hardware.py), not measured",
+        origin=f"data sheet of {name.lower()} and assumed efficiencies (agentrl/simulate/costs/hardware.py), not measured",
     )

@@ -126,6 +126,9 @@ class Child(Protocol):
 class Launcher(Protocol):
     """Starts processes."""
 
+    elsewhere: bool
+    """Whether processes may start on other machines than the driver's."""
+
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[Child]:
         """Start all of `specs` or none, in one placement group where the launcher has those.
 

@@ -32,6 +32,8 @@ _REAP_S = 2.0
 class LocalLauncher:
     """Starts processes on this machine; a `Launcher`. It reserves no cores and no GPUs."""
 
+    elsewhere = False
+
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[LocalChild]:
         """Start all of `specs` or none.
 

@@ -171,6 +171,8 @@ class RayChild:
 class RayLauncher:
     """Starts processes on the nodes of a Ray cluster; a `Launcher`. `open_ray` connects one."""
 
+    elsewhere = True
+
     def __init__(self, tasks: TaskGroup, start_timeout_s: float) -> None:
         """Start processes within `start_timeout_s`; `tasks` watch them."""
         self._tasks = tasks

@@ -26,8 +26,10 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, ServerError, ServerUnavailable
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.inference.config import CPU_RUNNING_REQUESTS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
+from agentrl.inference.launch.anywhere import recipe_anywhere
 from agentrl.inference.launch.process import Recipe, ServerProcess
 from agentrl.inference.launch.sglang import find_sglang_python, sglang_recipe
+from agentrl.inference.pool.members import Server
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
 
@@ -76,25 +78,28 @@ async def launch_pool(
     Cancellation: every process started here ends within 5 seconds.
     """
     key = api_key(config)
-    builders = [] if config.urls else _builders(config, Path(model_path), seed, Path(log_dir))
+    launcher = launcher or LocalLauncher()
+    builders = [] if config.urls else _builders(config, Path(model_path), seed, Path(log_dir), launcher)
     launched: dict[int, Launched] = {}
+
+    def server_at(url: str) -> SGLangServer:
+        return SGLangServer(
+            url,
+            vocab_size=vocab_size,
+            api_key=key,
+            request_timeout_s=config.request_timeout_s,
+            control_timeout_s=config.control_timeout_s,
+        )
+
     try:
         with PortReserve(config.host) as ports:
             async with task_group() as tasks:
-                await _start_all(config, builders, ports, tasks, launched, launcher or LocalLauncher())
-                servers = [
-                    SGLangServer(
-                        url,
-                        vocab_size=vocab_size,
-                        api_key=key,
-                        request_timeout_s=config.request_timeout_s,
-                        control_timeout_s=config.control_timeout_s,
-                    )
-                    for url in config.urls or [launched[index].url for index in range(len(builders))]
-                ]
-                async with ServerPool(servers, config) as pool:
+                await _start_all(config, builders, ports, tasks, launched, launcher)
+                urls = config.urls or [launched[index].url for index in range(len(builders))]
+                async with ServerPool([server_at(url) for url in urls], config) as pool:
                     for each in launched.values():
-                        tasks.start_soon(supervise, each.process, each.url, pool, tasks, config)
+                        watch = partial(supervise, each.process, each.url, pool, tasks, config, server_at=server_at)
+                        tasks.start_soon(watch)
                     _check_context(config, pool)
                     yield pool
                 tasks.cancel_scope.cancel()
@@ -182,11 +187,14 @@ async def supervise(
     config: InferenceConfig,
     *,
     window_s: float = RESTART_WINDOW_S,
+    server_at: Callable[[str], Server] | None = None,
 ) -> None:
     """Start a server again when its process ends or freezes, or the pool takes it out.
 
     At most `MAX_RESTARTS` starts are made within `window_s`; a failed start counts. The pool is notified of each end and
     each start. Under the policy `stop` the server is not started again.
+
+    `server_at` makes the client of a server that comes up at another address, as one does whose node is gone.
 
     Cancellation: the process may still run; the caller must `stop` it.
     """
@@ -208,10 +216,13 @@ async def supervise(
         logger.warning("%s; starting it again", reason)
         starts.append(anyio.current_time())
         try:
-            await process.start(tasks, config.start_timeout_s)
+            started_at = await process.start(tasks, config.start_timeout_s)
         except ServerError as error:
             reason = f"could not be started again: {error}"
         else:
+            if server_at is not None and started_at.rstrip("/") != url.rstrip("/"):
+                await pool.replace(url, server_at(started_at))
+                url = started_at
             pool.report_started(url)
             reason = None
 
@@ -241,19 +252,27 @@ async def _stop(processes: list[ServerProcess]) -> None:
                 stopping.start_soon(process.stop)
 
 
-def _builders(config: InferenceConfig, model_path: Path, seed: int, log_dir: Path) -> list[Callable[[int], Recipe]]:
+def _builders(
+    config: InferenceConfig, model_path: Path, seed: int, log_dir: Path, launcher: Launcher
+) -> list[Callable[[int], Recipe]]:
     """Return, for each server to launch, a function that builds its recipe for a port."""
-    if config.backend == "sglang":
-        find_sglang_python(config)
     build = _embedded_recipe if config.backend == "embedded" else sglang_recipe
+    if config.backend == "sglang" and not launcher.elsewhere:
+        find_sglang_python(config)
 
     def builder(index: int) -> Callable[[int], Recipe]:
-        return lambda port: build(config, model_path, seed, index, port, log_dir / f"server-{index}.log")
+        log_path = log_dir / f"server-{index}.log"
+        if launcher.elsewhere:
+            anywhere = recipe_anywhere(build, config, model_path, seed + index, log_path)
+            return lambda _port: anywhere
+        return lambda port: build(config, model_path, seed, index, port, log_path)
 
     return [builder(index) for index in range(config.servers)]
 
 
-def _embedded_recipe(config: InferenceConfig, model_path: Path, seed: int, index: int, port: int, log_path: Path) -> Recipe:
+def _embedded_recipe(
+    config: InferenceConfig, model_path: Path, seed: int, index: int, port: int | str, log_path: Path
+) -> Recipe:
     threads = str(config.threads or 1)
     options: dict[str, object] = {
         "--model-path": model_path,

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.cluster.base import Child, Launcher, ProcessSpec
+from agentrl.cluster.base import HOST_WORD, PORT_WORD, Child, Launcher, ProcessSpec
 from agentrl.errors import LaunchError, ServerTimeout, ServerUnavailable
 
 
@@ -28,7 +28,7 @@ class Recipe:
     ready: tuple[re.Pattern[str], ...]
     """The server is ready when each pattern has matched a line of its output; a group 1 is its base URL."""
     url: str
-    """The base URL, if no pattern has a group."""
+    """The base URL, if no pattern has a group; `HOST_WORD` and `PORT_WORD` are filled in."""
     log_path: Path
     gpus: int = 0
     """GPUs to reserve for it, where the launcher reserves any."""
@@ -108,7 +108,9 @@ class ServerProcess:
 
     async def _until_ready(self, output: AsyncIterator[str]) -> str:
         """Return the base URL once each pattern has matched a line."""
-        url, missing = self.recipe.url, list(self.recipe.ready)
+        assert self._child is not None
+        url = self.recipe.url.replace(HOST_WORD, self._child.host).replace(PORT_WORD, str(self._child.port))
+        missing = list(self.recipe.ready)
         async for line in output:
             for pattern in tuple(missing):
                 if (match := pattern.search(line)) is not None:

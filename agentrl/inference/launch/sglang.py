@@ -105,7 +105,9 @@ def first_gpu(config: InferenceConfig, index: int) -> int:
     return int(config.device.partition(":")[2] or 0) + index * tensor_parallel(config)
 
 
-def sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, index: int, port: int, log_path: Path) -> Recipe:
+def sglang_recipe(
+    config: InferenceConfig, model_path: Path, seed: int, index: int, port: int | str, log_path: Path
+) -> Recipe:
     """Return the recipe of SGLang server number `index` of a config.
 
     Raises:
@@ -151,7 +153,7 @@ def sglang_recipe(config: InferenceConfig, model_path: Path, seed: int, index: i
     )
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int | str) -> str:
     """Return the URL of a server.
 
     Example:

@@ -221,6 +221,16 @@ class ServerPool:
                 member.ended, member.silent_since, member.frozen = False, None, anyio.Event()
                 member.wake.set()
 
+    async def replace(self, url: str, server: Server) -> None:
+        """Let `server` take the place of the evicted one at `url`, for the launcher that started it at another address.
+
+        Cancellation: `server` has the place; the connections of the former may be open.
+        """
+        member = self._member(url.rstrip("/"))
+        former, member.server = member.server, server
+        logger.warning("%s takes the place of %s", server.url, former.url)
+        await former.aclose()
+
     async def until_frozen(self, url: str) -> str:
         """Wait until a server has given no answer for `FROZEN_CHECKS` health checks in a row, and return what to say.
 

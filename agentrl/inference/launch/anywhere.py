@@ -1,0 +1,77 @@
+"""Recipes of servers that a launcher may start on any node, and `python -m` this: SGLang with the Python of its node.
+
+Invariant: nothing in such a recipe is read from the driver's machine but the run file and the servers' key. The node fills
+in its address, a free port and the Python of its SGLang environment; its GPUs count from 0, because the launcher shows a
+server only its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from agentrl.cluster.base import HOST_WORD, PORT_WORD
+from agentrl.errors import ConfigError
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.launch.process import Recipe
+from agentrl.inference.launch.sglang import LAUNCHER, find_sglang_python, flag_value
+from agentrl.weights.types import is_loopback
+
+RecipeBuilder: TypeAlias = Callable[[InferenceConfig, Path, int, int, int | str, Path], Recipe]
+"""Builds the recipe from config, model, seed, number of the server, port and log."""
+
+
+def recipe_anywhere(build: RecipeBuilder, config: InferenceConfig, model_path: Path, seed: int, log_path: Path) -> Recipe:
+    """Return the recipe of a server for any node.
+
+    Args:
+        build: builds the recipe of a server on this machine.
+        config: of the servers.
+        model_path: at the same place on every node.
+        seed: of this server.
+        log_path: on the driver's machine.
+
+    Raises:
+        ConfigError: a value in `sglang_args` is wrong.
+    """
+    # The recipe's Python is replaced below; this one exists, so that the driver needs no SGLang.
+    here = {"host": HOST_WORD, "device": config.device.partition(":")[0], "sglang_python": sys.executable}
+    recipe = build(config.model_copy(update=here), model_path.absolute(), seed, 0, PORT_WORD, log_path)
+    name = config.api_key_env
+    if name is not None and name in os.environ:
+        recipe = replace(recipe, environment={**recipe.environment, name: os.environ[name]})
+    if config.backend == "sglang":
+        _python, _launcher, *arguments = recipe.command
+        return replace(recipe, command=(sys.executable, "-m", __name__, config.sglang_python or "", *arguments))
+    return replace(recipe, gpus=1 if config.device.startswith("cuda") else 0)
+
+
+def node_command(sglang_python: str, arguments: list[str]) -> list[str]:
+    """Return the command that starts SGLang on this node.
+
+    Raises:
+        ConfigError: this node has no SGLang, or others could reach the server without a key.
+    """
+    host = flag_value(arguments, "--host") or ""
+    if not is_loopback(host) and flag_value(arguments, "--api-key-env") is None:
+        raise ConfigError(
+            f"inference.api_key_env: a server on {host} can be reached by others; name a variable that holds a key"
+        )
+    return [find_sglang_python(InferenceConfig(sglang_python=sglang_python or None)), str(LAUNCHER), *arguments]
+
+
+def main() -> None:
+    """Become SGLang: `python -m agentrl.inference.launch.anywhere PYTHON_OR_NOTHING ARGUMENTS...`."""
+    try:
+        command = node_command(sys.argv[1], sys.argv[2:])
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

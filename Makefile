@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install frameworks-install demo demo-code demo-distributed demo-math demo-sglang smoke test test-envs test-frameworks test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install browser-install envs-install frameworks-install demo demo-code demo-distributed demo-math demo-ray demo-sglang smoke test test-envs test-frameworks test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -43,6 +43,10 @@ demo-sglang: setup sglang-install  ## run the demo through a real SGLang on this
 
 demo-distributed: setup  ## run the demo with two trainer processes and two servers
 	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED) --name demo-distributed --trainer.parallel.dp 2 --inference.servers 2
+
+demo-ray: setup  ## run the demo on a Ray cluster of three nodes on this machine, one of which is killed; Ray is installed first
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m agentrl_workflows.calculator.ray_demo --seed $(SEED)
 
 demo-code: setup sandbox-install  ## train the bundled code agent, whose programs run in the sandbox against hidden tests (SEED=1)
 	$(BIN)/python -m agentrl_workflows.code_demo.demo --seed $(SEED)

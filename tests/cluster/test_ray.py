@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,12 @@ from agentrl.cluster.base import ProcessSpec
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.ray import AgentPlace, RayLauncher, open_ray, order_by_node
 from agentrl.errors import ConfigError, LaunchError
+from agentrl_workflows.demo.ray_nodes import LocalRayCluster
 from tests.support.processes import until_ended
-from tests.support.ray_cluster import LocalRayCluster, ray_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 UNTIL_STDIN_ENDS = "import os; print(os.getpid(), flush=True); os.read(0, 1)"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Generator[LocalRayCluster]:
-    pytest.importorskip("ray")
-    with ray_cluster() as cluster:
-        yield cluster
 
 
 @asynccontextmanager
@@ -125,7 +118,7 @@ async def test_a_removed_node_is_named_and_others_take_its_place(cluster: LocalR
         pid = int(await anext(aiter(first.lines())))
         assert first.place.node != second.place.node
         with anyio.fail_after(30):
-            await anyio.to_thread.run_sync(cluster.remove_node, first.place.node)
+            await anyio.to_thread.run_sync(cluster.kill_node, first.place.node)
             end = await first.ended()
         assert end.code is None
         assert end.reason == f"node {first.place} is gone"

@@ -227,7 +227,8 @@ class RunConfig(Config):
 def inapplicable(config: RunConfig) -> list[tuple[str, str]]:
     """Return `(section, field)` of each field that the run's backend or policy cannot honour."""
     found = [("inference", name) for name in _unused(config.inference)] + idle_fields(config.sync)
-    return found + ([("rollout", "min_group_size")] if config.rollout.incomplete_group == "drop" else [])
+    found += [("rollout", "min_group_size")] if config.rollout.incomplete_group == "drop" else []
+    return found + ([("rollout", "workers")] if config.rollout.runner == "local" else [])
 
 
 def _unused(inference: InferenceConfig) -> dict[str, str]:
@@ -258,6 +259,13 @@ def _training_problems(config: RunConfig) -> list[str]:
     if rollout.incomplete_group == "keep" and rollout.min_group_size > algorithm.group_size:
         problems.append(
             f"rollout.min_group_size: {rollout.min_group_size} is over algorithm.group_size {algorithm.group_size}; lower it"
+        )
+    if rollout.runner == "local" and rollout.workers != "auto":
+        problems.append("rollout.workers: applies to worker processes; set rollout.runner: processes, or remove it")
+    if rollout.runner != "local" and config.workflow.startswith("<"):
+        problems.append(
+            f"rollout.runner: {rollout.runner}: workers import the workflow by its name, and {config.workflow} was given as "
+            "a Python object; save it in a module and pass module:Name, or set rollout.runner: local"
         )
     stall_s = config.engine.stall_timeout_s
     for what, field, limit_s in (

@@ -5,6 +5,7 @@
     ├── WorkflowError (RuntimeError)          the user's workflow raised, or returned what is not a reward
     │   └── RewardError (ValueError)          a reward is not a finite number
     ├── EnvironmentFault (RuntimeError)       the environment or a tool backend broke; not the policy's fault
+    │   └── RolloutWorkerDied                 the process that ran the episode ended; the episode runs again in another one
     ├── EpisodeLimit (RuntimeError)           a turn or token budget of the episode is spent
     ├── TokenError (ValueError)               text cannot be rendered or parsed into tokens exactly
     │   └── ContextOverflow                   the messages cannot fit into the context; they were not encoded
@@ -60,6 +61,10 @@ class RewardError(WorkflowError, ValueError):
 
 class EnvironmentFault(AgentRLError, RuntimeError):
     """The environment or a tool backend broke, through no fault of the policy."""
+
+
+class RolloutWorkerDied(EnvironmentFault):
+    """The process that ran an episode ended before the episode did."""
 
 
 class EpisodeLimit(AgentRLError, RuntimeError):

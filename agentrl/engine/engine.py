@@ -41,9 +41,9 @@ from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.stall import StallTimer, WaitBoard
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_policy_episode
+from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.group import DroppedGroup, run_group
-from agentrl.rollout.score import score_episodes
+from agentrl.rollout.runner import PolicyRunner
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import Trainer
 from agentrl.types import Task, Trajectory
@@ -77,6 +77,7 @@ class Engine:
         resume: the state that an earlier process saved with the checkpoint of `trainer`; None: a new run.
         interrupt_s: seconds that a cancelled or failing run has to end its training step and save it; 0: it saves nothing.
         trackers: get what the run records, beside its files; None: there are none.
+        runner: runs the episodes of `workflow`; None: on the event loop of this process.
 
     Raises:
         ConfigError: when there are no tasks, two have the same id, or neither a step nor an evaluation is left after
@@ -107,13 +108,15 @@ class Engine:
         send_dtype: str | None = None,
         interrupt_s: float = INTERRUPT_S,
         trackers: TrackerFeed | None = None,
+        runner: PolicyRunner | None = None,
     ) -> None:
         """Wire a run; `run` starts it."""
-        self._workflow, self._renderer = workflow, renderer
+        self._workflow = workflow
+        self._runner = runner or LocalRunner(workflow, renderer=renderer, rollout=rollout, seed=seed)
         self._algorithm, self._rollout, self._sampling, self._config = algorithm, rollout, sampling, engine
         self._interrupt_s = interrupt_s
         self._resume = resume or RunState(step=0, policy_version=0, groups_admitted=0, groups_open=())
-        self._draw, self._seed = _make_draw(tasks, seed, shuffle_tasks, self._resume), seed
+        self._draw = _make_draw(tasks, seed, shuffle_tasks, self._resume)
         self._on_result = self._draw.on_result
         if self._resume.step >= engine.steps and not self._resume.evaluations_due:
             raise ConfigError(
@@ -136,14 +139,17 @@ class Engine:
         weights = WeightPublisher(
             trainer=trainer, inference=inference, run_dir=run_dir, config=engine, probe_ids=probe, send_dtype=send_dtype
         )
-        self._evaluations = EvaluationQueue(
+        self._evaluations = self._make_evaluations()
+        self._training = self._make_training(trainer, inference, weights)
+
+    def _make_evaluations(self) -> EvaluationQueue:
+        return EvaluationQueue(
             self._evaluate,
-            every=engine.eval_every,
+            every=self._config.eval_every,
             on_result=self._evaluated,
             on_skip=self._journal.evaluation_skipped,
             due=self._resume.evaluations_due,
         )
-        self._training = self._make_training(trainer, inference, weights)
 
     def _make_training(self, trainer: Trainer, inference: Inference, weights: WeightPublisher) -> TrainLoop:
         return TrainLoop(
@@ -230,7 +236,7 @@ class Engine:
                 background.start_soon(self._watchdog.watch)
                 background.start_soon(self._progress.show, journal.snapshot)
                 await self._training.publish(self._clock.version)
-                async with self._workflow.opened():
+                async with self._runner.opened(self._backend):
                     await self._work()
                 finished = True
                 background.cancel_scope.cancel()
@@ -294,24 +300,13 @@ class Engine:
             self._journal.completed()
 
     async def _score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        assert isinstance(self._workflow, GroupWorkflow)
         with self._board.waiting(f"the group of task {task.id}", "its scores"):
-            return await score_episodes(self._workflow, task, episodes, rollout=self._rollout)
+            return await self._runner.score(task, episodes)
 
     async def _episode(self, task: Task, *, episode_id: str, sampling: SamplingConfig, group: int | None) -> Trajectory:
         with self._flights.episode(episode_id, task.id, group) as on_turn:
             try:
-                return await run_policy_episode(
-                    self._workflow,
-                    task,
-                    backend=self._backend,
-                    renderer=self._renderer,
-                    rollout=self._rollout,
-                    sampling=sampling,
-                    episode_id=episode_id,
-                    seed=self._seed,
-                    on_turn=on_turn,
-                )
+                return await self._runner.play(task, episode_id=episode_id, sampling=sampling, on_turn=on_turn)
             finally:
                 self._backend.release(episode_id)
 

@@ -22,8 +22,9 @@ from agentrl.errors import ConfigError
 from agentrl.inference.backend import Backend
 from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import run_policy_episode
+from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.group import EpisodeRunner, cancelled_episode, run_recorded
+from agentrl.rollout.runner import PolicyRunner
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
@@ -90,6 +91,7 @@ async def evaluate_policy(
     greedy: bool = False,
     seed: int | None = None,
     on_episode: Callable[[Trajectory], None] | None = None,
+    runner: PolicyRunner | None = None,
 ) -> EvalReport:
     """Run `workflow` on `tasks` and return the report.
 
@@ -104,6 +106,7 @@ async def evaluate_policy(
         greedy: sample at temperature 0 where the workflow itself does not set one.
         seed: seeds of the model calls are made from it; None leaves them to the servers.
         on_episode: called with each episode as it ends.
+        runner: runs the episodes of `workflow`; None: on the event loop of this process.
 
     Raises:
         ConfigError: when there are no tasks, or `episodes` is below 1.
@@ -113,11 +116,10 @@ async def evaluate_policy(
     """
     if greedy:
         sampling = sampling.model_copy(update={"temperature": 0.0})
-    run = partial(
-        run_policy_episode, workflow, backend=backend, renderer=renderer, rollout=rollout, sampling=sampling, seed=seed
-    )
+    playing = runner or LocalRunner(workflow, renderer=renderer, rollout=rollout, seed=seed)
+    run = partial(playing.play, sampling=sampling, on_turn=lambda _: None)
     slots = rollout.max_concurrent_episodes
-    async with workflow.opened():
+    async with playing.opened(backend):
         return await evaluate_with(run, tasks, max_concurrent=slots, episodes=episodes, greedy=greedy, on_episode=on_episode)
 
 

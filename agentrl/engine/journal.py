@@ -27,7 +27,7 @@ from agentrl.engine.inflight import InFlight
 from agentrl.engine.publisher import PublishReport
 from agentrl.engine.report import RunReport, Timer, Totals
 from agentrl.engine.resume import RunState
-from agentrl.errors import ErrorBudgetExceeded, RunStopped
+from agentrl.errors import ErrorBudgetExceeded, RolloutWorkerDied, RunStopped
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles
 from agentrl.observe.episode_record import EndedEpisode
@@ -71,6 +71,10 @@ class ErrorBudget:
             ErrorBudgetExceeded: when too many have failed; the message carries the first failure's traceback.
         """
         failure = episode.failure
+        if failure is not None and failure.kind == RolloutWorkerDied.__name__:
+            # One death fails many episodes and says little about each; the workers' own limit ends the run.
+            self.by_reason[str(episode.stop_reason)] += 1
+            return
         self._recent.append(failure is not None)
         if failure is None:
             self._in_a_row = 0

@@ -25,10 +25,11 @@ from agentrl.inference.config import has_credentials
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.jobs.episode_bar import EpisodeBar
 from agentrl.jobs.files import check_writable, write_json
-from agentrl.jobs.garbage_collector import tuned_garbage_collector
+from agentrl.jobs.rollouts import make_runner
 from agentrl.jobs.train import load_renderer
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
+from agentrl.watchdog.garbage_collector import tuned_garbage_collector
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
@@ -137,6 +138,11 @@ def check_target(run: RunConfig, target: Target, episodes: int | None) -> str:
         )
     if target.endpoint is None and target.model is not None:
         raise ConfigError(f"--model {target.model}: needs --endpoint, which is missing; pass a local model as --checkpoint")
+    if target.endpoint is not None and run.rollout.runner != "local":
+        raise ConfigError(
+            f"rollout.runner: {run.rollout.runner}: workers play episodes of the policy, and those of an endpoint run in "
+            "this process; override --rollout.runner local"
+        )
     if episodes is not None and episodes < 1:
         raise ConfigError(
             f"--episodes {episodes}: expected at least 1; omit it for engine.eval_episodes = {run.engine.eval_episodes}, or "
@@ -266,12 +272,14 @@ async def _at_checkpoint(
     async with launch_pool(
         run.resolved_inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=logs.folder
     ) as pool:
+        renderer = renderer.within(pool.max_context_tokens)
         with tuned_garbage_collector():
             return await evaluate_policy(
                 workflow,
                 tasks,
+                runner=make_runner(run, workflow, renderer, model=checkpoint, log_dir=logs.folder),
                 backend=pool,
-                renderer=renderer.within(pool.max_context_tokens),
+                renderer=renderer,
                 rollout=run.rollout,
                 sampling=run.sampling,
                 episodes=episodes,

@@ -39,10 +39,10 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.jobs.ending import describe_end
 from agentrl.jobs.errors import describe_error
 from agentrl.jobs.files import write_json
-from agentrl.jobs.garbage_collector import tuned_garbage_collector
 from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.mesh import with_mesh
 from agentrl.jobs.plan.plan import describe_plan, resolved_yaml
+from agentrl.jobs.rollouts import check_tasks_travel, make_runner
 from agentrl.jobs.run_lock import run_lock
 from agentrl.jobs.trackers import load_trackers, make_feed
 from agentrl.observe.clock import last_wall_s
@@ -53,6 +53,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.processes import worker_ended
+from agentrl.watchdog.garbage_collector import tuned_garbage_collector
 from agentrl.watchdog.loop import watched_loop
 from agentrl.watchdog.signals import describe_results
 from agentrl.workflow import RolloutWorkflow, load_workflow
@@ -93,6 +94,7 @@ def load_parts(run: RunConfig, objects: RunObjects | None = None) -> Parts:
     trackers = load_trackers(run)
     renderer = load_renderer(run, run.model.directory)
     tasks = load_tasks(run.tasks) if objects is None or objects.tasks is None else objects.tasks
+    check_tasks_travel(run, tasks)
     workflow = load_workflow(run.workflow, run.workflow_args) if objects is None else objects.workflow
     return Parts(renderer, tasks, workflow, trackers)
 
@@ -229,13 +231,15 @@ def _engine(
     progress: Progress,
     checkpoint: ResumePoint | None,
 ) -> Engine:
+    renderer = parts.renderer.within(pool.max_context_tokens)
     return Engine(
         workflow=parts.workflow,
+        runner=make_runner(run, parts.workflow, renderer, model=run.model.directory, log_dir=run.run_dir / "logs"),
         tasks=parts.tasks.train,
         shuffle_tasks=run.tasks.shuffle,
         eval_tasks=parts.tasks.evaluation,
         inference=pool,
-        renderer=parts.renderer.within(pool.max_context_tokens),
+        renderer=renderer,
         trainer=trainer,
         run_dir=run.run_dir,
         algorithm=run.algorithm,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from agentrl.configbase import Config
 
@@ -14,6 +14,11 @@ class RolloutConfig(Config):
 
     max_concurrent_episodes: int = Field(default=64, ge=1)
     """Episodes in flight; about half a batch to one batch keeps staleness low."""
+    runner: Literal["local", "processes"] = "local"
+    """Where the episodes of training and evaluation run: `local`, in the process of the run, or in worker `processes` of
+    this machine, which use its other cores."""
+    workers: Literal["auto"] | PositiveInt = "auto"
+    """Worker processes of `runner: processes`; auto: one for each core of this machine but one."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of one episode, seconds of wall clock; a longer episode has failed."""
     max_turns: int | None = Field(default=None, ge=1)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 from uuid import uuid4
@@ -27,6 +28,7 @@ from agentrl.errors import (
     AgentRLError,
     EnvironmentFault,
     EpisodeLimit,
+    InvariantError,
     WorkflowError,
     boundary,
 )
@@ -34,11 +36,12 @@ from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason
 from agentrl.rollout.group import keep_turns
+from agentrl.rollout.score import score_episodes
 from agentrl.sandbox.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.validation import check_reward
-from agentrl.workflow import RolloutWorkflow
+from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
 _AnyClient: TypeAlias = Client | EndpointClient | ReplayClient
 
@@ -149,6 +152,62 @@ async def run_client_episode(
     Cancellation: as for `run_policy_episode`.
     """
     return await _drive(workflow, task, client, timeout_s)
+
+
+class LocalRunner:
+    """A `PolicyRunner` that runs episodes on the event loop of this process."""
+
+    def __init__(
+        self, workflow: RolloutWorkflow, *, renderer: Renderer, rollout: RolloutConfig, seed: int | None = None
+    ) -> None:
+        """Take what all episodes share; the arguments are those of `run_policy_episode`."""
+        self._workflow, self._renderer, self._rollout, self._seed = workflow, renderer, rollout, seed
+        self._backend: Backend | None = None
+
+    @asynccontextmanager
+    async def opened(self, backend: Backend) -> AsyncGenerator[None]:
+        """Hold open what the workflow shares between episodes.
+
+        Cancellation: closes it.
+        """
+        self._backend = backend
+        async with self._workflow.opened():
+            yield
+
+    async def play(
+        self, task: Task, *, episode_id: str, sampling: SamplingConfig, on_turn: Callable[[Turn], None]
+    ) -> Trajectory:
+        """Return the trajectory of one episode.
+
+        Raises:
+            InvariantError: as for `run_policy_episode`.
+
+        Cancellation: as for `run_policy_episode`.
+        """
+        assert self._backend is not None, "play() is for the inside of opened()"
+        return await run_policy_episode(
+            self._workflow,
+            task,
+            backend=self._backend,
+            renderer=self._renderer,
+            rollout=self._rollout,
+            sampling=sampling,
+            episode_id=episode_id,
+            seed=self._seed,
+            on_turn=on_turn,
+        )
+
+    async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+        """Return the episodes of a group with their scores.
+
+        Raises:
+            InvariantError: as for `score_episodes`.
+
+        Cancellation: as for `score_episodes`.
+        """
+        if not isinstance(self._workflow, GroupWorkflow):
+            raise InvariantError(f"{self._workflow.name} does not score groups, and the engine asked it to")
+        return await score_episodes(self._workflow, task, episodes, rollout=self._rollout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,11 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
             {"trainer": {"dtype": "bfloat16"}, "engine": {"probe_tolerance": 0.01}},
             "engine.probe_tolerance: log-probs computed in bfloat16 differ by 0.05 nats and more, which 0.01 would call",
         ),
+        ({"rollout": {"workers": 2}}, "rollout.workers: applies to worker processes; set rollout.runner: processes"),
+        (
+            {"rollout": {"runner": "processes"}, "workflow": "<Calculator of __main__>"},
+            "rollout.runner: processes: workers import the workflow by its name, and <Calculator of __main__> was given",
+        ),
         ({"rollout": {"min_group_size": 3}}, "rollout.min_group_size: applies to incomplete_group: keep"),
         (
             {"inference": {"urls": ["http://x"], "start_timeout_s": 3}},

@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +23,7 @@ from agentrl.engine.inflight import InFlight
 from agentrl.engine.journal import ErrorBudget, Journal
 from agentrl.engine.resume import RunState
 from agentrl.engine.staleness import Admission
-from agentrl.errors import ErrorBudgetExceeded, InvariantError, RunStopped, StallError
+from agentrl.errors import ErrorBudgetExceeded, InvariantError, RolloutWorkerDied, RunStopped, StallError
 from agentrl.observe.progress import NoProgress, Snapshot
 from agentrl.observe.trackers.base import TrackedRun
 from agentrl.observe.trackers.feed import TrackerFeed
@@ -95,6 +96,14 @@ def test_the_failure_rate_counts_over_the_last_64_episodes() -> None:
         budget.record(outcome(failed=True))
     with pytest.raises(ErrorBudgetExceeded, match="52% of the last 64 episodes failed"):
         budget.record(outcome(failed=True))
+
+
+def test_episodes_that_died_with_their_worker_spend_no_budget() -> None:
+    budget = ErrorBudget(RolloutConfig(max_failure_rate=0.5, max_consecutive_failures=2))
+    died = EpisodeFailure(kind=RolloutWorkerDied.__name__, message="m", traceback="")
+    for _ in range(100):
+        budget.record(replace(outcome(failed=True, reason=StopReason.ENVIRONMENT_FAULT), failure=died))
+    assert budget.by_reason == {"environment_fault": 100}
 
 
 async def test_a_failed_member_is_retried_and_no_failure_is_trained(tmp_path: Path, renderer: Renderer) -> None:

@@ -22,6 +22,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.memory import memory_rows, running_requests
+from agentrl.jobs.rollouts import num_workers
 from agentrl.jobs.trackers import load_trackers
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.workflow import load_workflow
@@ -161,7 +162,8 @@ def _sampling(config: RunConfig) -> str:
 def _episodes(config: RunConfig) -> str:
     rollout = config.rollout
     turns = f"at most {rollout.max_turns} turns" if rollout.max_turns else "turns unlimited by the run file"
-    return f"{rollout.max_concurrent_episodes} at once, at most {rollout.episode_timeout_s:g} s each, {turns}"
+    where = "" if rollout.runner == "local" else f", in {num_workers(rollout)} worker process(es)"
+    return f"{rollout.max_concurrent_episodes} at once{where}, at most {rollout.episode_timeout_s:g} s each, {turns}"
 
 
 def _batch(config: RunConfig) -> str:

@@ -13,8 +13,8 @@ import pytest
 from agentrl.client import Client
 from agentrl.config import parse_config
 from agentrl.jobs.evaluate import Target, evaluate_target
-from agentrl.jobs.garbage_collector import THRESHOLDS, tuned_garbage_collector
 from agentrl.types import Task
+from agentrl.watchdog.garbage_collector import THRESHOLDS, tuned_garbage_collector
 
 
 class Settings(NamedTuple):

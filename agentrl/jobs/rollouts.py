@@ -1,0 +1,70 @@
+"""Where the episodes of a run are played, by `rollout.runner`: in this process, or in workers.
+
+Invariant: what cannot reach a worker unchanged is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.data.load import TaskSets
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import LocalRunner
+from agentrl.rollout.remote.frames import WorkerSetup
+from agentrl.rollout.remote.packing import pack_task
+from agentrl.rollout.remote.runner import RemoteRunner
+from agentrl.rollout.remote.wire import local_worker
+from agentrl.rollout.runner import PolicyRunner
+from agentrl.tokens.renderer import Renderer
+from agentrl.workflow import RolloutWorkflow
+
+
+def make_runner(
+    run: RunConfig, workflow: RolloutWorkflow, renderer: Renderer, *, model: Path | str, log_dir: Path
+) -> PolicyRunner:
+    """Return what plays the episodes of a run.
+
+    Args:
+        run: the whole run.
+        workflow: the workflow that `run` names.
+        renderer: the tokenizer and the context limit that the servers grant.
+        model: directory of the tokenizer.
+        log_dir: where workers write their logs.
+    """
+    if run.rollout.runner == "local":
+        return LocalRunner(workflow, renderer=renderer, rollout=run.rollout, seed=run.seed)
+    setup = WorkerSetup(
+        name="",
+        directory=str(Path.cwd()),
+        workflow=run.workflow,
+        workflow_args=json.dumps(run.workflow_args),
+        model=str(Path(model).absolute()),
+        template_options=json.dumps(run.sampling.template_options),
+        max_context=renderer.max_context,
+        rollout=run.rollout.model_dump_json(),
+        seed=run.seed,
+        stall_timeout_s=run.engine.stall_timeout_s,
+    )
+    return RemoteRunner(setup, num_workers=num_workers(run.rollout), start=local_worker, log_dir=log_dir)
+
+
+def num_workers(rollout: RolloutConfig) -> int:
+    """Return how many workers play the episodes of a run."""
+    if rollout.workers != "auto":
+        return rollout.workers
+    return max(1, min(len(os.sched_getaffinity(0)) - 1, rollout.max_concurrent_episodes))
+
+
+def check_tasks_travel(run: RunConfig, tasks: TaskSets) -> None:
+    """Check that the tasks of a list can be sent to workers, where the run has any.
+
+    Raises:
+        ConfigError: one has a field that would arrive as something else.
+    """
+    if run.rollout.runner == "local":
+        return
+    for task in (*tasks.train.finite, *tasks.evaluation):
+        pack_task(task)

@@ -1,0 +1,273 @@
+"""Frames between the driver and a rollout worker: length-prefixed msgpack, one of the declared messages each.
+
+Invariant: a frame decodes into exactly one of the declared messages or is refused. Nothing that is read can run code, and
+the length of a frame is checked before its body is read.
+
+A frame is the length of the body, 8 bytes little-endian, and the body.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from agentrl.errors import InvariantError
+from agentrl.inference.backend import Context
+from agentrl.rollout.remote.packing import PackedGeneration, PackedScore, PackedTrajectory, PackedTurn
+
+PREFIX_BYTES = 8
+MAX_MESSAGE_BYTES = 1 << 28
+"""Largest body: a trajectory of about 20 million tokens."""
+
+
+class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
+    """Load workflow and tokenizer; the first message to a worker, answered by `WorkerReady` or `WorkerRefused`."""
+
+    name: str
+    """Of the worker, in messages."""
+    directory: str
+    """Working directory, from which the workflow is imported."""
+    workflow: str
+    """`module:Name`."""
+    workflow_args: str
+    """JSON."""
+    model: str
+    """Directory of the tokenizer and the chat template."""
+    template_options: str
+    """JSON."""
+    max_context: int | None
+    """Longest context that the servers grant, tokens."""
+    rollout: str
+    """`RolloutConfig` as JSON."""
+    seed: int | None
+    stall_timeout_s: float
+    """Seconds that code may block the worker's event loop, after which the worker ends."""
+
+
+class StartEpisode(msgspec.Struct, frozen=True, tag=True):
+    """Play an episode; answered by a `TurnRecorded` for each turn, and at the end by one message.
+
+    That is `EpisodeEnded`, `EpisodeRaised` or `EpisodeCancelled`.
+    """
+
+    number: int
+    """Of the episode, among all that this worker gets."""
+    episode_id: str
+    task_id: str
+    task: bytes
+    """The fields of the task, msgpack."""
+    sampling: str
+    """`SamplingConfig` as JSON."""
+
+
+class ScoreGroup(msgspec.Struct, frozen=True, tag=True):
+    """Score the episodes of a group together; answered by `GroupScored`, `EpisodeRaised` or `EpisodeCancelled`."""
+
+    number: int
+    """Counted together with the episodes."""
+    task_id: str
+    task: bytes
+    """The fields of the task, msgpack."""
+    episodes: tuple[PackedTrajectory, ...]
+
+
+class CancelEpisode(msgspec.Struct, frozen=True, tag=True):
+    """Cancel an episode, or the scoring of a group; one that has ended is past it."""
+
+    number: int
+
+
+class CallAnswered(msgspec.Struct, frozen=True, tag=True):
+    """The completion of a model call; the last message about it."""
+
+    call: int
+    new_ids: bytes
+    """Of a streamed call: the ids since the last piece."""
+    generation: PackedGeneration
+
+
+class CallPiece(msgspec.Struct, frozen=True, tag=True):
+    """The ids that a streamed call has sampled since the last piece."""
+
+    call: int
+    output_ids: bytes
+
+
+class CallFailed(msgspec.Struct, frozen=True, tag=True):
+    """The error of a model call; the last message about it."""
+
+    call: int
+    kind: str
+    """Name of a class in `agentrl.errors`."""
+    message: str
+    status: int | None = None
+    url: str | None = None
+    retry_after_s: float | None = None
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
+    """The worker takes episodes."""
+
+    clock_s: float
+    """Its `time.perf_counter` at this moment."""
+
+
+class WorkerRefused(msgspec.Struct, frozen=True, tag=True):
+    """The worker cannot be set up, and ends."""
+
+    kind: str
+    """Name of a class in `agentrl.errors`."""
+    message: str
+
+
+class WorkerLogged(msgspec.Struct, frozen=True, tag=True):
+    """A warning of agentrl in the worker, such as the name of code that blocks its event loop."""
+
+    level: int
+    """Of `logging`."""
+    text: str
+
+
+class ModelCall(msgspec.Struct, frozen=True, tag=True):
+    """A model call of an episode; answered by `CallAnswered` or `CallFailed`, a streamed one by pieces before that."""
+
+    call: int
+    """Number of the call, among all of this worker."""
+    request_id: str
+    episode_id: str
+    context: Context
+    sampling: str
+    """`SamplingParams` as JSON."""
+    streamed: bool
+
+
+class AbortCall(msgspec.Struct, frozen=True, tag=True):
+    """Abort a model call, whose answer nothing waits for any more; one that has ended is past it."""
+
+    call: int
+
+
+class TurnRecorded(msgspec.Struct, frozen=True, tag=True):
+    """An episode has one more turn."""
+
+    number: int
+    turn: PackedTurn
+
+
+class EpisodeEnded(msgspec.Struct, frozen=True, tag=True):
+    """An episode has ended as a trajectory, which may be a failure."""
+
+    number: int
+    trajectory: PackedTrajectory
+
+
+class GroupScored(msgspec.Struct, frozen=True, tag=True):
+    """The episodes of a group have their scores, or have failed together."""
+
+    number: int
+    scores: tuple[PackedScore, ...]
+    """One for each episode, in order."""
+
+
+class EpisodeRaised(msgspec.Struct, frozen=True, tag=True):
+    """An episode, or the scoring of a group, met an error that ends the run."""
+
+    number: int
+    kind: str
+    """Name of a class in `agentrl.errors`."""
+    message: str
+
+
+class EpisodeCancelled(msgspec.Struct, frozen=True, tag=True):
+    """A cancelled episode, or scoring of a group, has ended."""
+
+    number: int
+
+
+ToWorker: TypeAlias = WorkerSetup | StartEpisode | ScoreGroup | CancelEpisode | CallAnswered | CallPiece | CallFailed
+ToDriver: TypeAlias = (
+    WorkerReady
+    | WorkerRefused
+    | WorkerLogged
+    | ModelCall
+    | AbortCall
+    | TurnRecorded
+    | EpisodeEnded
+    | GroupScored
+    | EpisodeRaised
+    | EpisodeCancelled
+)
+
+_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_TO_DRIVER: msgspec.msgpack.Decoder[ToDriver] = msgspec.msgpack.Decoder(ToDriver)
+
+
+def framed(message: ToWorker | ToDriver) -> bytes:
+    """Return `message` as a frame.
+
+    Raises:
+        InvariantError: the body is longer than `MAX_MESSAGE_BYTES`.
+    """
+    body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise InvariantError(
+            f"{type(message).__name__} has {len(body)} bytes, but a message between driver and rollout worker may have "
+            f"{MAX_MESSAGE_BYTES}; use shorter episodes"
+        )
+    return len(body).to_bytes(PREFIX_BYTES, "little") + body
+
+
+def read_to_worker(body: bytes) -> ToWorker:
+    """Return the driver's message in `body`; raises `InvariantError` when it is none."""
+    try:
+        return _TO_WORKER.decode(body)
+    except msgspec.DecodeError as error:
+        raise InvariantError(f"not a message to a rollout worker: {error}") from error
+
+
+def read_to_driver(body: bytes) -> ToDriver:
+    """Return the worker's message in `body`; raises `InvariantError` when it is none."""
+    try:
+        return _TO_DRIVER.decode(body)
+    except msgspec.DecodeError as error:
+        raise InvariantError(f"not a message of a rollout worker: {error}") from error
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into the bodies of frames.
+
+    Example:
+        >>> buffer = FrameBuffer()
+        >>> frame = framed(CancelEpisode(7))
+        >>> buffer.cut(frame[:5]), [read_to_worker(body) for body in buffer.cut(frame[5:])]
+        ([], [CancelEpisode(number=7)])
+    """
+
+    def __init__(self) -> None:
+        """Start without bytes."""
+        self._data = bytearray()
+
+    def cut(self, data: bytes) -> list[bytes]:
+        """Add bytes, and return the bodies that are whole.
+
+        Raises:
+            InvariantError: a length is over the limit.
+        """
+        self._data += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(self._data) - start >= PREFIX_BYTES:
+            begin = start + PREFIX_BYTES
+            length = int.from_bytes(self._data[start:begin], "little")
+            if length > MAX_MESSAGE_BYTES:
+                raise InvariantError(
+                    f"the header of a frame announces {length} bytes, but at most {MAX_MESSAGE_BYTES} are allowed; the "
+                    "stream is not one between driver and rollout worker"
+                )
+            if len(self._data) - begin < length:
+                break
+            start = begin + length
+            bodies.append(bytes(self._data[begin:start]))
+        del self._data[:start]
+        return bodies

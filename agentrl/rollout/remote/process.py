@@ -1,0 +1,327 @@
+"""A rollout worker: `python -m agentrl.rollout.remote.process` plays the episodes that the driver gives it.
+
+Invariant: each episode that the driver starts ends with one message, unless the process ends. The process ends when its
+driver does, within `LEAVE_S` seconds, whatever its workflow does. A thread writes the messages, so that the warning about
+code that blocks the event loop reaches the driver while it blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import BinaryIO, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from agentrl.client.config import SamplingConfig
+from agentrl.concurrency import task_group
+from agentrl.errors import AgentRLError, InvariantError, WorkflowError, boundary
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import LocalRunner
+from agentrl.rollout.failure import RUN_ENDING, episode_failure
+from agentrl.rollout.group import run_recorded
+from agentrl.rollout.remote.calls import DriverBackend
+from agentrl.rollout.remote.frames import (
+    CallAnswered,
+    CallFailed,
+    CallPiece,
+    CancelEpisode,
+    EpisodeCancelled,
+    EpisodeEnded,
+    EpisodeRaised,
+    FrameBuffer,
+    GroupScored,
+    ScoreGroup,
+    StartEpisode,
+    ToDriver,
+    ToWorker,
+    TurnRecorded,
+    WorkerLogged,
+    WorkerReady,
+    WorkerRefused,
+    WorkerSetup,
+    framed,
+    read_to_worker,
+)
+from agentrl.rollout.remote.packing import (
+    PackedScore,
+    pack_score,
+    pack_trajectory,
+    pack_turn,
+    unpack_task,
+    unpack_trajectory,
+)
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import StopReason, Trajectory, Turn
+from agentrl.watchdog.garbage_collector import tuned_garbage_collector
+from agentrl.watchdog.loop import watched_loop
+from agentrl.watchdog.parent import ParentPipe
+from agentrl.watchdog.threads import run_without_waiting
+from agentrl.workflow import load_workflow
+
+logger = logging.getLogger(__name__)
+
+LEAVE_S = 3.0
+"""Seconds that episodes and the workflow get to end after the driver has left."""
+_READ_BYTES = 1 << 18
+_MAX_LOGGED_CHARS = 8_000
+
+
+class ByteSource(Protocol):
+    """What messages are read from, such as an `io.BufferedReader`."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Return the bytes that have come, at most `size`; wait for the first one. Empty: the end."""
+        ...
+
+
+class MessageWriter:
+    """Writes messages to the driver from a thread, in the order of the calls of `send`, which any thread may call."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        """Write to `stream`."""
+        self._stream = stream
+        # Without a bound: an episode waits for the answer to each of its calls, so it leaves few messages here.
+        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="agentrl rollout writer", daemon=True)
+        self._thread.start()
+
+    def send(self, message: ToDriver) -> None:
+        """Write `message` after those before it."""
+        self._frames.put(framed(message))
+
+    def close(self) -> None:
+        """Close the stream, when every message is written or nothing reads them."""
+        self._frames.put(None)
+        self._thread.join()
+        with suppress(ConnectionError):
+            self._stream.close()
+
+    def _write(self) -> None:
+        with suppress(ConnectionError):  # the driver has ended, and the reader ends this process
+            while (frame := self._frames.get()) is not None:
+                frames = [frame]
+                with suppress(Empty):
+                    while (frame := self._frames.get_nowait()) is not None:
+                        frames.append(frame)
+                self._stream.write(b"".join(frames))
+                self._stream.flush()
+                if frame is None:
+                    return
+
+
+class _DriverLog(logging.Handler):
+    """Sends warnings to the driver, from whichever thread logs them."""
+
+    def __init__(self, send: Callable[[ToDriver], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._send_message = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send_message(WorkerLogged(record.levelno, record.getMessage()[:_MAX_LOGGED_CHARS]))
+
+
+class RolloutWorker:
+    """The episodes of one worker."""
+
+    def __init__(self, setup: WorkerSetup, send: Callable[[ToDriver], None]) -> None:
+        """Load the workflow and the tokenizer.
+
+        Raises:
+            ConfigError: one of them is missing or wrong.
+        """
+        self._send = send
+        self._backend = DriverBackend(send)
+        self._stall_timeout_s = setup.stall_timeout_s
+        renderer = Renderer.load(setup.model, template_options=json.loads(setup.template_options))
+        self._runner = LocalRunner(
+            load_workflow(setup.workflow, json.loads(setup.workflow_args)),
+            renderer=renderer.within(setup.max_context),
+            rollout=RolloutConfig.model_validate_json(setup.rollout),
+            seed=setup.seed,
+        )
+        self._scopes: dict[int, anyio.CancelScope] = {}
+
+    async def serve(self, requests: ByteSource, buffer: FrameBuffer) -> None:
+        """Play episodes until `requests` ends, which ends the process soon after.
+
+        Raises:
+            StallError: code has blocked the event loop for too long.
+        """
+        ended = threading.Event()
+        async with watched_loop(self._stall_timeout_s), self._runner.opened(self._backend), task_group() as tasks:
+            self._send(WorkerReady(time.perf_counter()))
+            with _read_in_thread(requests, buffer, ended) as messages:
+                async for message in messages:
+                    self._handle(tasks, message)
+            tasks.cancel_scope.cancel()
+        ended.set()
+
+    def _handle(self, tasks: TaskGroup, message: ToWorker) -> None:
+        match message:
+            case StartEpisode() | ScoreGroup():
+                scope = self._scopes[message.number] = anyio.CancelScope()
+                tasks.start_soon(self._work_on, message, scope)
+            case CancelEpisode():
+                if message.number in self._scopes:
+                    self._scopes[message.number].cancel()
+            case CallAnswered() | CallPiece() | CallFailed():
+                self._backend.deliver(message)
+            case WorkerSetup():
+                raise InvariantError("the rollout worker was set up twice")
+
+    async def _work_on(self, message: StartEpisode | ScoreGroup, scope: anyio.CancelScope) -> None:
+        number = message.number
+        cancelled = True
+        try:
+            with scope:
+                if isinstance(message, StartEpisode):
+                    self._send_end(number, await self._trajectory(message))
+                else:
+                    self._send(GroupScored(number, await self._scores(message)))
+                cancelled = False
+        except RUN_ENDING as error:
+            logger.exception("the run ends")  # for the log of this worker
+            self._send(EpisodeRaised(number, type(error).__name__, str(error)))
+            cancelled = False
+        finally:
+            del self._scopes[number]
+        if cancelled:
+            self._send(EpisodeCancelled(number))
+
+    def _send_end(self, number: int, trajectory: Trajectory) -> None:
+        """Send the trajectory; where a value of the workflow cannot be sent, a failure without turns."""
+        try:
+            with boundary(WorkflowError, f"episode {trajectory.episode_id}: sending its trajectory to the driver"):
+                self._send(EpisodeEnded(number, pack_trajectory(trajectory)))
+        except WorkflowError as error:
+            failed = Trajectory(
+                episode_id=trajectory.episode_id,
+                task_id=trajectory.task_id,
+                turns=(),
+                stop_reason=StopReason.WORKFLOW_ERROR,
+                failure=episode_failure(error),
+                started_s=trajectory.started_s,
+                ended_s=trajectory.ended_s,
+            )
+            self._send(EpisodeEnded(number, pack_trajectory(failed)))
+
+    async def _scores(self, message: ScoreGroup) -> tuple[PackedScore, ...]:
+        task = unpack_task(message.task_id, message.task)
+        episodes = tuple(unpack_trajectory(episode, task) for episode in message.episodes)
+        return tuple(map(pack_score, await self._runner.score(task, episodes)))
+
+    async def _trajectory(self, start: StartEpisode) -> Trajectory:
+        def on_turn(turn: Turn) -> None:
+            with boundary(WorkflowError, f"episode {start.episode_id}: sending a turn to the driver"):
+                self._send(TurnRecorded(start.number, pack_turn(turn)))
+
+        play = partial(self._runner.play, sampling=SamplingConfig.model_validate_json(start.sampling), on_turn=on_turn)
+        return await run_recorded(play, unpack_task(start.task_id, start.task), episode_id=start.episode_id)
+
+
+def _read_in_thread(
+    requests: ByteSource, buffer: FrameBuffer, ended: threading.Event
+) -> MemoryObjectReceiveStream[ToWorker]:
+    """Return a stream of the messages of `requests`, which ends with it; `LEAVE_S` later the process ends, unless `ended`.
+
+    A thread reads, so that the process ends even while its workflow blocks the event loop.
+    """
+    loop = asyncio.get_running_loop()
+    # Without a bound: the driver sends as much as its episodes in flight wait for.
+    inbox, messages = anyio.create_memory_object_stream[ToWorker](float("inf"))
+
+    def put(message: ToWorker) -> None:
+        with suppress(anyio.BrokenResourceError):  # an error has ended the worker
+            inbox.send_nowait(message)
+
+    def read() -> None:
+        try:
+            with suppress(ConnectionError):
+                while data := requests.read1(_READ_BYTES):
+                    for body in buffer.cut(data):
+                        loop.call_soon_threadsafe(put, read_to_worker(body))
+        except InvariantError:
+            traceback.print_exc()  # to the log, whose end the driver shows
+            os._exit(1)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(inbox.close)
+        if not ended.wait(LEAVE_S):
+            os._exit(0)  # the workflow ignores its cancellation, or blocks the event loop
+
+    threading.Thread(target=read, name="agentrl rollout reader", daemon=True).start()
+    return messages
+
+
+def set_up_worker(requests: ByteSource, buffer: FrameBuffer, writer: MessageWriter) -> RolloutWorker | None:
+    """Return the worker that the first message of `requests` describes; None where the driver has left.
+
+    Raises:
+        AgentRLError: it cannot be set up, which the driver knows.
+    """
+    try:
+        setup = _first_message(requests, buffer)
+        if setup is None:
+            return None
+        os.chdir(setup.directory)
+        return RolloutWorker(setup, writer.send)
+    except AgentRLError as error:
+        writer.send(WorkerRefused(type(error).__name__, str(error)))
+        raise
+
+
+def _first_message(requests: ByteSource, buffer: FrameBuffer) -> WorkerSetup | None:
+    """Return the setup, after which the driver waits for the worker; None where the driver has left."""
+    bodies: list[bytes] = []
+    while not bodies:
+        data = requests.read1(_READ_BYTES)
+        if not data:
+            return None
+        bodies = buffer.cut(data)
+    setup = read_to_worker(bodies[0])
+    if not isinstance(setup, WorkerSetup) or len(bodies) > 1:
+        raise InvariantError(f"the first message to a rollout worker must be its setup alone, not {type(setup).__name__}")
+    return setup
+
+
+def main() -> None:
+    """Run the worker on the standard streams."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what reaches a whole terminal ends the driver, which ends its workers
+    requests = io.BufferedReader(ParentPipe(os.dup(0)))
+    replies = os.fdopen(os.dup(1), "wb")
+    # Other code that reads or prints in this process must not touch the two streams.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    writer = MessageWriter(replies)
+    logging.getLogger("agentrl").addHandler(_DriverLog(writer.send))
+    try:
+        buffer = FrameBuffer()
+        worker = set_up_worker(requests, buffer, writer)
+        if worker is not None:
+            with tuned_garbage_collector():
+                run_without_waiting(partial(worker.serve, requests, buffer))
+    except AgentRLError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    finally:
+        writer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Episodes in worker processes: starts the workers, deals episodes to them, and starts a worker that died again.
+
+Invariant: an episode runs in the worker that has the fewest at its start. The death of a worker fails its episodes and no
+others; a worker that dies more than `RESTARTS` times within an hour ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from agentrl.client.config import SamplingConfig
+from agentrl.concurrency import task_group
+from agentrl.errors import RolloutWorkerDied, RunStopped
+from agentrl.inference.backend import Backend
+from agentrl.rollout.remote.frames import WorkerSetup
+from agentrl.rollout.remote.link import TASK_NAME, WorkerLink
+from agentrl.rollout.remote.wire import StartWorker
+from agentrl.types import Task, Trajectory, Turn
+
+logger = logging.getLogger(__name__)
+
+RESTARTS = 3
+"""Times within an hour that each worker is started again."""
+_WINDOW_S = 3600.0
+START_S = 300.0
+"""Seconds that a worker has to import the workflow and to load the tokenizer."""
+
+
+class RemoteRunner:
+    """A `PolicyRunner` whose episodes run in workers."""
+
+    def __init__(self, setup: WorkerSetup, *, num_workers: int, start: StartWorker, log_dir: Path) -> None:
+        """Describe the workers; `opened` starts them.
+
+        Args:
+            setup: of each worker, but for its name.
+            num_workers: at least 1.
+            start: starts one worker.
+            log_dir: worker n appends its output to `rollout-<n>.log` there.
+        """
+        self._setup, self._num_workers, self._start, self._log_dir = setup, num_workers, start, log_dir
+        self._links: dict[int, WorkerLink] = {}
+        self._arrived = anyio.Event()
+        """Set when the next worker takes episodes."""
+
+    @asynccontextmanager
+    async def opened(self, backend: Backend) -> AsyncGenerator[None]:
+        """Start the workers, which load the workflow, and keep them while the block runs.
+
+        Raises:
+            ConfigError: a worker cannot load the workflow or the tokenizer.
+            RunStopped: a worker cannot be started, or dies again and again.
+            InvariantError: a worker breaks the protocol, or a model call met an error that ends the run.
+
+        Cancellation: the workers end, within 5 seconds.
+        """
+        async with task_group() as workers:
+            async with task_group() as starting:
+                for index in range(self._num_workers):
+                    starting.start_soon(partial(workers.start, self._keep, index, backend, name=TASK_NAME), name=TASK_NAME)
+            yield
+            workers.cancel_scope.cancel()
+
+    async def play(
+        self, task: Task, *, episode_id: str, sampling: SamplingConfig, on_turn: Callable[[Turn], None]
+    ) -> Trajectory:
+        """Return the trajectory of one episode; a failed one has `failure` set, such as where its worker died.
+
+        Raises:
+            ConfigError: a field of the task cannot be sent.
+            InvariantError: as for `run_policy_episode`.
+
+        Cancellation: as for `run_policy_episode`; a workflow that ignores it is left to its worker after 5 seconds.
+        """
+        link = await self._least_busy()
+        return await link.play(task, episode_id=episode_id, sampling=sampling, on_turn=on_turn)
+
+    async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+        """Return the episodes of a group with the scores of `score_group` in one of the workers.
+
+        Raises:
+            InvariantError: as for `score_episodes`.
+
+        Cancellation: as for `play`.
+        """
+        link = await self._least_busy()
+        return await link.score(task, episodes)
+
+    async def _least_busy(self) -> WorkerLink:
+        while not (links := [link for link in self._links.values() if link.alive]):
+            await self._arrived.wait()  # for `START_S` at most: then the run ends
+        return min(links, key=lambda link: link.num_episodes)
+
+    async def _keep(self, index: int, backend: Backend, *, task_status: TaskStatus[None]) -> None:
+        name, log_path = f"rollout worker {index}", self._log_dir / f"rollout-{index}.log"
+        deaths: list[float] = []
+        ready = False
+        while True:
+            async with self._start(name, log_path) as wire:
+                link = WorkerLink(name, wire, backend)
+                try:
+                    await self._set_up(link, name, log_path)
+                except RolloutWorkerDied as error:
+                    how = str(error)
+                else:
+                    self._arrive(index, link)
+                    if not ready:
+                        task_status.started()
+                        ready = True
+                    try:
+                        how = f"{name} died: {await link.serve()}"
+                    finally:
+                        del self._links[index]
+            now = anyio.current_time()
+            deaths = [*(death for death in deaths if now - death < _WINDOW_S), now]
+            if len(deaths) > RESTARTS:
+                raise RunStopped(f"{how}\nIt has died {len(deaths)} times within an hour, so the run ends")
+            logger.warning("%s\nIts episodes have failed, and it is started again", how)
+
+    async def _set_up(self, link: WorkerLink, name: str, log_path: Path) -> None:
+        with anyio.move_on_after(START_S) as deadline:
+            await link.set_up(msgspec.structs.replace(self._setup, name=name))
+        if deadline.cancelled_caught:
+            raise RunStopped(
+                f"{name} has not loaded {self._setup.workflow} within {START_S:g} s; its output is in {log_path}"
+            )
+
+    def _arrive(self, index: int, link: WorkerLink) -> None:
+        self._links[index] = link
+        self._arrived.set()
+        self._arrived = anyio.Event()

@@ -1,0 +1,55 @@
+"""Where the episodes of the policy run: in this process (`episode.LocalRunner`) or in workers (`remote.RemoteRunner`).
+
+Invariant: whoever drives episodes sees no difference. An episode ends as a trajectory, its turns are reported as they are
+recorded, and its model calls go to one backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from agentrl.client.config import SamplingConfig
+from agentrl.inference.backend import Backend
+from agentrl.types import Task, Trajectory, Turn
+
+
+class PolicyRunner(Protocol):
+    """Runs episodes of one workflow with the policy."""
+
+    def opened(self, backend: Backend) -> AbstractAsyncContextManager[None]:
+        """Hold open what episodes need while the block runs; `backend` answers their model calls.
+
+        Raises:
+            AgentRLError: what ended the run while the block ran.
+        """
+        ...
+
+    async def play(
+        self, task: Task, *, episode_id: str, sampling: SamplingConfig, on_turn: Callable[[Turn], None]
+    ) -> Trajectory:
+        """Return the trajectory of one episode, inside `opened`; a failed one has `failure` set.
+
+        Args:
+            task: its task.
+            episode_id: unique in the run.
+            sampling: defaults of the model calls.
+            on_turn: called with each turn as it is recorded.
+
+        Raises:
+            InvariantError: as for `run_policy_episode`.
+
+        Cancellation: as for `run_policy_episode`.
+        """
+        ...
+
+    async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+        """Return the episodes of a group of a `GroupWorkflow` with their scores, or all as failures, as `score_episodes`.
+
+        Raises:
+            InvariantError: as for `score_episodes`.
+
+        Cancellation: as for `score_episodes`.
+        """
+        ...

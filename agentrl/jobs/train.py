@@ -25,6 +25,8 @@ import yaml
 from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
+from agentrl.cluster.base import Launcher
+from agentrl.cluster.launchers import open_launcher
 from agentrl.concurrency import task_group
 from agentrl.config import RunConfig
 from agentrl.data.given import write_task_files
@@ -199,8 +201,11 @@ async def _train_once(
                 return _conclude_complete(run, checkpoint)
             _prepare_directory(run, existing, objects)
         try:
-            started = enter_both(_pool(run, parts.renderer), _trainer(run))
-            async with watched(on_exit=conclude if may_exit else None) as watch, started as (pool, trainer):
+            async with (
+                watched(on_exit=conclude if may_exit else None) as watch,
+                open_launcher(run.cluster) as launcher,
+                enter_both(_pool(run, parts.renderer, launcher), _trainer(run, launcher)) as (pool, trainer),
+            ):
                 if checkpoint is not None:
                     await trainer.restore(str(checkpoint.path))
                 engine = _engine(run, parts, pool, trainer, progress, checkpoint)
@@ -255,17 +260,18 @@ def _engine(
     )
 
 
-def _pool(run: RunConfig, renderer: Renderer) -> AbstractAsyncContextManager[ServerPool]:
+def _pool(run: RunConfig, renderer: Renderer, launcher: Launcher) -> AbstractAsyncContextManager[ServerPool]:
     return launch_pool(
         run.resolved_inference,
         model_path=run.model.directory,
         vocab_size=renderer.vocab_size,
         seed=run.seed,
         log_dir=run.run_dir / "logs",
+        launcher=launcher,
     )
 
 
-def _trainer(run: RunConfig) -> AbstractAsyncContextManager[RemoteTrainer]:
+def _trainer(run: RunConfig, launcher: Launcher) -> AbstractAsyncContextManager[RemoteTrainer]:
     return launch_trainer(
         run.trainer,
         run.algorithm,
@@ -274,6 +280,8 @@ def _trainer(run: RunConfig) -> AbstractAsyncContextManager[RemoteTrainer]:
         seed=run.seed,
         log_path=run.run_dir / "logs" / "trainer.log",
         sync=run.route.sync,
+        cluster=run.cluster,
+        launcher=launcher,
     )
 
 

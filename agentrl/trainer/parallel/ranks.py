@@ -144,5 +144,8 @@ def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.devi
         control = dist.new_group(backend="gloo", timeout=_IDLE)
         assert isinstance(control, dist.ProcessGroup)
         yield ManyRanks(rank, shape, control)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if shape.world == 1:  # with several, the end of this process frees the others; leaving would wait for them
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()

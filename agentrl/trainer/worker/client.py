@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -21,12 +21,16 @@ from typing import Protocol, TypeVar
 import anyio
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.cluster.base import Launcher
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.local import LocalLauncher
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError, UpdatePending
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
-from agentrl.trainer.worker.processes import SILENT_S, STREAM_ENDS, WorkerProcesses
+from agentrl.trainer.worker.joined import attached_ranks, launched_ranks
+from agentrl.trainer.worker.processes import SILENT_S, STREAM_ENDS, WorkerProcesses, WorkerRank
 from agentrl.trainer.worker.protocol import (
     BeginSending,
     FinishSending,
@@ -304,6 +308,10 @@ class RemoteTrainer:
             except STREAM_ENDS:
                 self._broken = f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}") from None
+            if isinstance(reply, protocol.Failed) and reply.kind == TrainerDied.__name__:
+                self._processes.report_death(0, reply.message)
+                self._broken = f"it died while {what}; {await self._processes.obituary()}"
+                raise TrainerDied(f"trainer worker: {self._broken}")
             self._broken = None
         if isinstance(reply, protocol.Failed):
             protocol.raise_failure(reply)
@@ -363,8 +371,10 @@ async def launch_trainer(
     seed: int,
     log_path: str | Path,
     sync: SyncConfig | None = None,
+    cluster: ClusterConfig | None = None,
+    launcher: Launcher | None = None,
 ) -> AsyncGenerator[RemoteTrainer]:
-    """Yield a trainer in the subprocesses of `trainer.parallel` with the model loaded; they end with the block.
+    """Yield a trainer in the processes of `trainer.parallel` with the model loaded; they end with the block.
 
     Args:
         config: optimizer, device and limits.
@@ -374,10 +384,12 @@ async def launch_trainer(
         seed: of the worker's random generators, and of the shuffle into minibatches.
         log_path: the worker appends its output to this file.
         sync: how the worker sends weights from memory to servers; None means the defaults.
+        cluster: where the processes start; None: on this machine.
+        launcher: starts them under `cluster.launcher: ray`.
 
     Raises:
         ConfigError: when the model cannot be loaded or the device does not exist.
-        LaunchError: when a process does not start.
+        LaunchError: when a process does not start, or does not join in time.
 
     Cancellation: the worker is ended, or killed if it is busy, within 5 seconds.
     """
@@ -390,7 +402,7 @@ async def launch_trainer(
         seed=seed,
     )
     _check_model(Path(model_path))
-    starting = ranks_with_pipes(config.parallel.shape.world, Path(log_path), _environment(config))
+    starting = _ranks(config, cluster or ClusterConfig(), launcher or LocalLauncher(), Path(log_path))
     async with starting as ranks, WorkerProcesses.watching(ranks) as processes:
         trainer = RemoteTrainer(processes, config.call_timeout_s)
         try:
@@ -400,6 +412,18 @@ async def launch_trainer(
             if trainer.idle:
                 with anyio.CancelScope(shield=True):
                     await processes.end()
+
+
+def _ranks(
+    config: TrainerConfig, cluster: ClusterConfig, launcher: Launcher, log_path: Path
+) -> AbstractAsyncContextManager[Sequence[WorkerRank]]:
+    world = config.parallel.shape.world
+    if cluster.launcher == "attach":
+        return attached_ranks(world, cluster)
+    if cluster.launcher == "local":
+        return ranks_with_pipes(world, log_path, _environment(config))
+    gpus = 0 if config.device == "cpu" else 1
+    return launched_ranks(world, cluster, launcher, log_path, _environment(config), gpus=gpus)
 
 
 def _environment(config: TrainerConfig) -> dict[str, str]:

@@ -1,15 +1,24 @@
-"""Which of a trainer's processes one is, as its command line gives it."""
+"""Which of a trainer's processes one is, as its command line or its scheduler gives it, and how it finds the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from agentrl.cluster.base import TOKEN_VARIABLE
+from agentrl.cluster.config import LISTEN_PORT
+from agentrl.cluster.handshake import checked_token
+from agentrl.cluster.joining import Seat, interface_of, join_driver
+from agentrl.cluster.rank_numbers import numbers_in
 from agentrl.errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
+
+JOIN_S = 1800.0
+"""Seconds that a rank tries to join: its scheduler may start it long before the driver runs, or runs again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +27,17 @@ class RankPlace:
 
     Example:
         >>> RankPlace.parse(RankPlace(rank=1, world=2, store="/tmp/meeting").arguments())
-        RankPlace(rank=1, world=2, store='/tmp/meeting')
+        RankPlace(rank=1, world=2, store='/tmp/meeting', local=None, seat=None)
     """
 
     rank: int = 0
     world: int = 1
     store: str = ""
-    """File through which the processes find each other; empty for a process that is alone."""
+    """File through which the processes find each other; empty for a process that is alone, or that has a `seat`."""
+    local: int | None = None
+    """Its number among those of its machine; None: all are on this machine."""
+    seat: Seat | None = None
+    """How it joined its driver, if it did so over TCP."""
 
     def arguments(self) -> list[str]:
         """Return the arguments that `parse` reads."""
@@ -46,17 +59,60 @@ class RankPlace:
         except (KeyError, ValueError) as error:
             raise InvariantError(f"a trainer process was started with {list(arguments)}: {error}") from error
 
-    def device_of(self, device: torch.device) -> torch.device:
-        """Return the device of this rank: with several processes on GPUs, that many after `device`, else `device`.
+    @classmethod
+    def joined(cls, address: str, environment: MutableMapping[str, str]) -> Self:
+        """Join the driver at `HOST:PORT`; the environment says which rank this is, and holds the token, which is removed.
 
         Raises:
-            ConfigError: a rank's GPU does not exist; every rank raises it, so that none waits for another.
+            ConfigError: the address, the token or the numbers are missing or wrong.
+            LaunchError: the driver refuses this rank, or has not welcomed it within `JOIN_S`.
+        """
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"--attach {address!r}: expected HOST:PORT of the driver, such as 10.0.0.1:{LISTEN_PORT}")
+        token = checked_token(environment.pop(TOKEN_VARIABLE, None), TOKEN_VARIABLE)
+        numbers = numbers_in(environment)
+        seat = join_driver((host.strip("[]"), int(port)), token, numbers, JOIN_S)
+        if (interface := interface_of(seat.address)) is not None:
+            # A host name often stands for 127.0.1.1, and gloo would listen there.
+            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+            environment.setdefault("NCCL_SOCKET_IFNAME", interface)
+        return cls(rank=numbers.rank, world=numbers.world, local=numbers.local, seat=seat)
+
+    def open_store(self) -> dist.Store:
+        """Return the store through which the ranks find each other."""
+        import torch.distributed as dist
+
+        if self.seat is None:
+            return dist.FileStore(self.store, self.world) if self.store else dist.HashStore()
+        host, port, listener = self.seat.store_host, self.seat.store_port, self.seat.listener
+        if listener is None:
+            return dist.TCPStore(host, port, self.world, False, wait_for_workers=False)
+        # The store's own socket would listen on every interface.
+        return dist.TCPStore(
+            host, port, self.world, True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+        )
+
+    def device_of(self, device: torch.device) -> torch.device:
+        """Return the device of this rank: with several on GPUs, that many after `device` on each machine, else `device`.
+
+        Raises:
+            ConfigError: a rank's GPU does not exist; every rank of the machine raises it, so that none waits for another.
         """
         import torch
 
         if device.type != "cuda" or self.world == 1:
             return device
         first, count = device.index or 0, torch.cuda.device_count()
+        if self.local is not None:
+            if count == 1:  # the scheduler shows each process a GPU of its own
+                return torch.device("cuda", 0)
+            if first + self.local >= count:
+                raise ConfigError(
+                    f"trainer.parallel: rank {self.rank} is number {self.local} on its machine, which has {count} GPUs; "
+                    "start at most one rank for each GPU"
+                )
+            return torch.device("cuda", first + self.local)
         if first + self.world > count:
             raise ConfigError(
                 f"trainer.parallel: {self.world} GPUs from cuda:{first} are needed, this machine has {count}; lower dp"

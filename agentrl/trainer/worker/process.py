@@ -2,7 +2,7 @@
 
 Invariant: each request gets one reply, in order; heartbeats precede it while the worker runs. An error of `agentrl.errors`
 is a reply and leaves the worker usable; any other exception ends the process with a traceback on its standard error. The
-process ends when its standard input closes or its driver ends, so it outlives the driver by at most the request in progress.
+process ends when its standard input closes or its driver ends. A trainer of one process finishes the request in progress.
 
 A trainer of several processes has one that speaks to the driver, rank 0. It shares each request with the others, so that all
 of them answer it together. The reply carries the error of any rank: none is left waiting for another that gave up.
@@ -15,20 +15,22 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeVar, cast
 
 import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.errors import AgentRLError, InvariantError, TrainError, UpdatePending
+from agentrl.errors import AgentRLError, ConfigError, InvariantError, LaunchError, TrainerDied, TrainError, UpdatePending
 from agentrl.trainer.checkpoint import read_checkpoint, write_checkpoint
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
+from agentrl.trainer.worker.lifeline import Lifeline
 from agentrl.trainer.worker.place import RankPlace
 from agentrl.watchdog.parent import ParentPipe
 from agentrl.weights.config import SyncConfig
@@ -137,6 +139,8 @@ class _Worker:
         return protocol.Saved()
 
 
+LAST_WORDS = 16_000
+"""Characters of a traceback that go to the driver; the end of it."""
 BEAT_S = 2.0
 """Seconds between two heartbeats of a worker that works on a request."""
 
@@ -147,7 +151,7 @@ def heartbeats(replies: BinaryIO, seconds: float) -> Generator[None]:
     done = threading.Event()
 
     def beat() -> None:
-        with suppress(BrokenPipeError):  # the driver has ended; the reply meets the same error
+        with suppress(OSError):  # the driver has ended; the reply meets the same error
             while not done.wait(seconds):
                 replies.write(protocol.HEARTBEAT)
                 replies.flush()
@@ -162,7 +166,12 @@ def heartbeats(replies: BinaryIO, seconds: float) -> Generator[None]:
 
 
 def answer_requests(
-    requests: BinaryIO, replies: BinaryIO, *, beat_s: float = BEAT_S, place: RankPlace | None = None
+    requests: BinaryIO,
+    replies: BinaryIO,
+    *,
+    beat_s: float = BEAT_S,
+    place: RankPlace | None = None,
+    lifeline: Lifeline | None = None,
 ) -> None:
     """Read `requests` to its end and write one reply for each request to `replies`; the first request must be `Setup`.
 
@@ -173,6 +182,7 @@ def answer_requests(
         replies: frames to the driver.
         beat_s: seconds between two heartbeats.
         place: which of several processes this is; None: the only one.
+        lifeline: what `requests` reads from; None: the end of the driver does not interrupt a request.
 
     Raises:
         InvariantError: when the stream is not a sequence of frames.
@@ -181,7 +191,7 @@ def answer_requests(
         worker: _Worker | None = None
         while (request := _read_request(requests)) is not None:
             try:
-                with heartbeats(replies, beat_s):
+                with heartbeats(replies, beat_s), lifeline.working() if lifeline else nullcontext():
                     if worker is None:
                         worker = _set_up(request, place or RankPlace(), stack)
                         stack.callback(worker.sender.close)
@@ -198,18 +208,20 @@ def answer_requests(
             worker.ranks.share(b"")  # the other ranks end too
 
 
-def follow_rank_0(setup: BinaryIO, place: RankPlace) -> None:
-    """Set up from the first frame of `setup`, and then answer what rank 0 shares, until it ends."""
+def follow_rank_0(setup: BinaryIO, replies: BinaryIO, place: RankPlace, lifeline: Lifeline) -> None:
+    """Set up from the first frame of `setup`, then answer what rank 0 shares, until it ends; heartbeats go to `replies`."""
+    import torch.distributed as dist
+
     request = _read_request(setup)
     if request is None:
         return
-    lifeline = threading.Thread(target=_end_with_driver, args=(setup,), name="agentrl lifeline", daemon=True)
-    lifeline.start()
-    with ExitStack() as stack:
+    with heartbeats(replies, BEAT_S), ExitStack() as stack:
         try:
             worker = _set_up(request, place, stack)
-        except AgentRLError:  # rank 0 has it too, and replies with it
-            lifeline.join()
+        except AgentRLError as error:
+            if place.seat is not None and not dist.is_initialized():  # else rank 0 has it too, and replies with it
+                _send_last_words(replies, str(error))
+            lifeline.wait()
             return
         while body := worker.ranks.share(None):
             with suppress(AgentRLError):  # as above
@@ -230,20 +242,45 @@ def _together(ranks: Ranks, action: Callable[[], Result]) -> Result:
     return result
 
 
-def _end_with_driver(lifeline: BinaryIO) -> None:
-    """End this process at once when the driver closes its end: it may be waiting in a collective."""
-    while lifeline.read(1):
-        pass
-    os._exit(0)
-
-
 def main() -> None:
-    """Run the worker on the standard streams."""
-    # The driver ends its workers itself. What reaches every process of a terminal or a service must not end one before the
-    # driver has had its last checkpoint written.
+    """Run the worker: on the standard streams, or with `--attach HOST:PORT` on a connection to the driver."""
+    match sys.argv[1:]:
+        case ["--attach", address]:
+            try:
+                place = RankPlace.joined(address, os.environ)
+            except (ConfigError, LaunchError) as error:
+                sys.exit(f"agentrl: {error}")
+            _ignore_signals()
+            assert place.seat is not None
+            requests: BinaryIO = place.seat.connection.makefile("rb")
+            replies: BinaryIO = place.seat.connection.makefile("wb")
+            lifeline = Lifeline(requests, ends="at once" if place.rank else "when dismissed")
+        case arguments:
+            _ignore_signals()
+            place = RankPlace.parse(arguments)
+            requests, replies = _standard_streams()
+            lifeline = Lifeline(requests, ends="at once" if place.rank else "when idle") if place.world > 1 else None
+    frames = requests if lifeline is None else io.BufferedReader(lifeline)
+    try:
+        if place.rank:
+            assert lifeline is not None
+            follow_rank_0(frames, replies, place, lifeline)
+        else:
+            answer_requests(frames, replies, place=place, lifeline=lifeline)
+    except ConnectionError:
+        sys.exit("the driver has ended")
+    except BaseException as error:  # noqa: BLE001 - this process ends with it
+        _fail(error, replies if place.seat else None)
+
+
+def _ignore_signals() -> None:
+    """Ignore what reaches every process of a terminal or a service: the driver ends its ranks after the last checkpoint."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    place = RankPlace.parse(sys.argv[1:])
+
+
+def _standard_streams() -> tuple[BinaryIO, BinaryIO]:
+    """Return standard input and output; nothing else in this process can touch the two any more."""
     requests = io.BufferedReader(ParentPipe(os.dup(0)))
     replies = os.fdopen(os.dup(1), "wb")
     # Other code that reads or prints in this process, native libraries included, must not touch the two streams.
@@ -251,13 +288,26 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    try:
-        if place.rank:
-            follow_rank_0(requests, place)
-        else:
-            answer_requests(requests, replies, place=place)
-    except BrokenPipeError:
-        sys.exit("the driver has ended")
+    return requests, replies
+
+
+def _fail(error: BaseException, replies: BinaryIO | None) -> NoReturn:
+    """Print the traceback, send it to a driver that cannot read this log, and end at once.
+
+    Nothing is torn down: a process group would wait for ranks that wait for this one.
+    """
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    if replies is not None:
+        _send_last_words(replies, text[-LAST_WORDS:])
+    os._exit(1)
+
+
+def _send_last_words(replies: BinaryIO, text: str) -> None:
+    with suppress(OSError):
+        replies.write(protocol.encode_frame(protocol.Failed(TrainerDied.__name__, text)))
+        replies.flush()
 
 
 def _set_up(request: protocol.WorkerRequest, place: RankPlace, stack: ExitStack) -> _Worker:
@@ -298,8 +348,6 @@ def _load_worker(request: protocol.Setup, config: TrainerConfig, device: torch.d
 
 def _join(place: RankPlace, config: TrainerConfig, device: torch.device, stack: ExitStack) -> Ranks:
     """Return this process among the ranks; one of float32 stays alone, for whole weights train faster than split ones."""
-    import torch.distributed as dist
-
     from agentrl.trainer.parallel.ranks import Ranks, joined
 
     shape = config.parallel.shape
@@ -307,14 +355,13 @@ def _join(place: RankPlace, config: TrainerConfig, device: torch.device, stack: 
         raise InvariantError(f"trainer.parallel: {shape} needs {shape.world} processes, and {place.world} were started")
     if shape.world == 1 and config.dtype == "float32":
         return Ranks()
-    store = dist.FileStore(place.store, place.world) if place.store else dist.HashStore()
-    ranks = joined(store, place.rank, shape, device=device, timeout_s=config.collective_timeout_s)
+    ranks = joined(place.open_store(), place.rank, shape, device=device, timeout_s=config.collective_timeout_s)
     return stack.enter_context(ranks)
 
 
 def _read_request(stream: BinaryIO) -> protocol.WorkerRequest | None:
     header = stream.read(protocol.HEADER_BYTES)
-    if not header:
+    if not header or header == protocol.HEARTBEAT:  # the driver dismisses this rank
         return None
     body = _exactly(stream, protocol.body_length(header)) if len(header) == protocol.HEADER_BYTES else b""
     if not body:

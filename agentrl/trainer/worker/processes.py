@@ -115,7 +115,7 @@ class WorkerProcesses:
         return f"rank {number} ({self.ranks[number].where})" if len(self.ranks) > 1 else ""
 
     async def _watch(self, number: int) -> None:
-        self._report_death(number, await self.ranks[number].ended())
+        self.report_death(number, await self.ranks[number].ended())
 
     async def _listen(self, number: int) -> None:
         """Follow the heartbeats of a rank other than 0, and take its last words, if it sends any."""
@@ -124,7 +124,7 @@ class WorkerProcesses:
         while header is not None:
             if length := protocol.body_length(header):
                 body = await _received(stream, min(length, protocol.MAX_LAST_WORDS))
-                self._report_death(number, _last_words(body or b""))
+                self.report_death(number, _last_words(body or b""))
                 return
             seen = anyio.current_time()
             with anyio.move_on_after(self._silent_s) as wait:
@@ -137,7 +137,8 @@ class WorkerProcesses:
                 if header is not None:
                     logger.warning("the trainer's %s gives signs of life again", self.name(number))
 
-    def _report_death(self, number: int, reason: str) -> None:
+    def report_death(self, number: int, reason: str) -> None:
+        """Kill all ranks because one ends; the first report is the one that is shown."""
         if self._first_death is None and not self._ending:
             name = self.name(number)
             self._first_death = f"{self._describe_silence(number)}{name and name + ': '}{reason}"

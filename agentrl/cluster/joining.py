@@ -1,0 +1,165 @@
+"""A trainer rank's side of the meeting: it connects until the driver is there, and proves that it knows the token.
+
+Invariant: a rank answers only a driver that knows the token too. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from agentrl.cluster import handshake
+from agentrl.cluster.base import TOKEN_VARIABLE
+from agentrl.cluster.handshake import Challenge, Hello, Refused, Signed, Welcome
+from agentrl.cluster.rank_numbers import RankNumbers
+from agentrl.errors import InvariantError, LaunchError
+from agentrl.foreign import one_line
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+"""Seconds between two attempts to reach the driver."""
+_SIOCGIFADDR = 0x8915
+"""Asks Linux for the IPv4 address of an interface."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A rank's place at the meeting."""
+
+    connection: socket.socket
+    """To the driver."""
+    address: str
+    """This rank's address on it."""
+    store_host: str
+    """Where the ranks find each other: the TCPStore of rank 0."""
+    store_port: int
+    listener: socket.socket | None
+    """On rank 0, the socket on which the TCPStore listens."""
+
+
+class _TryAgain(Exception):
+    pass
+
+
+def join_driver(driver: tuple[str, int], token: str, numbers: RankNumbers, timeout_s: float) -> Seat:
+    """Connect to the driver until it welcomes this rank.
+
+    Raises:
+        LaunchError: it refuses this rank for good, or has not welcomed it within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    said = ""
+    while True:
+        try:
+            return _attempt(driver, token, numbers, deadline)
+        except (_TryAgain, OSError) as error:
+            reason = str(error)
+        if time.monotonic() + RETRY_S > deadline:
+            host, port = driver
+            raise LaunchError(
+                f"rank {numbers.rank} of {numbers.world} was not welcomed by the driver at {host}:{port} within "
+                f"{timeout_s:g} s; the last attempt: {reason}. Start the run with cluster.launcher: attach and with a "
+                "cluster.listen that this machine reaches"
+            )
+        if reason != said:
+            logger.warning("rank %d waits for the driver at %s:%d: %s", numbers.rank, *driver, reason)
+            said = reason
+        time.sleep(RETRY_S)
+
+
+def _attempt(driver: tuple[str, int], token: str, numbers: RankNumbers, deadline: float) -> Seat:
+    connection = socket.create_connection(driver, timeout=min(10.0, max(0.1, deadline - time.monotonic())))
+    listener: socket.socket | None = None
+    try:
+        handshake.keep_alive(connection)
+        address = str(connection.getsockname()[0])
+        if numbers.rank == 0:
+            listener = socket.create_server((address, 0), family=connection.family)
+        challenge = _message(_frame(connection), Challenge)
+        hello = Hello(
+            nonce=handshake.new_nonce(),
+            rank=numbers.rank,
+            world=numbers.world,
+            machine=socket.gethostname()[:200],
+            pid=os.getpid(),
+            address=address,
+            store_port=int(listener.getsockname()[1]) if listener else 0,
+        )
+        connection.sendall(handshake.encode(handshake.sign(hello, token, "rank", challenge.nonce)))
+        connection.settimeout(max(0.1, deadline - time.monotonic()))  # the others may take their time
+        welcome = _welcomed(_frame(connection), token, hello.nonce)
+        connection.settimeout(None)
+        return Seat(
+            connection=connection,
+            address=address,
+            store_host=welcome.store_host,
+            store_port=welcome.store_port,
+            listener=listener,
+        )
+    except BaseException:
+        connection.close()
+        if listener is not None:
+            listener.close()
+        raise
+
+
+def _welcomed(body: bytes, token: str, nonce: bytes) -> Welcome:
+    with suppress(InvariantError):
+        _refuse(handshake.decode(body, Refused))
+    welcome = handshake.verified(_message(body, Signed), Welcome, token, "driver", nonce)
+    if welcome is None:
+        raise LaunchError(f"what answers as the driver does not know this rank's {TOKEN_VARIABLE}")
+    return welcome
+
+
+def _refuse(refused: Refused) -> NoReturn:
+    message = f"the driver refused this rank: {one_line(refused.message)}"
+    raise LaunchError(message) if refused.final else _TryAgain(message)
+
+
+def _message(body: bytes, expected: type[handshake.Handshake]) -> handshake.Handshake:
+    try:
+        return handshake.decode(body, expected)
+    except InvariantError as error:
+        raise LaunchError(f"what listens there is no driver of agentrl: {error}") from error
+
+
+def _frame(connection: socket.socket) -> bytes:
+    try:
+        return _exactly(connection, handshake.length_of(_exactly(connection, handshake.HEADER_BYTES)))
+    except InvariantError as error:
+        raise LaunchError(f"what listens there is no driver of agentrl: {error}") from error
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        received = connection.recv(count - len(data))
+        if not received:
+            raise _TryAgain("the driver closed the connection before it had all ranks")
+        data += received
+    return data
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface that has an IPv4 address; None where there is none to be found.
+
+    Example:
+        >>> interface_of("127.0.0.1"), interface_of("192.0.2.1")
+        ('lo', None)
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an IPv4 address
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None

@@ -1,0 +1,234 @@
+"""Trainer ranks that join the driver over TCP: those that a launcher starts on other nodes, and those of a scheduler.
+
+Invariant: no connection outlives the block, and a rank ends at once when its connection closes. A rank that a launcher
+started is stopped as well; one of a scheduler is the scheduler's, which starts it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream, ObjectSendStream, SocketAttribute
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from agentrl.cluster.base import TOKEN_VARIABLE, Child, Exit, Launcher, ProcessSpec
+from agentrl.cluster.config import ClusterConfig, listen_address
+from agentrl.cluster.handshake import checked_token
+from agentrl.cluster.meeting import Meeting, Member, open_meeting
+from agentrl.concurrency import task_group
+from agentrl.errors import LaunchError
+from agentrl.trainer.worker.processes import KILL_S, STREAM_ENDS
+from agentrl.trainer.worker.protocol import HEARTBEAT
+from agentrl.trainer.worker.starting import rank_spec
+
+logger = logging.getLogger(__name__)
+
+_CHUNKS = 16
+"""Pieces of a reply that are received before the trainer reads them."""
+
+
+class MemberStream(ByteStream):
+    """A connection that is always read, so that its end is noticed although nobody waits for a reply."""
+
+    def __init__(self, member: Member) -> None:
+        self._socket = member.stream
+        self._arriving: ObjectSendStream[bytes]
+        self._arriving, arrived = anyio.create_memory_object_stream[bytes](_CHUNKS)
+        self._arrived = BufferedByteReceiveStream(arrived)
+        self.closed = anyio.Event()
+        """Set once the other side has closed."""
+
+    async def pump(self) -> None:
+        """Receive until the other side closes."""
+        async with self._arriving:
+            with suppress(*STREAM_ENDS):
+                while True:
+                    await self._arriving.send(await self._socket.receive())
+        self.closed.set()
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Return the next bytes; raise EndOfStream at the end."""
+        return await self._arrived.receive(max_bytes)
+
+    async def send(self, item: bytes) -> None:
+        """Send all of `item`."""
+        await self._socket.send(item)
+
+    async def send_eof(self) -> None:
+        """Send no more."""
+        await self._socket.send_eof()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._arrived.aclose()
+        await self._socket.aclose()
+
+    def shut(self) -> None:
+        """Close the connection at once, for both sides."""
+        with suppress(OSError):  # it is closed
+            self._socket.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        """Those of the connection."""
+        return self._socket.extra_attributes
+
+
+class JoinedRank:
+    """A rank that has joined; a `WorkerRank`."""
+
+    def __init__(self, member: Member, child: Child | None) -> None:
+        """Speak to `member`; `child` is its process where a launcher of this driver started it."""
+        self.where = f"{member.where}, {child.where}" if child is not None else member.where
+        self.pid = member.pid
+        self.stream = MemberStream(member)
+        self._child = child
+
+    async def ended(self) -> str:
+        """Wait until its connection closes, or its process ends."""
+        end: Exit | None = None
+        async with task_group() as waiting:
+
+            async def closed() -> None:
+                await self.stream.closed.wait()
+                with anyio.move_on_after(KILL_S if self._child is not None else 0):
+                    await anyio.sleep_forever()  # its process ends meanwhile, and says more
+                waiting.cancel_scope.cancel()
+
+            waiting.start_soon(closed)
+            if self._child is not None:
+                end = await self._child.ended()
+                waiting.cancel_scope.cancel()
+        if end is not None:
+            return f"{end.reason}; the end of its log:\n{end.log_tail}"
+        return "its connection closed: it was killed or its machine is gone; its log is where its scheduler keeps it"
+
+    async def log_end(self) -> str:
+        """Return the end of its log, where a launcher of this driver has it."""
+        return f"; the end of its log:\n{await self._child.log_tail()}" if self._child is not None else ""
+
+    async def dismiss(self) -> None:
+        """Tell it to end by itself."""
+        with suppress(*STREAM_ENDS):
+            await self.stream.send(HEARTBEAT)
+
+    def kill(self) -> None:
+        """Close its connection, which ends it, and kill its process where this driver can."""
+        self.stream.shut()
+        if self._child is not None:
+            self._child.kill()
+
+
+@asynccontextmanager
+async def attached_ranks(world: int, config: ClusterConfig) -> AsyncGenerator[Sequence[JoinedRank]]:
+    """Wait for `world` ranks that a scheduler starts, and yield them.
+
+    Raises:
+        ConfigError: the token or the address is missing or wrong.
+        LaunchError: some ranks have not joined within `cluster.start_timeout_s`; the message lists them.
+
+    Cancellation: every connection closes, which ends the ranks.
+    """
+    token = checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE)
+    async with open_meeting(listen_address(config), world, token) as meeting:
+        host, port = meeting.address
+        logger.warning(
+            "waiting for %d trainer rank(s) to join at %s:%d: Slurm, Kubernetes or torchrun starts them, also again after a "
+            "failure (cluster.launcher: attach)",
+            world,
+            host,
+            port,
+        )
+        async with _followed(meeting, [None] * world, config.start_timeout_s) as ranks:
+            yield ranks
+
+
+@asynccontextmanager
+async def launched_ranks(
+    world: int, config: ClusterConfig, launcher: Launcher, log_path: Path, environment: Mapping[str, str], *, gpus: int
+) -> AsyncGenerator[Sequence[JoinedRank]]:
+    """Start `world` ranks through `launcher`, each with `gpus` GPUs, and yield them once they have joined.
+
+    Raises:
+        ConfigError: `cluster.listen` is wrong, or the cluster can never place the ranks.
+        LaunchError: a rank could not be started, ended before it joined, or has not joined within
+            `cluster.start_timeout_s`.
+
+    Cancellation: the ranks end.
+    """
+    token = secrets.token_urlsafe(32)
+    async with open_meeting(listen_address(config), world, token) as meeting:
+        host, port = meeting.address
+        specs = [
+            rank_spec(
+                rank,
+                log_path,
+                ["--attach", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
+                {**environment, "RANK": str(rank), "WORLD_SIZE": str(world), TOKEN_VARIABLE: token},
+                gpus=gpus,
+            )
+            for rank in range(world)
+        ]
+        children = await _started(launcher, specs, config.start_timeout_s)
+        try:
+            async with _followed(meeting, children, config.start_timeout_s) as ranks:
+                yield ranks
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with task_group() as stopping:
+                    for child in children:
+                        child.kill()
+                        stopping.start_soon(child.stop)
+
+
+async def _started(launcher: Launcher, specs: Sequence[ProcessSpec], timeout_s: float) -> Sequence[Child]:
+    with anyio.move_on_after(timeout_s):
+        return await launcher.start(specs)
+    raise LaunchError(
+        f"{len(specs)} trainer ranks could not be started within {timeout_s:g} s (cluster.start_timeout_s): the cluster has "
+        "no room for them; free some of it, or lower trainer.parallel"
+    )
+
+
+@asynccontextmanager
+async def _followed(
+    meeting: Meeting, children: Sequence[Child | None], timeout_s: float
+) -> AsyncGenerator[Sequence[JoinedRank]]:
+    members = await _members(meeting, children, timeout_s)
+    ranks = [JoinedRank(member, child) for member, child in zip(members, children, strict=True)]
+    async with task_group() as pumping:
+        for rank in ranks:
+            pumping.start_soon(rank.stream.pump)
+        try:
+            yield ranks
+        finally:
+            for rank in ranks:
+                rank.stream.shut()
+            pumping.cancel_scope.cancel()
+
+
+async def _members(meeting: Meeting, children: Sequence[Child | None], timeout_s: float) -> Sequence[Member]:
+    """Wait for all ranks; raise LaunchError at once when the process of one ends before that."""
+
+    async def fail_early(rank: int, child: Child) -> None:
+        end = await child.ended()
+        raise LaunchError(
+            f"trainer rank {rank} ({child.where}) ended before it joined: {end.reason}; its log:\n{end.log_tail}"
+        )
+
+    async with task_group() as watching:
+        for rank, child in enumerate(children):
+            if child is not None:
+                watching.start_soon(fail_early, rank, child)
+        members = await meeting.gather(timeout_s)
+        watching.cancel_scope.cancel()
+        return members
+    raise AssertionError("unreachable: only the block above cancels the group")

@@ -103,7 +103,7 @@ def checked_token(token: str | None, variable: str) -> str:
     return token
 
 
-def encode(message: msgspec.Struct) -> bytes:
+def encode_greeting(message: msgspec.Struct) -> bytes:
     """Return `message` as a frame."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(HEADER_BYTES, "little") + body
@@ -117,7 +117,7 @@ def length_of(header: bytes) -> int:
     return length
 
 
-def decode(body: bytes, expected: type[Handshake]) -> Handshake:
+def decode_greeting(body: bytes, expected: type[Handshake]) -> Handshake:
     """Return the message in `body`; raises InvariantError when it is not of the type expected."""
     try:
         return msgspec.msgpack.decode(body, type=expected)
@@ -139,7 +139,7 @@ def verified(signed: Signed, expected: type[Handshake], token: str, signer: Sign
     """
     if not hmac.compare_digest(signed.proof, _proof(token, signer, nonce, signed.body)):
         return None
-    return decode(signed.body, expected)
+    return decode_greeting(signed.body, expected)
 
 
 def _proof(token: str, signer: Signer, nonce: bytes, body: bytes) -> bytes:

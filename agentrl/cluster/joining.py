@@ -59,7 +59,7 @@ def join_driver(driver: tuple[str, int], token: str, numbers: RankNumbers, timeo
     said = ""
     while True:
         try:
-            return _attempt(driver, token, numbers, deadline)
+            return _try_to_join(driver, token, numbers, deadline)
         except (_TryAgain, OSError) as error:
             reason = str(error)
         if time.monotonic() + RETRY_S > deadline:
@@ -75,7 +75,7 @@ def join_driver(driver: tuple[str, int], token: str, numbers: RankNumbers, timeo
         time.sleep(RETRY_S)
 
 
-def _attempt(driver: tuple[str, int], token: str, numbers: RankNumbers, deadline: float) -> Seat:
+def _try_to_join(driver: tuple[str, int], token: str, numbers: RankNumbers, deadline: float) -> Seat:
     connection = socket.create_connection(driver, timeout=min(10.0, max(0.1, deadline - time.monotonic())))
     listener: socket.socket | None = None
     try:
@@ -93,7 +93,7 @@ def _attempt(driver: tuple[str, int], token: str, numbers: RankNumbers, deadline
             address=address,
             store_port=int(listener.getsockname()[1]) if listener else 0,
         )
-        connection.sendall(handshake.encode(handshake.sign(hello, token, "rank", challenge.nonce)))
+        connection.sendall(handshake.encode_greeting(handshake.sign(hello, token, "rank", challenge.nonce)))
         connection.settimeout(max(0.1, deadline - time.monotonic()))  # the others may take their time
         welcome = _welcomed(_frame(connection), token, hello.nonce)
         connection.settimeout(None)
@@ -113,33 +113,33 @@ def _attempt(driver: tuple[str, int], token: str, numbers: RankNumbers, deadline
 
 def _welcomed(body: bytes, token: str, nonce: bytes) -> Welcome:
     with suppress(InvariantError):
-        _refuse(handshake.decode(body, Refused))
+        _raise_refusal(handshake.decode_greeting(body, Refused))
     welcome = handshake.verified(_message(body, Signed), Welcome, token, "driver", nonce)
     if welcome is None:
         raise LaunchError(f"what answers as the driver does not know this rank's {TOKEN_VARIABLE}")
     return welcome
 
 
-def _refuse(refused: Refused) -> NoReturn:
+def _raise_refusal(refused: Refused) -> NoReturn:
     message = f"the driver refused this rank: {one_line(refused.message)}"
     raise LaunchError(message) if refused.final else _TryAgain(message)
 
 
 def _message(body: bytes, expected: type[handshake.Handshake]) -> handshake.Handshake:
     try:
-        return handshake.decode(body, expected)
+        return handshake.decode_greeting(body, expected)
     except InvariantError as error:
         raise LaunchError(f"what listens there is no driver of agentrl: {error}") from error
 
 
 def _frame(connection: socket.socket) -> bytes:
     try:
-        return _exactly(connection, handshake.length_of(_exactly(connection, handshake.HEADER_BYTES)))
+        return _take(connection, handshake.length_of(_take(connection, handshake.HEADER_BYTES)))
     except InvariantError as error:
         raise LaunchError(f"what listens there is no driver of agentrl: {error}") from error
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _take(connection: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
         received = connection.recv(count - len(data))

@@ -33,7 +33,7 @@ _STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Attendee:
     """A rank that has joined."""
 
     rank: int
@@ -61,13 +61,13 @@ class Meeting:
         self.address = address
         """Host and port at which ranks join."""
         self._world, self._token = world, token
-        self._members: dict[int, tuple[Member, Hello]] = {}
+        self._members: dict[int, tuple[Attendee, Hello]] = {}
         self._complete = anyio.Event()
         self._num_strangers = 0
         self._refused = 0
         self._last_refusal = ""
 
-    async def gather(self, timeout_s: float) -> Sequence[Member]:
+    async def gather(self, timeout_s: float) -> Sequence[Attendee]:
         """Wait for all ranks, tell each where rank 0 hosts the TCPStore, and return them, rank 0 first.
 
         Raises:
@@ -83,7 +83,7 @@ class Meeting:
             for member, hello in joined:
                 with suppress(*_STREAM_ENDS):  # its end is noticed by who reads from it
                     signed = handshake.sign(welcome, self._token, "driver", hello.nonce)
-                    await member.stream.send(handshake.encode(signed))
+                    await member.stream.send(handshake.encode_greeting(signed))
             return [member for member, _ in joined]
         raise LaunchError(self._describe_missing(timeout_s))
 
@@ -113,26 +113,26 @@ class Meeting:
             self._last_refusal = f"{peer}: {refusal}"
             logger.warning("a trainer rank was refused: %s", self._last_refusal)
             with suppress(*_STREAM_ENDS), anyio.move_on_after(GREET_S):
-                await stream.send(handshake.encode(Refused(str(refusal), refusal.final)))
+                await stream.send(handshake.encode_greeting(Refused(str(refusal), refusal.final)))
         except _STREAM_ENDS:
             pass  # it has gone
         finally:
             if not kept:
                 await anyio.aclose_forcefully(stream)
 
-    async def _identify(self, stream: SocketStream) -> tuple[Member, Hello]:
+    async def _identify(self, stream: SocketStream) -> tuple[Attendee, Hello]:
         """Return who has connected, if it proves within `GREET_S` that it knows the token."""
         self._num_strangers += 1
         try:
             with anyio.move_on_after(GREET_S):
                 handshake.keep_alive(stream.extra(SocketAttribute.raw_socket))
                 nonce = handshake.new_nonce()
-                await stream.send(handshake.encode(Challenge(nonce)))
-                signed = handshake.decode(await _read_frame(stream), Signed)
+                await stream.send(handshake.encode_greeting(Challenge(nonce)))
+                signed = handshake.decode_greeting(await _read_frame(stream), Signed)
                 hello = handshake.verified(signed, Hello, self._token, "rank", nonce)
                 if hello is None:
                     raise _RefusalError(f"it does not know the driver's {TOKEN_VARIABLE}", final=True)
-                member = Member(rank=hello.rank, machine=one_line(hello.machine), pid=hello.pid, stream=stream)
+                member = Attendee(rank=hello.rank, machine=one_line(hello.machine), pid=hello.pid, stream=stream)
                 return member, hello
             raise _RefusalError(f"it sent no greeting within {GREET_S:g} s", final=False)
         except InvariantError as error:
@@ -140,7 +140,7 @@ class Meeting:
         finally:
             self._num_strangers -= 1
 
-    async def _hold(self, member: Member, hello: Hello) -> bool:
+    async def _hold(self, member: Attendee, hello: Hello) -> bool:
         """Keep `member` until all are there, and return True; False when it goes before."""
         if hello.world != self._world:
             raise _RefusalError(
@@ -209,11 +209,11 @@ async def open_meeting(listen: tuple[str, int], world: int, token: str) -> Async
 
 
 async def _read_frame(stream: ByteStream) -> bytes:
-    header = await _read_exactly(stream, handshake.HEADER_BYTES)
-    return await _read_exactly(stream, handshake.length_of(header))
+    header = await _take_from(stream, handshake.HEADER_BYTES)
+    return await _take_from(stream, handshake.length_of(header))
 
 
-async def _read_exactly(stream: ByteStream, count: int) -> bytes:
+async def _take_from(stream: ByteStream, count: int) -> bytes:
     data = b""
     while len(data) < count:
         data += await stream.receive(count - len(data))

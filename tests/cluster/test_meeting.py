@@ -102,7 +102,7 @@ async def test_a_second_process_with_the_rank_of_another_is_refused_until_that_o
     async with meeting_of(2) as meeting:
         first = await greeting(meeting, rank=1)
         second = await greeting(meeting, rank=1)
-        refused = handshake.decode(await reply(second), Refused)
+        refused = handshake.decode_greeting(await reply(second), Refused)
         assert refused.message == "rank 1 has joined already (here, pid 1)"
         assert not refused.final
         first.close()  # its rank is free again
@@ -126,7 +126,7 @@ async def test_a_rank_that_is_late_is_refused_but_may_try_again() -> None:
         tasks.start_soon(joining_and_leaving, meeting, 0, 1)
         await meeting.gather(10)
         late = await greeting(meeting, rank=0, world=1)
-        assert "has joined already" in handshake.decode(await reply(late), Refused).message
+        assert "has joined already" in handshake.decode_greeting(await reply(late), Refused).message
         late.close()
 
 
@@ -134,8 +134,8 @@ HOSTILE = (
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\xff\xff\xff\xff" + b"x" * 100,
     b"\x05\x00\x00\x00hello",
-    handshake.encode(Refused("a message of another type", True)),
-    handshake.encode(Signed(b"x" * 3000, b"y" * 32)),
+    handshake.encode_greeting(Refused("a message of another type", True)),
+    handshake.encode_greeting(Signed(b"x" * 3000, b"y" * 32)),
 )
 
 
@@ -150,9 +150,9 @@ async def test_what_a_stranger_sends_is_refused_without_harm(data: bytes) -> Non
 
 def meddle(meeting: Meeting, data: bytes) -> None:
     with socket.create_connection(meeting.address, timeout=5) as connection:
-        handshake.decode(_frame(connection), Challenge)
+        handshake.decode_greeting(_frame(connection), Challenge)
         connection.sendall(data)
-        refused = handshake.decode(_frame(connection), Refused)
+        refused = handshake.decode_greeting(_frame(connection), Refused)
         assert "protocol of a trainer rank" in refused.message or "AGENTRL_CLUSTER_TOKEN" in refused.message
         with suppress(ConnectionResetError):  # it did not read all that was sent
             assert connection.recv(1) == b""
@@ -185,10 +185,10 @@ async def test_a_rank_does_not_follow_a_driver_that_does_not_know_the_token() ->
 
         async def serve(stream: SocketStream) -> None:
             async with stream:
-                await stream.send(handshake.encode(Challenge(handshake.new_nonce())))
+                await stream.send(handshake.encode_greeting(Challenge(handshake.new_nonce())))
                 await stream.receive()
                 forged = handshake.sign(Welcome("10.0.0.66", 1), "guessed by somebody", "driver", handshake.new_nonce())
-                await stream.send(handshake.encode(forged))
+                await stream.send(handshake.encode_greeting(forged))
 
         tasks.start_soon(listener.serve, serve)
         address = "127.0.0.1", listener.extra(SocketAttribute.local_port)
@@ -206,7 +206,7 @@ async def test_an_address_of_another_machine_is_a_config_error() -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_but_those_of_the_type_decode(data: bytes) -> None:
     try:
-        message = handshake.decode(data, Signed)
+        message = handshake.decode_greeting(data, Signed)
     except InvariantError:
         return
     assert handshake.verified(message, Hello, TOKEN, "rank", bytes(handshake.NONCE_BYTES)) is None
@@ -249,10 +249,10 @@ async def greeting(meeting: Meeting, *, rank: int, world: int = 2) -> socket.soc
 
     def greet() -> socket.socket:
         connection = socket.create_connection(meeting.address, timeout=5)
-        challenge = handshake.decode(_frame(connection), Challenge)
+        challenge = handshake.decode_greeting(_frame(connection), Challenge)
         nonce = handshake.new_nonce()
         hello = Hello(nonce=nonce, rank=rank, world=world, machine="here", pid=1, address="127.0.0.1", store_port=0)
-        connection.sendall(handshake.encode(handshake.sign(hello, TOKEN, "rank", challenge.nonce)))
+        connection.sendall(handshake.encode_greeting(handshake.sign(hello, TOKEN, "rank", challenge.nonce)))
         return connection
 
     return await anyio.to_thread.run_sync(greet)

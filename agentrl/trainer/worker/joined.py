@@ -22,7 +22,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from agentrl.cluster.base import TOKEN_VARIABLE, Child, Exit, Launcher, ProcessSpec
 from agentrl.cluster.config import ClusterConfig, listen_address
 from agentrl.cluster.handshake import checked_token
-from agentrl.cluster.meeting import Meeting, Member, open_meeting
+from agentrl.cluster.meeting import Meeting, Attendee, open_meeting
 from agentrl.concurrency import task_group
 from agentrl.errors import LaunchError
 from agentrl.trainer.worker.processes import KILL_S, STREAM_ENDS
@@ -38,7 +38,7 @@ _CHUNKS = 16
 class MemberStream(ByteStream):
     """A connection that is always read, so that its end is noticed although nobody waits for a reply."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Attendee) -> None:
         self._socket = member.stream
         self._arriving: ObjectSendStream[bytes]
         self._arriving, arrived = anyio.create_memory_object_stream[bytes](_CHUNKS)
@@ -85,7 +85,7 @@ class MemberStream(ByteStream):
 class JoinedRank:
     """A rank that has joined; a `WorkerRank`."""
 
-    def __init__(self, member: Member, child: Child | None) -> None:
+    def __init__(self, member: Attendee, child: Child | None) -> None:
         """Speak to `member`; `child` is its process where a launcher of this driver started it."""
         self.where = f"{member.where}, {child.where}" if child is not None else member.where
         self.pid = member.pid
@@ -215,7 +215,7 @@ async def _followed(
             pumping.cancel_scope.cancel()
 
 
-async def _members(meeting: Meeting, children: Sequence[Child | None], timeout_s: float) -> Sequence[Member]:
+async def _members(meeting: Meeting, children: Sequence[Child | None], timeout_s: float) -> Sequence[Attendee]:
     """Wait for all ranks; raise LaunchError at once when the process of one ends before that."""
 
     async def fail_early(rank: int, child: Child) -> None:

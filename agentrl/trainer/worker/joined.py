@@ -22,7 +22,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from agentrl.cluster.base import TOKEN_VARIABLE, Child, Exit, Launcher, ProcessSpec
 from agentrl.cluster.config import ClusterConfig, listen_address
 from agentrl.cluster.handshake import checked_token
-from agentrl.cluster.meeting import Meeting, Attendee, open_meeting
+from agentrl.cluster.meeting import Attendee, Meeting, open_meeting
 from agentrl.concurrency import task_group
 from agentrl.errors import LaunchError
 from agentrl.trainer.worker.processes import KILL_S, STREAM_ENDS

@@ -203,7 +203,7 @@ class RunConfig(Config):
     @property
     def route(self) -> Route:
         """How weights reach the servers."""
-        return route_of(self.sync, self.inference, self.trainer, self.engine)
+        return route_of(self.sync, self.inference, self.trainer, self.engine, elsewhere=self.cluster.launcher == "ray")
 
     @field_validator("track", mode="before")
     @classmethod
@@ -217,7 +217,9 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> RunConfig:
-        route = route_problems(self.sync, self.inference, self.trainer, self.engine)
+        route = route_problems(
+            self.sync, self.inference, self.trainer, self.engine, elsewhere=self.cluster.launcher == "ray"
+        )
         problems = [*_inference_problems(self.inference), *_training_problems(self), *route]
         if problems:
             raise ValueError("\n".join(problems))

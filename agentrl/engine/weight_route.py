@@ -35,15 +35,17 @@ class Route:
     """Why this method was chosen."""
 
 
-def route_of(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig) -> Route:
-    """Return how weights go to the servers.
+def route_of(
+    sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig, *, elsewhere: bool = False
+) -> Route:
+    """Return how weights go to the servers; `elsewhere`: launched ones may start on any node, with GPUs of their own.
 
     Example:
         >>> route = route_of(SyncConfig(), InferenceConfig(), TrainerConfig(device="cpu"), EngineConfig())
         >>> route.method, route.reason
         ('disk', 'trainer and servers share this host and its disk')
     """
-    shared = _shared_gpus(inference, trainer)
+    shared = None if elsewhere else _shared_gpus(inference, trainer)
     if sync.backend == "auto" and shared:
         sync = sync.model_copy(update={"backend": "gloo"})
     if sync.method != "auto":
@@ -52,13 +54,17 @@ def route_of(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfi
         return Route(method="disk", sync=sync, reason="engine.publish_dir names a place that every server sees")
     if remote := remote_urls(inference):
         return Route(method="distributed", sync=sync, reason=f"{remote[0]} is on another host, which may not see this disk")
+    if elsewhere and not inference.urls:
+        return Route(method="distributed", sync=sync, reason="servers start on any node, which may not see this disk")
     if shared is not None and not shared:
         return Route(method="distributed", sync=sync, reason="trainer and servers have GPUs of their own")
     where = "this host and its disk" if not shared else f"GPU {', '.join(map(str, sorted(shared)))}"
     return Route(method="disk", sync=sync, reason=f"trainer and servers share {where}")
 
 
-def route_problems(sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig) -> list[str]:
+def route_problems(
+    sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig, *, elsewhere: bool = False
+) -> list[str]:
     """Return a line for each setting that cannot work, naming the field and the fix."""
     given = {("sync", name) for name in sync.model_fields_set} | {("engine", name) for name in engine.model_fields_set}
     problems = [
@@ -70,7 +76,7 @@ def route_problems(sync: SyncConfig, inference: InferenceConfig, trainer: Traine
         problems.append("sync.backend: nccl joins GPUs, but trainer.device is cpu; set gloo or auto")
     if sync.backend == "nccl" and inference.backend == "embedded":
         problems.append("sync.backend: nccl is SGLang's; the embedded server speaks gloo; set gloo or auto")
-    if sync.backend == "nccl" and (shared := _shared_gpus(inference, trainer)):
+    if sync.backend == "nccl" and not elsewhere and (shared := _shared_gpus(inference, trainer)):
         problems.append(f"sync.backend: nccl needs GPUs of their own, trainer and servers share {sorted(shared)}; set gloo")
     if sync.timeout_s >= trainer.call_timeout_s:
         problems.append(

@@ -55,7 +55,12 @@ def trainer_gpus(run: RunConfig, root: Path = Path("/")) -> int | None:
 
 
 def missing_gpus(run: RunConfig, root: Path = Path("/")) -> list[str]:
-    """Return the fields that ask for GPUs that this machine lacks, judged by the files under `root`."""
+    """Return the fields that ask for GPUs that this machine lacks, judged by the files under `root`.
+
+    Under `cluster.launcher: ray` there are none: Ray knows the GPUs of the nodes, and the launcher reports what is missing.
+    """
+    if run.cluster.launcher == "ray":
+        return []
     inference, trainer, count = run.inference, run.trainer.device, count_gpus(root)
     found = "there is no GPU" if count == 0 else f"this machine has {count} GPU(s), counted from 0"
     if trainer == "auto" and count:

@@ -91,7 +91,7 @@ def load_parts(run: RunConfig, objects: RunObjects | None = None) -> Parts:
     """
     if missing := missing_gpus(run):
         raise ConfigError("; ".join(missing) + "; set it to auto or cpu, or run on a machine that has the GPUs")
-    if run.inference.backend == "sglang" and not run.inference.urls:
+    if run.inference.backend == "sglang" and not run.inference.urls and run.cluster.launcher != "ray":
         find_sglang_python(run.inference)
     trackers = load_trackers(run)
     renderer = load_renderer(run, run.model.directory)

@@ -19,7 +19,7 @@ def with_mesh(run: RunConfig, root: Path = Path("/")) -> RunConfig:
     the other axes become 1.
 
     Raises:
-        ConfigError: the number of GPUs is unknown, or the other axes do not divide it.
+        ConfigError: the number of GPUs is unknown, as it is on a Ray cluster, or the other axes do not divide it.
     """
     parallel = run.trainer.parallel
     if "auto" not in (parallel.dp, parallel.tp, parallel.cp, parallel.replicate):
@@ -31,6 +31,10 @@ def with_mesh(run: RunConfig, root: Path = Path("/")) -> RunConfig:
 
 
 def _remaining(run: RunConfig, others: int, root: Path) -> int:
+    if run.cluster.launcher == "ray" and run.trainer.device != "cpu":
+        raise ConfigError(
+            "trainer.parallel.dp: auto counts the GPUs of one machine; under cluster.launcher: ray give a number"
+        )
     gpus = trainer_gpus(run, root)
     if gpus is None:
         raise ConfigError("trainer.parallel.dp: auto, and the number of this machine's GPUs is unknown; give a number")

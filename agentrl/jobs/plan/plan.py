@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from agentrl.cluster.ray import ray_address
 from agentrl.config import RunConfig, inapplicable
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.load import load_held_out, load_training
@@ -45,6 +46,7 @@ def describe_plan(config: RunConfig) -> str:
         ("tasks", _tasks(config)),
         ("weights", _weights(config)),
         ("servers", _servers(config)),
+        *([("cluster", _cluster(config))] if config.cluster.launcher == "ray" else []),
         *memory_rows(config),
         ("sampling", _sampling(config)),
         ("episodes", _episodes(config)),
@@ -106,7 +108,17 @@ def _servers(config: RunConfig) -> str:
     requests = "as many requests as fit" if running is None else f"{running} requests"
     context = f"{inference.context_limit} tokens" if inference.context_limit else "up to the model's positions"
     limits = f"{requests} of {context}, {config.resolved_inference.dtype}"
+    if config.cluster.launcher == "ray":
+        return f"{inference.servers} {name}, placed by Ray, device {inference.device}, {limits}"
     return f"{inference.servers} {name}, launched on {inference.host}, {_server_device(config)}, {limits}"
+
+
+def _cluster(config: RunConfig) -> str:
+    address = ray_address(config.cluster)
+    if address == "local":
+        return "a Ray cluster that starts on this machine for the run (cluster.address names another one)"
+    source = "cluster.address" if config.cluster.address else "$RAY_ADDRESS"
+    return f"Ray at {address} ({source}) places trainer ranks and servers"
 
 
 def _server_device(config: RunConfig) -> str:
@@ -132,7 +144,7 @@ def missing_here(config: RunConfig) -> list[str]:
     named |= {f"sources.{number}.factory": source.factory for number, source in enumerate(tasks.sources)}
     probes += [partial(find_function, name, f"tasks.{field}") for field, name in named.items() if name is not None]
     probes.append(partial(load_trackers, config))
-    if inference.backend == "sglang" and not inference.urls:
+    if inference.backend == "sglang" and not inference.urls and config.cluster.launcher != "ray":
         probes.append(partial(find_sglang_python, inference))
     missing: list[str] = []
     try:

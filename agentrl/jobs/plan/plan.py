@@ -46,7 +46,7 @@ def describe_plan(config: RunConfig) -> str:
         ("tasks", _tasks(config)),
         ("weights", _weights(config)),
         ("servers", _servers(config)),
-        *([("cluster", _cluster(config))] if config.cluster.launcher == "ray" else []),
+        *([("cluster", _ray_cluster(config))] if config.cluster.launcher == "ray" else []),
         *memory_rows(config),
         ("sampling", _sampling(config)),
         ("episodes", _episodes(config)),
@@ -113,7 +113,7 @@ def _servers(config: RunConfig) -> str:
     return f"{inference.servers} {name}, launched on {inference.host}, {_server_device(config)}, {limits}"
 
 
-def _cluster(config: RunConfig) -> str:
+def _ray_cluster(config: RunConfig) -> str:
     address = ray_address(config.cluster)
     if address == "local":
         return "a Ray cluster that starts on this machine for the run (cluster.address names another one)"

@@ -29,5 +29,5 @@ def test_weights_go_from_memory_unless_a_shared_folder_is_named():
 
 def test_gpus_are_those_of_the_cluster():
     assert missing_gpus(run_with("--trainer.device=cuda", "--inference.device=cuda:7")) == []
-    with pytest.raises(ConfigError, match=r"trainer\.parallel\.dp: auto counts the GPUs of this machine"):
+    with pytest.raises(ConfigError, match=r"trainer\.parallel\.dp: auto counts the GPUs of one machine"):
         with_mesh(run_with("--trainer.parallel.dp=auto"))

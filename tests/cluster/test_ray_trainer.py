@@ -1,0 +1,51 @@
+"""A trainer of two ranks on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.ray import open_ray
+from agentrl.errors import TrainerDied
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker.client import launch_trainer
+from agentrl_workflows.demo.ray_nodes import LocalRayCluster
+from tests.support.processes import until_ended
+from tests.trainer.helpers import random_batch
+
+pytestmark = [pytest.mark.ray, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+
+
+async def test_two_ranks_train_until_a_node_is_lost(cluster: LocalRayCluster, checkpoint: Path, tmp_path: Path):
+    config = TrainerConfig.model_validate({"lr": 1e-3, "device": "cpu", "parallel": {"dp": 2}})
+    ray = ClusterConfig(launcher="ray", address=cluster.address, start_timeout_s=60)
+    log = tmp_path / "trainer.log"
+    try:
+        async with (
+            open_ray(ray) as launcher,
+            launch_trainer(
+                config,
+                AlgorithmConfig(),
+                model_path=checkpoint,
+                total_steps=10,
+                seed=5,
+                log_path=log,
+                cluster=ray,
+                launcher=launcher,
+            ) as trainer,
+        ):
+            assert (await trainer.step(random_batch(version=1, samples=7))).skipped is None
+            node = cluster.node_of(log) or cluster.node_of(tmp_path / "trainer-1.log")
+            assert node is not None
+            cluster.kill_node(node)
+            with anyio.fail_after(30), pytest.raises(TrainerDied, match=rf"node \S+ \({node[:8]}\) is gone"):
+                while True:  # Ray ends what runs on the node a moment later
+                    await trainer.step(random_batch(version=1, samples=7))
+            for pid in trainer.pids:
+                await until_ended(pid)
+    finally:
+        cluster.add_node()

@@ -10,8 +10,10 @@ that a process without a default group can have any number of groups.
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol, cast
 
@@ -43,7 +45,8 @@ class ProcessGroup:
         else:
             settings = dist.ProcessGroupNCCL.Options()
             settings._timeout = timeout  # pyright: ignore[reportPrivateUsage] - torch has no public name for it
-            backend = dist.ProcessGroupNCCL(store, rank, address.world_size, settings)
+            with _errors_stay_in_the_group():
+                backend = dist.ProcessGroupNCCL(store, rank, address.world_size, settings)
             self._abort = backend.abort
         self._backend: _Backend = cast("_Backend", backend)
 
@@ -101,6 +104,25 @@ def join(address: GroupAddress, rank: int, timeout: timedelta) -> ProcessGroup:
         RuntimeError: when its store does not answer, closes early, or the group is not complete within `timeout`.
     """
     return ProcessGroup(connect(address, timeout), address, rank, timeout)
+
+
+@contextmanager
+def _errors_stay_in_the_group() -> Generator[None]:
+    """Let a NCCL group that is made in the block clean itself up after a timeout, instead of ending this process.
+
+    The group reads the variable when it is made. The groups in which ranks train must not have it: with it, a rank whose
+    collective timed out would train on with what it received until then.
+    """
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "2"  # CleanUpOnly
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _gloo_device(host: str, rank: int) -> object:

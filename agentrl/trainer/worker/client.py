@@ -430,7 +430,6 @@ def _environment(config: TrainerConfig) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(config.threads),
         "TOKENIZERS_PARALLELISM": "false",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # a server that hangs ends its group, not this process
     }
 
 

@@ -1,0 +1,75 @@
+"""The manifests and the script for schedulers say what the ranks read."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.cluster.base import TOKEN_VARIABLE
+from agentrl.cluster.config import LISTEN_PORT
+from agentrl.cluster.rank_numbers import RankNumbers, numbers_in
+from agentrl.trainer.worker.starting import WORKER_MODULE
+
+FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def container(job: dict[str, Any]) -> dict[str, Any]:
+    [found] = job["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def variables(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {variable["name"]: variable for variable in pod["env"]}
+
+
+def test_the_jobs_of_kubernetes_meet_at_the_service_with_one_secret() -> None:
+    service, driver, trainer = manifests("kubernetes.yaml")
+    assert [part["kind"] for part in (service, driver, trainer)] == ["Service", "Job", "Job"]
+    assert service["spec"]["selector"] == driver["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["ports"][0]["port"] == LISTEN_PORT
+    command = container(trainer)["command"]
+    assert command == ["python", "-m", WORKER_MODULE, "--attach", f"{service['metadata']['name']}:{LISTEN_PORT}"]
+    flags = container(driver)["args"]
+    assert "--cluster.launcher=attach" in flags
+    assert f"--cluster.listen=0.0.0.0:{LISTEN_PORT}" in flags
+    secrets = [variables(container(job))[TOKEN_VARIABLE]["valueFrom"] for job in (driver, trainer)]
+    assert secrets[0] == secrets[1] == {"secretKeyRef": {"name": "agentrl", "key": "token"}}
+
+
+def test_an_indexed_job_has_as_many_ranks_as_the_trainer_and_starts_failed_ones_again() -> None:
+    _, driver, trainer = manifests("kubernetes.yaml")
+    spec = trainer["spec"]
+    world = int(variables(container(trainer))["WORLD_SIZE"]["value"])
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == world
+    assert f"--trainer.parallel.dp={world}" in container(driver)["args"]
+    assert spec["template"]["spec"]["restartPolicy"] == "OnFailure"
+    last = {"JOB_COMPLETION_INDEX": str(world - 1), "WORLD_SIZE": str(world)}
+    assert numbers_in(last) == RankNumbers(world - 1, world, 0)
+
+
+def test_the_cluster_of_kuberay_shares_one_volume() -> None:
+    [cluster] = manifests("kuberay.yaml")
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    [workers] = cluster["spec"]["workerGroupSpecs"]
+    pods = [group["template"]["spec"] for group in (cluster["spec"]["headGroupSpec"], workers)]
+    claims = [pod["volumes"][0]["persistentVolumeClaim"]["claimName"] for pod in pods]
+    assert claims == ["agentrl", "agentrl"]
+    assert pods[1]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+def test_the_script_for_slurm_is_a_script_that_starts_ranks_and_driver() -> None:
+    script = FOLDER / "slurm.sh"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text()
+    assert f"python -m {WORKER_MODULE} --attach $driver:$port" in text
+    assert f"port={LISTEN_PORT}" in text
+    assert f"export {TOKEN_VARIABLE}" in text
+    assert "--cluster.launcher attach" in text

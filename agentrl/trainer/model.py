@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
@@ -19,7 +20,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -30,9 +30,10 @@ from transformers.utils import logging
 
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.parallel.fit import check_tensor_fit
+from agentrl.trainer.parallel.mesh import TrainerMesh
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shard import as_forward, copy_into, shard, whole
-from agentrl.trainer.parallel.tensor import split_matrices
+from agentrl.trainer.parallel.tensor import split_block, split_vocabulary
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.trainer.parallel.vocabulary import VocabularyPart, vocabulary_part
 from agentrl.types import BoolArray, Float32Array, Int32Array
@@ -101,8 +102,8 @@ class PolicyModel:
             device: where the model lives.
             dtype: of the forward and backward pass; the log-softmax is float32 in any case.
             gradient_checkpointing: recompute activations in the backward pass.
-            max_logits: logits (n x V, V / tp with tensor parallelism) held at once, 0.5 GiB by default; more are computed in
-                slices and recomputed in the backward pass. Affects memory, never the result.
+            max_logits: logits (n x V) that are made at once, 0.5 GiB by default, of which tensor parallel ranks hold parts;
+                more are computed in slices and recomputed in the backward pass. Affects memory, never the result.
             ranks: the processes over which the weights are split; None: this one holds them whole.
 
         Raises:
@@ -112,7 +113,6 @@ class PolicyModel:
         self.path = Path(path)
         self.device = device
         self.module = _load_module(self.path)
-        nn.Module.to(self.module, device)
         self.vocab_size = int(self._head.get_parameter("weight").shape[0])
         self._max_logits = max_logits
         self.ranks = ranks or Ranks()
@@ -123,19 +123,17 @@ class PolicyModel:
             enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)
             enable({"use_reentrant": False})
         self.module.train(gradient_checkpointing)
-        self._check_head()
         mesh = self.ranks.mesh(device)
+        if mesh is None:  # to be split it stays in host memory: whole it may be too large for the device
+            nn.Module.to(self.module, device)
+        self._check_head()
         self._autocast = dtype == "bfloat16" and mesh is None
         self._forward = self._logprobs
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
         self._part: VocabularyPart | None = None
         if mesh is not None:
-            if mesh.tp is not None:
-                self._split_matrices(mesh.tp)
-            if mesh.cp is not None:
-                self._cut = cut_sequences(self.module, mesh.cp)
-            shard(self.module, self._blocks(), mesh.weights, bfloat16=dtype == "bfloat16")
+            self._split(mesh, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
 
     @property
@@ -221,7 +219,7 @@ class PolicyModel:
     def _head_logprobs(self, hidden: Tensor, positions: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
         """Return [n] log-probs of `targets` from [B, T, D] hidden states at `positions`, in slices of `max_logits`."""
         hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
-        rows = max(1, self._max_logits // (self._part.columns if self._part else self.vocab_size))
+        rows = max(1, self._max_logits // self.vocab_size)
         if len(hidden) <= rows:
             return self._token_logprobs(hidden, targets, temperatures)
         inputs, wanted = hidden.split(rows), targets.split(rows)
@@ -281,18 +279,24 @@ class PolicyModel:
                 "split; use trainer.dtype: float32 with trainer.parallel.dp: 1"
             ) from error
 
-    def _split_matrices(self, mesh: DeviceMesh) -> None:
-        config = self.module.config
-        check_tensor_fit(
-            mesh.size(),
-            architecture=config.model_type,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            intermediate=config.intermediate_size,
-        )
-        split_matrices(self._blocks(), self.module.get_input_embeddings(), self._head, mesh)
-        self.tensor_group = mesh.get_group()
-        self._part = vocabulary_part(self.vocab_size, self.tensor_group)
+    def _split(self, mesh: TrainerMesh, *, bfloat16: bool) -> None:
+        blocks, prepare = self._blocks(), None
+        if mesh.tp is not None:
+            config = self.module.config
+            check_tensor_fit(
+                mesh.tp.size(),
+                architecture=config.model_type,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                intermediate=config.intermediate_size,
+            )
+            prepare = partial(split_block, mesh=mesh.tp)
+            split_vocabulary(self.module.get_input_embeddings(), self._head, mesh.tp)
+            self.tensor_group = mesh.tp.get_group()
+            self._part = vocabulary_part(self.vocab_size, self.tensor_group)
+        if mesh.cp is not None:
+            self._cut = cut_sequences(self.module, mesh.cp)
+        shard(self.module, blocks, mesh.weights, bfloat16=bfloat16, prepare=prepare)
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
         logits = self._head(hidden).float()
@@ -303,7 +307,7 @@ class PolicyModel:
         return -functional.cross_entropy(logits, targets, reduction="none")
 
     def _check_head(self) -> None:
-        ids = torch.arange(min(4, self.vocab_size), device=self.device)[None]
+        ids = torch.arange(min(4, self.vocab_size), device=self.module.device)[None]
         with torch.no_grad():
             logits = self.module(input_ids=ids, use_cache=False).logits
             ours = self._head(self._base(input_ids=ids, use_cache=False).last_hidden_state)

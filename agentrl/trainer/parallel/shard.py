@@ -18,16 +18,32 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 Method = TypeVar("Method", bound=Callable[..., Tensor])
 
 
-def shard(module: nn.Module, blocks: nn.ModuleList, mesh: DeviceMesh, *, bfloat16: bool) -> None:
-    """Split `module` over `mesh`, each of `blocks` gathered by itself.
+def shard(
+    module: nn.Module,
+    blocks: nn.ModuleList,
+    mesh: DeviceMesh,
+    *,
+    bfloat16: bool,
+    prepare: Callable[[nn.Module], None] | None = None,
+) -> None:
+    """Split `module` over `mesh`, each of `blocks` gathered by itself; the parts lie on the mesh's device.
 
     With `bfloat16` the gathered copies have that type, while weights, gradients and their reduction stay float32: the
     forward pass is exactly that of a bfloat16 model.
+
+    Args:
+        module: the model, in host memory: one block at a time is whole on the device.
+        blocks: its layers.
+        mesh: over which weights are split.
+        bfloat16: the type of the gathered copies; float32 without.
+        prepare: changes a block before it is split.
     """
     policy = MixedPrecisionPolicy()
     if bfloat16:  # inputs stay as they are: they include the temperatures, which are float32
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in blocks:
+        if prepare is not None:
+            prepare(block)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)
 

@@ -30,13 +30,18 @@ from agentrl.trainer.parallel.shard import local_part
 _HEAD_NORMS: Final = ("q_norm", "k_norm")
 
 
-def split_matrices(blocks: nn.ModuleList, embeddings: nn.Module, head: nn.Module, mesh: DeviceMesh) -> None:
-    """Replace the matrices of a model by this rank's parts; `mesh` has one dimension, its ranks.
+def split_block(block: nn.Module, mesh: DeviceMesh) -> None:
+    """Replace the matrices of a layer by this rank's parts, on its device; every rank holds the same weights before.
 
-    Every rank holds the same weights before. `head` returns the logits of this rank's tokens afterwards.
+    Args:
+        block: attention and feed-forward, named as in Llama.
+        mesh: of one dimension, the ranks that split it.
     """
-    for block in blocks:
-        parallelize_module(block, mesh, _block_styles(), src_data_rank=None)
+    parallelize_module(block, mesh, _block_styles(), src_data_rank=None)
+
+
+def split_vocabulary(embeddings: nn.Module, head: nn.Module, mesh: DeviceMesh) -> None:
+    """Replace the rows of both matrices by those of this rank's tokens; `head` then returns the logits of these tokens."""
     is_tied = embeddings.get_parameter("weight") is head.get_parameter("weight")
     rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
     parallelize_module(embeddings, mesh, rows, src_data_rank=None)

@@ -20,8 +20,6 @@ class VocabularyPart:
     """The tokens whose logits this rank computes."""
 
     first: int
-    columns: int
-    """Most tokens that a rank of the group has; all have as many, but for the last ones."""
     group: dist.ProcessGroup
     """The ranks that hold the whole vocabulary together, in the order of its parts."""
 
@@ -36,9 +34,8 @@ class VocabularyPart:
 
 
 def vocabulary_part(vocab_size: int, group: dist.ProcessGroup) -> VocabularyPart:
-    """Return this rank's part of `vocab_size` tokens, cut as DTensor cuts rows."""
-    columns = math.ceil(vocab_size / group.size())
-    return VocabularyPart(first=columns * group.rank(), columns=columns, group=group)
+    """Return this rank's part of `vocab_size` tokens, cut as DTensor cuts rows: the last rank may have fewer."""
+    return VocabularyPart(first=math.ceil(vocab_size / group.size()) * group.rank(), group=group)
 
 
 class _Saved(FunctionCtx):

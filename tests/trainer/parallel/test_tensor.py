@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,10 +13,11 @@ from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.types import Float32Array
 from tests.support.ranks import on_ranks
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import random_batch
-from tests.trainer.parallel.steps import assert_same, make_trainer, three_steps
+from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps
 
 
 # A small lr: AdamW moves an element of almost no gradient by a share of lr that rounding decides.
@@ -30,6 +32,11 @@ from tests.trainer.parallel.steps import assert_same, make_trainer, three_steps
                 (MeshShape(dp=2, tp=2), "qwen2", {"minibatches": 3, "gradient_checkpointing": True}),
                 (MeshShape(dp=3, tp=2), "llama", {"weight_decay": 0.1, "microbatch_tokens": 100}),
                 (MeshShape(replicate=2, tp=2), "llama", {"minibatches": 2, "microbatch_tokens": 64}),
+                (
+                    MeshShape(cp=2, tp=2),
+                    "llama",
+                    {"microbatch_tokens": 64, "gradient_checkpointing": True},
+                ),
             ]
         ),
     ],
@@ -42,6 +49,38 @@ def test_split_matrices_give_the_weights_and_metrics_of_one_process(
     alone = three_steps(Ranks(), path, {"lr": 3e-5, **settings})
 
     assert_same(on_ranks(mesh, three_steps, path, {"lr": 3e-5, **settings}), alone)
+
+
+def reloaded(ranks: Ranks, path: Path, other: Path) -> dict[str, bytes]:
+    model = PolicyModel(path, device=torch.device("cpu"), ranks=ranks)
+    model.reload(other)
+    return {name: bytes(raw.data) for name, raw in model.export().items()}
+
+
+@pytest.mark.external
+def test_whole_tensors_enter_and_leave_parts_of_unequal_size(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model")  # 357 tokens, which neither 2 nor 3 divides
+    other = tiny_checkpoint(tmp_path / "other", seed=1)
+    expected = reloaded(Ranks(), path, other)
+
+    found, *empty = on_ranks(MeshShape(dp=3, tp=2), reloaded, path, other)
+
+    assert found == expected
+    assert empty == [{}] * 5
+
+
+def bfloat16_logprobs(ranks: Ranks, path: Path) -> list[Float32Array]:
+    return make_trainer(ranks, path, {"dtype": "bfloat16"}).logprobs(IDS)
+
+
+@pytest.mark.external
+def test_bfloat16_log_probs_are_near_those_of_one_process(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model", spread=0.1)
+    [alone] = on_ranks(1, bfloat16_logprobs, path)
+
+    for found in on_ranks(MeshShape(tp=2), bfloat16_logprobs, path):
+        for ours, theirs in zip(found, alone, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=0.02)  # partial sums are rounded before they are added
 
 
 def error_after_a_drift(ranks: Ranks, path: Path) -> tuple[str, str]:

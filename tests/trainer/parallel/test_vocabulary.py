@@ -26,14 +26,13 @@ def example(tokens: int, vocabulary: int, spread: float) -> tuple[Tensor, Tensor
 
 
 def parts_of_logits(ranks: Ranks, spread: float) -> list[tuple[Float32Array, Float32Array]]:
-    del ranks
     group = dist.group.WORLD
     assert group is not None
     results: list[tuple[Float32Array, Float32Array]] = []
     for tokens, vocabulary in _SIZES:
         logits, targets, weights = example(tokens, vocabulary, spread)
         part = vocabulary_part(vocabulary, group)
-        mine = logits[:, part.first : part.first + part.columns].clone().requires_grad_()
+        mine = logits.chunk(ranks.world, 1)[ranks.rank].clone().requires_grad_()
         found = part.logprobs(mine, targets)
         (found * weights).sum().backward()
         assert mine.grad is not None

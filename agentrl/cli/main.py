@@ -63,11 +63,11 @@ def train_command(
         raise ConfigError("--replace deletes the run that --resume would continue; pass only one of them")
     run = _read_run(config, overrides)
     if dry_run:
-        from agentrl.jobs.plan.mesh import with_mesh
         from agentrl.jobs.plan.plan import describe_plan, missing_here, resolved_yaml
         from agentrl.jobs.plan.rewards import reward_warnings
+        from agentrl.jobs.plan.split import resolve_run
 
-        run = with_mesh(run)
+        run = resolve_run(run, resumes=resume)
         missing = missing_here(run)
         lacks = "".join(f"not on this machine: {line}\n" for line in missing)
         warnings = "".join(f"warning: {line}\n" for line in reward_warnings(run))

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentrl.configbase import Config
 
 LISTEN_PORT = 29600
 """Port of the driver at which ranks join under `launcher: attach`, where `listen` names none."""
 _LISTEN_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?$"
+
+
+class SplitConfig(Config):
+    """How the GPUs are divided; `split: auto` leaves both numbers to a formula that the plan explains."""
+
+    train: int | Literal["auto"] = Field(default="auto")
+    """GPUs of the trainer, which set `trainer.parallel.dp`; `auto`: what makes steps shortest."""
+    rollout: int | Literal["auto"] = Field(default="auto")
+    """GPUs of servers, which set `inference.servers`; `auto`: those that the trainer leaves."""
+
+    @field_validator("train", "rollout")
+    @classmethod
+    def _positive(cls, given: int | Literal["auto"]) -> int | Literal["auto"]:
+        if isinstance(given, int) and given < 1:
+            raise ValueError(f"expected auto or at least 1 GPU, got {given}")
+        return given
 
 
 class ClusterConfig(Config):
@@ -24,6 +40,24 @@ class ClusterConfig(Config):
     """`HOST` or `HOST:PORT` of the driver at which trainer ranks join; a token guards it (AGENTRL_CLUSTER_TOKEN)."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that processes wait for room on a Ray cluster, and the driver for ranks to join."""
+    gpus: int | Literal["auto"] = "auto"
+    """GPUs that `split` divides; `auto`: those of this machine."""
+    split: SplitConfig | None = None
+    """How many GPUs train and how many serve, `auto` or numbers. None: as `trainer.parallel` and `inference.servers` say."""
+    resize: Literal["off", "advise", "at_restart"] = "advise"
+    """What a run does whose trainer or servers idle: nothing, advise another split, or take it when it is resumed."""
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _accept_auto(cls, given: object) -> object:
+        return {} if given == "auto" else given
+
+    @field_validator("gpus")
+    @classmethod
+    def _enough(cls, given: int | Literal["auto"]) -> int | Literal["auto"]:
+        if isinstance(given, int) and given < 2:
+            raise ValueError(f"expected auto or at least 2 GPUs, one to train and one to serve, got {given}")
+        return given
 
 
 def listen_address(config: ClusterConfig) -> tuple[str, int]:

@@ -27,6 +27,7 @@ from agentrl.engine.inflight import InFlight
 from agentrl.engine.publisher import PublishReport
 from agentrl.engine.report import RunReport, Timer, Totals
 from agentrl.engine.resume import RunState
+from agentrl.engine.utilization import BusyMeter
 from agentrl.errors import ErrorBudgetExceeded, RolloutWorkerDied, RunStopped
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles
@@ -157,6 +158,7 @@ class Journal:
         self._begin = self._last_step - self._resumed_s
         """The moment of `time.perf_counter` at which the run's clock shows 0."""
         self._last_tokens = 0
+        self._busy = BusyMeter()
         self._last_blocked = loop_blocked_s()
         self._last_seconds: dict[Timer, float] = {}
         self._shown: Mapping[str, MetricValue] = {}
@@ -314,6 +316,7 @@ class Journal:
             **prefixed("wasted_tokens", totals.wasted),
             **prefixed("trainer", report.metrics),
         }
+        line |= self._busy.step(elapsed, tokens / elapsed, line)
         self._last_blocked = blocked
         if report.skipped is not None:
             line["skipped"] = report.skipped

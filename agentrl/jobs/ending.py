@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.config import RunConfig
+from agentrl.jobs.plan.split import advise_move
 from agentrl.observe.progress import duration_text
 from agentrl.runs.reading import read_metrics
 from agentrl.watchdog.signals import describe_results
@@ -35,6 +36,8 @@ def describe_end(run: RunConfig, error: BaseException | None) -> str:
         rows += [("success", _course(steps, "success_rate", ".3f")), ("return", _course(steps, "return_mean", "+.3f"))]
     if ends:
         rows += _counts(ends[-1])
+    if run.cluster.resize != "off" and (move := advise_move(run)) is not None:
+        rows.append(("split", f"{move} (cluster.split, or cluster.resize: at_restart)"))
     rows.append(("checkpoint", saved[-1] if saved else "none: nothing was saved"))
     lines = [f"{name:<11} {text}" for name, text in rows]
     if evaluations:

@@ -42,8 +42,8 @@ from agentrl.jobs.ending import describe_end
 from agentrl.jobs.errors import describe_error
 from agentrl.jobs.files import write_json
 from agentrl.jobs.plan.gpus import missing_gpus
-from agentrl.jobs.plan.mesh import with_mesh
 from agentrl.jobs.plan.plan import describe_plan, resolved_yaml
+from agentrl.jobs.plan.split import resolve_run
 from agentrl.jobs.rollouts import check_tasks_travel, make_runner
 from agentrl.jobs.run_lock import run_lock
 from agentrl.jobs.trackers import load_trackers, make_feed
@@ -155,7 +155,7 @@ async def train_run(
     Cancellation: servers and trainer are ended, within 5 seconds; the run directory keeps what was recorded. A signal first
         ends the engine, which saves a checkpoint within 20 seconds.
     """
-    run = with_mesh(run)
+    run = resolve_run(run, resumes=existing == "resume")
     deaths: list[float] = []
     progress = progress or make_progress()
     while True:

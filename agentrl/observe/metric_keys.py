@@ -84,6 +84,13 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("trainer_wait_s", "seconds", "the trainer waited for this batch"),
         ("rollout_wait_s", "seconds", "rollouts waited for the staleness bound since the last step"),
         ("train_s", "seconds", "preparing the batch and training on it"),
+        (
+            "trainer_busy_share",
+            "share",
+            "of the time since the last step in which the trainer worked: spot check, training, update",
+        ),
+        ("server_busy_share", "share", "`tokens_per_s` of the most that a step of this process has had"),
+        ("driver_busy_cores", "cores", "processor time of the driver over the time since the last step"),
         ("loop_blocked_s", "seconds", "code blocked the event loop for 0.2 s or more at a time since the last step"),
         ("publish_s", "seconds", "writing the weights and computing the probe"),
         ("update_s", "seconds", "replacing the weights at the servers"),

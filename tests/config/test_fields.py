@@ -17,7 +17,8 @@ def test_every_field_has_a_meaning_and_a_type_in_words() -> None:
 
 
 def test_the_fields_are_those_that_a_run_has() -> None:
-    run = parse_config({**BASE, "sft": {"data": "d.jsonl"}, "tasks": {"path": "t.jsonl", "eval": {"path": "e.jsonl"}}})
+    optional = {"sft": {"data": "d.jsonl"}, "cluster": {"split": "auto"}}
+    run = parse_config({**BASE, **optional, "tasks": {"path": "t.jsonl", "eval": {"path": "e.jsonl"}}})
     assert [path for path, _, _ in field_values(run)] == [f.path for f in FIELDS.values() if not f.is_section]
 
 

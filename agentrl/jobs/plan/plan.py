@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.memory import memory_rows, running_requests
+from agentrl.jobs.plan.split import split_rows
 from agentrl.jobs.rollouts import num_workers
 from agentrl.jobs.trackers import load_trackers
 from agentrl.trainer.parallel.shape import MeshShape
@@ -47,6 +48,7 @@ def describe_plan(config: RunConfig) -> str:
         ("weights", _weights(config)),
         ("servers", _servers(config)),
         *([("cluster", _ray_cluster(config))] if config.cluster.launcher == "ray" else []),
+        *split_rows(config),
         *memory_rows(config),
         ("sampling", _sampling(config)),
         ("episodes", _episodes(config)),

@@ -17,28 +17,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agentrl.cluster.split import Split
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.inference.launch.sglang import tensor_parallel
-from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory, trainer_memory
+from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, gpus_per_server, sizes_that_fit
 from agentrl.jobs.plan.mesh import with_mesh
-from agentrl.runs.run import open_run
+from agentrl.jobs.plan.split import resolve_run
 from agentrl.simulate.advice import AdvisedChange, advise_changes, count_changes, describe_bottleneck, describe_driver
-from agentrl.simulate.costs.fit import fit_run
-from agentrl.simulate.costs.hardware import SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
 from agentrl.simulate.costs.model import CostModel, RunShape
 from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
 from agentrl.simulate.outcome import SimulatedStep
 from agentrl.simulate.predict import Cluster, Prediction, chosen_splits, predict_splits, rank_cluster
-from agentrl.simulate.workload import EpisodeSource, LognormalSource
 
-DEFAULT_GPU = "h100"
 DEFAULT_STEPS = 24
 """Training steps that a simulation plays."""
-ASSUMED_SPREAD = 0.8
-"""Standard deviation of the logarithm of an episode's length, where no run has been measured."""
-ASSUMED_SHARE = 1 / 3
-"""Mean output tokens of an episode over the most that the run file allows, where no run has been measured."""
-ASSUMED_CONTEXT = 256
-"""Context tokens of a turn, where no run has been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +76,6 @@ class SimulationReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Basis:
-    costs: CostModel
-    source: EpisodeSource
-    episodes: str
-
-
 def parse_ratio(text: str) -> float:
     """Return the ratio of `3:1`, GPUs that serve to GPUs that train.
 
@@ -119,11 +101,14 @@ def simulate_file(run: RunConfig, order: SimulationOrder) -> SimulationReport:
     for name, number in (("--gpus", order.gpus), ("--steps", order.steps), ("--output-tokens", order.output_tokens)):
         if number is not None and number < 1:
             raise ConfigError(f"{name}: expected at least 1, got {number}")
-    run = with_mesh(run)
+    run = with_mesh(run) if order.gpus is not None else resolve_run(run)
     shape = shape_of_run(run.model_copy(update={"engine": run.engine.model_copy(update={"steps": 1_000_000})}), order.steps)
     shape = replace(shape, total_steps=None)
-    basis = _assumed(run, order) if order.fitted_from is None else _fitted(run, order, order.fitted_from)
-    cluster, ratio = _cluster(run, order, basis.costs)
+    if order.fitted_from is None:
+        basis = assumed_basis(run, order.gpu, output_tokens=order.output_tokens, seed=order.seed)
+    else:
+        basis = fitted_basis(run, order.fitted_from, order.seed)
+    cluster, ratio = _cluster(run, order)
     splits = chosen_splits(rank_cluster(cluster, shape, basis.costs, basis.source), ratio)
     first, *_ = splits
     with _step_bar(order.steps * (len(splits) + count_changes(first.split, cluster, shape))) as on_step:
@@ -191,99 +176,16 @@ def _prediction_json(one: Prediction) -> dict[str, Any]:
     }
 
 
-def _fitted(run: RunConfig, order: SimulationOrder, folder: Path) -> _Basis:
-    measured = open_run(folder).config
-    if measured is None:
-        raise ConfigError(f"{folder} has no config.yaml, which names the servers of the run; choose another run for --from")
-    fleet = fleet_of_run(measured)
-    fitted = fit_run(
-        folder,
-        servers=fleet.servers,
-        server_gpus=_server_gpus(measured),
-        requests=running_requests(measured.inference),
-        trainer_gpus=fleet.trainer_gpus,
-    )
-    count = sum(map(len, fitted.groups.values()))
-    return _Basis(
-        fitted.costs,
-        fitted.source(retries=run.rollout.episode_retries, seed=order.seed),
-        f"{count} recorded ones of {len(fitted.groups)} groups, drawn again; the fit is off by {fitted.call_error:.0%} of a "
-        "model call",
-    )
-
-
-def _assumed(run: RunConfig, order: SimulationOrder) -> _Basis:
-    shape = model_shape_of(run.model.local_path or run.model.path)
-    if shape is None:
-        raise ConfigError(
-            f"model.path: the shape of {run.model.path} is unknown here, so there are no default costs; put its config.json "
-            "there, or fit a run with --from"
-        )
-    turns = run.rollout.max_turns or 1
-    longest = run.rollout.max_episode_tokens or turns * run.sampling.max_tokens
-    mean = order.output_tokens or max(1, round(longest * ASSUMED_SHARE))
-    source = LognormalSource(
-        mean_tokens=mean,
-        spread=ASSUMED_SPREAD,
-        max_tokens=max(longest, mean),
-        context_tokens=ASSUMED_CONTEXT,
-        turns=turns,
-        seed=order.seed,
-    )
-    costs = gpu_costs(
-        order.gpu,
-        ModelSize(
-            parameters=shape.num_parameters,
-            kv_bytes_per_token=shape.kv_bytes(2),
-            attention_width=shape.layers * shape.heads * shape.head_dim,
-        ),
-        AssumedUse(
-            mean_tokens=mean + turns * ASSUMED_CONTEXT,
-            server_gpus=_server_gpus(run),
-            sample_gpus=run.trainer.parallel.shape.cp * run.trainer.parallel.shape.tp,
-            checkpointing=run.trainer.gradient_checkpointing,
-            requests=run.inference.max_running_requests,
-            rereads_context=run.inference.pause_mode == "exact",
-        ),
-    )
-    episodes = (
-        f"assumed: lognormal, mean {mean} output tokens, at most {longest}, spread {ASSUMED_SPREAD}, in {turns} "
-        f"turn{'s' if turns > 1 else ''}"
-    )
-    return _Basis(costs, source, episodes)
-
-
-def _server_gpus(run: RunConfig) -> int:
-    return tensor_parallel(run.inference) if run.inference.backend == "sglang" else 1
-
-
-def _cluster(run: RunConfig, order: SimulationOrder, costs: CostModel) -> tuple[Cluster, float | None]:
+def _cluster(run: RunConfig, order: SimulationOrder) -> tuple[Cluster, float | None]:
     """Return the GPUs to split, and the ratio to play; without `--gpus`, the split of the run file."""
-    server_gpus, fleet = _server_gpus(run), fleet_of_run(run)
+    server_gpus, fleet = gpus_per_server(run), fleet_of_run(run)
     if order.gpus is None and order.ratio is None:
         split = Split(train=fleet.trainer_gpus, rollout=fleet.servers * server_gpus)
         cluster = Cluster(gpus=split.total, train_sizes=range(1, split.total), server_gpus=server_gpus)
         return cluster, split.rollout / split.train
     total = order.gpus or fleet.trainer_gpus + fleet.servers * server_gpus
-    sizes = range(1, total) if order.fitted_from is not None else _sizes_that_fit(run, total, order.gpu)
+    sizes = range(1, total) if order.fitted_from is not None else sizes_that_fit(run, total, order.gpu)
     return Cluster(gpus=total, train_sizes=sizes, server_gpus=server_gpus), order.ratio
-
-
-def _sizes_that_fit(run: RunConfig, total: int, gpu: str) -> list[int]:
-    """Return the numbers of trainer GPUs whose memory is enough, and none where a server has no room for the weights."""
-    shape = model_shape_of(run.model.local_path or run.model.path)
-    memory = gpu_sheet(gpu).memory
-    if shape is None or server_memory(run, shape).fixed > SERVER_MEMORY_SHARE * memory:
-        return []
-    mesh = run.trainer.parallel.shape
-    others = mesh.world // mesh.dp
-    sizes: list[int] = []
-    for count in range(others, total, others):
-        parallel = run.trainer.parallel.model_copy(update={"dp": count // others})
-        sized = run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})
-        if trainer_memory(sized, shape).total <= memory:
-            sizes.append(count)
-    return sizes
 
 
 @contextmanager

@@ -1,0 +1,156 @@
+"""What a prediction rests on: costs and episodes, assumed from data sheets or fitted to a run, and what fits into memory.
+
+Invariant: only files are read. The text of a basis names what was measured and what is assumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.inference.launch.sglang import tensor_parallel
+from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory, trainer_memory
+from agentrl.runs.run import open_run
+from agentrl.simulate.costs.fit import fit_run
+from agentrl.simulate.costs.hardware import GPUS, SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
+from agentrl.simulate.costs.model import CostModel
+from agentrl.simulate.costs.settings import fleet_of_run
+from agentrl.simulate.workload import EpisodeSource, LognormalSource
+
+DEFAULT_GPU = "h100"
+ASSUMED_SPREAD = 0.8
+"""Standard deviation of the logarithm of an episode's length, where no run has been measured."""
+ASSUMED_SHARE = 1 / 3
+"""Mean output tokens of an episode over the most that the run file allows, where no run has been measured."""
+ASSUMED_CONTEXT = 256
+"""Context tokens of a turn, where no run has been measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """Costs and episodes."""
+
+    costs: CostModel
+    source: EpisodeSource
+    episodes: str
+    """Where the episodes are from, for people."""
+
+
+def gpus_per_server(run: RunConfig) -> int:
+    """Return the GPUs of one launched server; a server on the CPU counts as one."""
+    return tensor_parallel(run.inference) if run.inference.backend == "sglang" else 1
+
+
+def local_gpu(root: Path = Path("/")) -> str | None:
+    """Return the key in `GPUS` of this machine's first GPU, by the files of its driver; None where it is unknown."""
+    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        text = file.read_text(errors="replace").lower()
+        return next((name for name in GPUS if name in text), None)
+    return None
+
+
+def fitted_basis(run: RunConfig, folder: Path, seed: int) -> Basis:
+    """Return the costs and the episodes of a finished run.
+
+    Raises:
+        ConfigError: it has too few steps, or its records are gone.
+    """
+    measured = open_run(folder).config
+    if measured is None:
+        raise ConfigError(f"{folder} has no config.yaml, which names the servers of the run; choose another run for --from")
+    fleet = fleet_of_run(measured)
+    fitted = fit_run(
+        folder,
+        servers=fleet.servers,
+        server_gpus=gpus_per_server(measured),
+        requests=running_requests(measured.inference),
+        trainer_gpus=fleet.trainer_gpus,
+    )
+    count = sum(map(len, fitted.groups.values()))
+    return Basis(
+        fitted.costs,
+        fitted.source(retries=run.rollout.episode_retries, seed=seed),
+        f"{count} recorded ones of {len(fitted.groups)} groups, drawn again; the fit is off by {fitted.call_error:.0%} of a "
+        "model call",
+    )
+
+
+def assumed_basis(run: RunConfig, gpu: str = DEFAULT_GPU, *, output_tokens: int | None = None, seed: int = 0) -> Basis:
+    """Return the costs of a GPU's data sheet, and lognormal episodes.
+
+    Args:
+        run: names the model and the limits of an episode; its mesh has numbers.
+        gpu: a key of `GPUS`.
+        output_tokens: mean output tokens of an episode; None: a third of the most that the run file allows.
+        seed: of the episodes.
+
+    Raises:
+        ConfigError: the model's shape or the GPU is unknown, or a server has no room for the model.
+    """
+    shape = model_shape_of(run.model.local_path or run.model.path)
+    if shape is None:
+        raise ConfigError(
+            f"model.path: the shape of {run.model.path} is unknown here, so there are no default costs; put its config.json "
+            "there, or fit a run with --from"
+        )
+    turns = run.rollout.max_turns or 1
+    longest = run.rollout.max_episode_tokens or turns * run.sampling.max_tokens
+    mean = output_tokens or max(1, round(longest * ASSUMED_SHARE))
+    mesh = run.trainer.parallel.shape
+    source = LognormalSource(
+        mean_tokens=mean,
+        spread=ASSUMED_SPREAD,
+        max_tokens=max(longest, mean),
+        context_tokens=ASSUMED_CONTEXT,
+        turns=turns,
+        seed=seed,
+    )
+    costs = gpu_costs(
+        gpu,
+        ModelSize(
+            parameters=shape.num_parameters,
+            kv_bytes_per_token=shape.kv_bytes(2),
+            attention_width=shape.layers * shape.heads * shape.head_dim,
+        ),
+        AssumedUse(
+            mean_tokens=mean + turns * ASSUMED_CONTEXT,
+            server_gpus=gpus_per_server(run),
+            sample_gpus=mesh.cp * mesh.tp,
+            checkpointing=run.trainer.gradient_checkpointing,
+            requests=run.inference.max_running_requests,
+            rereads_context=run.inference.pause_mode == "exact",
+        ),
+    )
+    episodes = (
+        f"assumed: lognormal, mean {mean} output tokens, at most {longest}, spread {ASSUMED_SPREAD}, in {turns} "
+        f"turn{'s' if turns > 1 else ''}"
+    )
+    return Basis(costs, source, episodes)
+
+
+def sizes_that_fit(run: RunConfig, total: int, gpu: str) -> list[int]:
+    """Return the numbers of trainer GPUs below `total` that the mesh allows and whose memory is enough.
+
+    None fits where a server has no room for the weights.
+
+    Raises:
+        ConfigError: the GPU is unknown.
+    """
+    shape, memory = model_shape_of(run.model.local_path or run.model.path), gpu_sheet(gpu).memory
+    if shape is None or server_memory(run, shape).fixed > SERVER_MEMORY_SHARE * memory:
+        return []
+    mesh = run.trainer.parallel.shape
+    others = mesh.world // mesh.dp
+    return [
+        count
+        for count in range(others, total, others)
+        if trainer_memory(with_dp(run, count // others), shape).total <= memory
+    ]
+
+
+def with_dp(run: RunConfig, dp: int) -> RunConfig:
+    """Return `run` with another `trainer.parallel.dp`."""
+    parallel = run.trainer.parallel.model_copy(update={"dp": dp})
+    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})

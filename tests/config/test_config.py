@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from agentrl.cluster.config import SplitConfig
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.configbase import Config
 from agentrl.data.config import WeightedSource
@@ -108,7 +109,7 @@ def sections() -> dict[str, type[BaseModel]]:
         for kind in (info.annotation, *getattr(info.annotation, "__args__", ())):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 found[name] = kind
-    return found | {"trainer.parallel": ParallelConfig}
+    return found | {"trainer.parallel": ParallelConfig, "cluster.split": SplitConfig}
 
 
 def is_read(field: str) -> bool:

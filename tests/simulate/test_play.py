@@ -149,7 +149,7 @@ SOURCES = st.builds(
 FLEETS = st.builds(Fleet, servers=st.integers(1, 4), trainer_gpus=st.integers(1, 4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SHAPES, SOURCES, FLEETS)
 def test_no_token_is_over_the_bound_and_no_group_is_lost(shape: RunShape, source: LognormalSource, fleet: Fleet) -> None:
     run = play_run(shape, fleet, COSTS, source, warm_up=0)

@@ -42,7 +42,7 @@ def resolve_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False
     _check_fields(run)
     # The other axes of the mesh, with dp left to the split.
     run = with_mesh(with_dp(run, 1), root)
-    chosen = _named_split(run, root) or _wanted(run, _ranked(run, root))
+    chosen = _named_split(run, root) or _agreeing_split(run, _ranked(run, root))
     if resumes and run.cluster.resize == "at_restart":
         move = advise_move(_with_split(run, chosen), root)
         chosen = chosen if move is None else move.better
@@ -152,7 +152,7 @@ def _named_split(run: RunConfig, root: Path) -> Split | None:
     return Split(train=split.train, rollout=split.rollout)
 
 
-def _wanted(run: RunConfig, ranked: Sequence[RankedSplit]) -> Split:
+def _agreeing_split(run: RunConfig, ranked: Sequence[RankedSplit]) -> Split:
     """Return the best split that agrees with the number of the run file, if it gives one."""
     split = run.cluster.split
     assert split is not None

@@ -1,0 +1,132 @@
+"""A fit recovers the costs that made the records of a run, and refuses a run without them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.observe.episode_record import EPISODES_HEADER, INDEX_HEADER
+from agentrl.simulate.costs.fit import LEAST_STEPS, fit_run
+
+TOKENS_PER_S, HALF, OVERHEAD_S = 500.0, 20.0, 0.05
+
+
+def write_run(folder: Path, *, steps: int = 8, timed: bool = True) -> None:
+    """Write a run whose calls follow the model of a server; `waves` of calls start together, each wave of another size."""
+    rng = np.random.default_rng(0)
+    records: list[dict[str, Any]] = []
+    begin = 0.0
+    for wave in range(60):
+        count = int(rng.integers(1, 40))
+        output = int(rng.integers(20, 200))
+        seconds = OVERHEAD_S + output * (count + HALF) / TOKENS_PER_S
+        end = begin + seconds
+        records += [record(wave, member, begin, end, output, timed=timed) for member in range(count)]
+        begin += seconds + 1
+    episodes = folder / "episodes"
+    episodes.mkdir(parents=True)
+    lines = [EPISODES_HEADER, *records]
+    (episodes / "step-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    index = [INDEX_HEADER, *(summary(one, number) for number, one in enumerate(records, 1))]
+    (episodes / "index.jsonl").write_text("".join(json.dumps(line) + "\n" for line in index))
+    metrics = [step_line(number) for number in range(1, steps + 1)]
+    metrics.append({"event": "checkpoint", "step": 3, "path": "p", "seconds": 0.5, "wall_s": 0, "policy_version": 3})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+
+
+def step_line(number: int) -> dict[str, Any]:
+    tokens = 1000 + 100 * (number % 5)
+    return {
+        "event": "step",
+        "step": number,
+        "wall_s": 10.0 * number,
+        "policy_version": number,
+        "train_s": 0.5 + 0.002 * tokens,
+        "trainer.computed_tokens": tokens,
+        "trainer.seconds_spot_check": 0.1,
+        "trainer_wait_s": 1.0,
+        "publish_s": 0.2,
+        "update_s": 0.4,
+        "pause_s": 0.3,
+    }
+
+
+def record(group: int, member: int, start: float, end: float, output: int, *, timed: bool) -> dict[str, Any]:
+    turn = {
+        "context_ids": [1] * 10,
+        "output_ids": [2] * output,
+        "started_s": start if timed else None,
+        "ended_s": end if timed else None,
+    }
+    return {
+        "purpose": "training",
+        "group": group,
+        "episode_id": f"{group}.{member}.0",
+        "episode_return": float(member % 2),
+        "failure": None,
+        "started_s": start - 0.01,
+        "ended_s": end + 0.02,
+        "turns": [turn],
+    }
+
+
+def summary(one: dict[str, Any], line: int) -> dict[str, Any]:
+    empty = dict.fromkeys(("final_reward", "success", "failure", "min_version", "max_version"))
+    return {
+        **{name: one[name] for name in ("episode_id", "purpose", "group", "started_s", "ended_s", "episode_return")},
+        **empty,
+        "task_id": "t",
+        "step": 1,
+        "policy_version": 1,
+        "turns": 1,
+        "output_tokens": 1,
+        "context_tokens": 1,
+        "branches": 1,
+        "forks": {},
+        "stop_reason": "stop",
+        "players": [],
+        "file": "step-000001",
+        "line": line,
+    }
+
+
+def test_a_fit_recovers_the_server_the_trainer_and_the_update(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    fitted = fit_run(tmp_path, servers=1, server_gpus=2, requests=None, trainer_gpus=4)
+    server, trainer, update = fitted.costs.server, fitted.costs.trainer, fitted.costs.update
+    assert server.tokens_per_s == pytest.approx(TOKENS_PER_S, rel=0.02)
+    assert server.half_saturation == pytest.approx(HALF, rel=0.05)
+    assert (server.trainer_slowdown, server.gpus) == (0.0, 2)
+    assert trainer.fixed_s == pytest.approx(0.5)
+    assert trainer.train_s(2000, 500, 4) == pytest.approx(0.5 + 0.002 * 2000)
+    assert (update.publish_s, update.update_s, update.pause_s) == pytest.approx((0.2, 0.4, 0.3))
+    assert update.checkpoint_s == 0.5
+    assert fitted.call_error < 0.02
+    assert fitted.step_s == pytest.approx(10)
+
+
+def test_a_fitted_run_plays_its_own_episodes(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    fitted = fit_run(tmp_path, servers=1, server_gpus=1, requests=64, trainer_gpus=1)
+    [attempt, _retry] = fitted.source(retries=1, seed=0).attempts(7, 0)
+    lengths = {episode.output_tokens for group in fitted.groups.values() for episode in group}
+    assert attempt.output_tokens in lengths
+    assert attempt.after_s == pytest.approx(0.02)
+    assert attempt.turns[0].outside_s >= 0.01
+
+
+def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=LEAST_STEPS - 1)
+    with pytest.raises(ConfigError, match="needs at least"):
+        fit_run(tmp_path, servers=1, server_gpus=1, requests=None, trainer_gpus=1)
+
+
+def test_a_run_without_times_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, timed=False)
+    with pytest.raises(ConfigError, match="no recorded episodes with times"):
+        fit_run(tmp_path, servers=1, server_gpus=1, requests=None, trainer_gpus=1)

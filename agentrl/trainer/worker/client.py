@@ -49,7 +49,7 @@ from agentrl.trainer.worker.protocol import (
 from agentrl.trainer.worker.starting import ranks_with_pipes
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
-from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication
+from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -393,18 +393,18 @@ async def launch_trainer(
 
     Cancellation: the worker is ended, or killed if it is busy, within 5 seconds.
     """
-    setup = protocol.Setup(
-        model_path=str(model_path),
-        trainer=config.model_dump_json(),
-        algorithm=algorithm.model_dump_json(),
-        sync=(sync or SyncConfig()).model_dump_json(),
-        total_steps=total_steps,
-        seed=seed,
-    )
     _check_model(Path(model_path))
     starting = _ranks(config, cluster or ClusterConfig(), launcher or LocalLauncher(), Path(log_path))
     async with starting as ranks, WorkerProcesses.watching(ranks) as processes:
         trainer = RemoteTrainer(processes, config.call_timeout_s)
+        setup = protocol.Setup(
+            model_path=str(model_path),
+            trainer=config.model_dump_json(),
+            algorithm=algorithm.model_dump_json(),
+            sync=_sync_from(ranks[0], sync or SyncConfig()).model_dump_json(),
+            total_steps=total_steps,
+            seed=seed,
+        )
         try:
             await trainer.set_up(setup)
             yield trainer
@@ -412,6 +412,13 @@ async def launch_trainer(
             if trainer.idle:
                 with anyio.CancelScope(shield=True):
                     await processes.end()
+
+
+def _sync_from(first: WorkerRank, sync: SyncConfig) -> SyncConfig:
+    """Return `sync` with an address of rank 0's machine, where a launcher placed it on another than the driver's."""
+    if first.host is None or is_loopback(first.host) or not is_loopback(sync.address):
+        return sync
+    return sync.model_copy(update={"address": first.host})
 
 
 def _ranks(

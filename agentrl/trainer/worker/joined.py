@@ -19,15 +19,16 @@ import anyio
 from anyio.abc import ByteStream, ObjectSendStream, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from agentrl.cluster.base import TOKEN_VARIABLE, Child, Exit, Launcher, ProcessSpec
+from agentrl.cluster.base import TOKEN_VARIABLE, Child, Exit, Launcher
 from agentrl.cluster.config import ClusterConfig, listen_address
 from agentrl.cluster.handshake import checked_token
 from agentrl.cluster.meeting import Attendee, Meeting, open_meeting
 from agentrl.concurrency import task_group
-from agentrl.errors import LaunchError
+from agentrl.errors import ConfigError, LaunchError
 from agentrl.trainer.worker.processes import KILL_S, STREAM_ENDS
 from agentrl.trainer.worker.protocol import HEARTBEAT
 from agentrl.trainer.worker.starting import rank_spec
+from agentrl.weights.types import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class JoinedRank:
         """Speak to `member`; `child` is its process where a launcher of this driver started it."""
         self.where = f"{member.where}, {child.where}" if child is not None else member.where
         self.pid = member.pid
+        self.host = child.host if child is not None else None
         self.stream = MemberStream(member)
         self._child = child
 
@@ -177,8 +179,9 @@ async def launched_ranks(
             )
             for rank in range(world)
         ]
-        children = await _started(launcher, specs, config.start_timeout_s)
+        children = await launcher.start(specs)
         try:
+            _check_reachable(config, children)
             async with _followed(meeting, children, config.start_timeout_s) as ranks:
                 yield ranks
         finally:
@@ -189,13 +192,15 @@ async def launched_ranks(
                         stopping.start_soon(child.stop)
 
 
-async def _started(launcher: Launcher, specs: Sequence[ProcessSpec], timeout_s: float) -> Sequence[Child]:
-    with anyio.move_on_after(timeout_s):
-        return await launcher.start(specs)
-    raise LaunchError(
-        f"{len(specs)} trainer ranks could not be started within {timeout_s:g} s (cluster.start_timeout_s): the cluster has "
-        "no room for them; free some of it, or lower trainer.parallel"
-    )
+def _check_reachable(config: ClusterConfig, children: Sequence[Child]) -> None:
+    """Raise where ranks on other machines would look for the driver on their own."""
+    listen, _ = listen_address(config)
+    far = [child for child in children if not is_loopback(child.host)]
+    if far and is_loopback(listen):
+        raise ConfigError(
+            f"cluster.listen: {far[0].spec.name} runs at {far[0].host}, which cannot reach the driver at {listen}; set it "
+            "to an address of this machine in the cluster's network"
+        )
 
 
 @asynccontextmanager

@@ -40,6 +40,8 @@ class WorkerRank(Protocol):
     """For messages, such as `pid 123`."""
     pid: int
     """Its process id, on its own machine."""
+    host: str | None
+    """Address at which others reach its machine; None where the driver does not know it."""
 
     @property
     def stream(self) -> ByteStream:

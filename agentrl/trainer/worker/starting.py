@@ -30,6 +30,7 @@ class LocalRank:
         self._child = child
         self.where = child.where
         self.pid = child.pid
+        self.host: str | None = child.host
         self.stream = StapledByteStream(child.stdin, child.stdout)
 
     async def ended(self) -> str:

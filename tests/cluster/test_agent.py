@@ -5,12 +5,11 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
 from agentrl.cluster.agent import MAX_UNREAD, HostedProcess, interface_with, node_environment
-from tests.support.processes import is_running
+from tests.support.processes import until_ended
 
 _STARTED: list[HostedProcess] = []
 
@@ -72,7 +71,7 @@ def test_output_that_nobody_reads_stops_the_process_and_not_the_memory():
     assert process.wait()[0] == 0
 
 
-def test_stop_ends_the_process_and_what_it_started(tmp_path: Path):
+async def test_stop_ends_the_process_and_what_it_started():
     code = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
@@ -83,7 +82,7 @@ def test_stop_ends_the_process_and_what_it_started(tmp_path: Path):
     grandchild = int(process.read("stdout", 0))
     process.stop()
     assert process.wait()[0] == -signal.SIGTERM
-    assert not is_running(grandchild)
+    await until_ended(grandchild)
 
 
 def test_a_signal_reaches_a_process_that_another_thread_waits_for():

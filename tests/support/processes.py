@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import anyio
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process exists and has not ended; one that nobody has reaped counts as ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 async def until_ended(pid: int) -> None:

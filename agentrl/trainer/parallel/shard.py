@@ -1,6 +1,7 @@
 """Weights split over ranks by FSDP2, and the whole tensors that leave them.
 
-Invariant: between requests each rank holds 1/world of every weight, of its gradient and of its optimizer state, in float32.
+Invariant: between requests each rank holds 1/(dp x cp) of every weight, of its gradient and of its optimizer state, in
+float32; of the matrices that tensor parallelism splits first, 1/(dp x cp x tp).
 Within a request a block is whole while it computes, and tensors are whole while weights leave or enter the trainer.
 """
 

@@ -263,7 +263,7 @@ def _training_problems(config: RunConfig) -> list[str]:
             f"rollout.min_group_size: {rollout.min_group_size} is over algorithm.group_size {algorithm.group_size}; lower it"
         )
     if rollout.runner == "local" and rollout.workers != "auto":
-        problems.append("rollout.workers: applies to worker processes; set rollout.runner: processes, or remove it")
+        problems.append("rollout.workers: applies to workers; set rollout.runner: processes or ray, or remove it")
     if rollout.runner != "local" and config.workflow.startswith("<"):
         problems.append(
             f"rollout.runner: {rollout.runner}: workers import the workflow by its name, and {config.workflow} was given as "

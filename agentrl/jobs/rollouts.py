@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
+from math import ceil
 from pathlib import Path
 
 from agentrl.config import RunConfig
@@ -14,12 +16,15 @@ from agentrl.data.load import TaskSets
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.remote.frames import WorkerSetup
+from agentrl.rollout.remote.nodes import ray_nodes, this_machine
 from agentrl.rollout.remote.packing import pack_task
 from agentrl.rollout.remote.runner import RemoteRunner
-from agentrl.rollout.remote.wire import local_worker
 from agentrl.rollout.runner import PolicyRunner
 from agentrl.tokens.renderer import Renderer
 from agentrl.workflow import RolloutWorkflow
+
+EPISODES_PER_WORKER = 128
+"""Episodes at once that a worker on a Ray cluster plays by default."""
 
 
 def make_runner(
@@ -48,13 +53,16 @@ def make_runner(
         seed=run.seed,
         stall_timeout_s=run.engine.stall_timeout_s,
     )
-    return RemoteRunner(setup, num_workers=num_workers(run.rollout), start=local_worker, log_dir=log_dir)
+    nodes = this_machine if run.rollout.runner == "processes" else partial(ray_nodes, run.cluster)
+    return RemoteRunner(setup, num_workers=num_workers(run.rollout), nodes=nodes, log_dir=log_dir)
 
 
 def num_workers(rollout: RolloutConfig) -> int:
     """Return how many workers play the episodes of a run."""
     if rollout.workers != "auto":
         return rollout.workers
+    if rollout.runner == "ray":
+        return ceil(rollout.max_concurrent_episodes / EPISODES_PER_WORKER)
     return max(1, min(len(os.sched_getaffinity(0)) - 1, rollout.max_concurrent_episodes))
 
 

@@ -14,11 +14,12 @@ class RolloutConfig(Config):
 
     max_concurrent_episodes: int = Field(default=64, ge=1)
     """Episodes in flight; about half a batch to one batch keeps staleness low."""
-    runner: Literal["local", "processes"] = "local"
-    """Where the episodes of training and evaluation run: `local`, in the process of the run, or in worker `processes` of
-    this machine, which use its other cores."""
+    runner: Literal["local", "processes", "ray"] = "local"
+    """Where the episodes of training and evaluation run: `local`, in the process of the run, in worker `processes` of this
+    machine, which use its other cores, or in workers on the nodes of a `ray` cluster (`cluster.address`)."""
     workers: Literal["auto"] | PositiveInt = "auto"
-    """Worker processes of `runner: processes`; auto: one for each core of this machine but one."""
+    """Workers of `runner: processes` and `ray`; auto: one for each core of this machine but one; on Ray, one for each 128
+    episodes at once."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of one episode, seconds of wall clock; a longer episode has failed."""
     max_turns: int | None = Field(default=None, ge=1)

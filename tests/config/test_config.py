@@ -169,7 +169,7 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
             {"trainer": {"dtype": "bfloat16"}, "engine": {"probe_tolerance": 0.01}},
             "engine.probe_tolerance: log-probs computed in bfloat16 differ by 0.05 nats and more, which 0.01 would call",
         ),
-        ({"rollout": {"workers": 2}}, "rollout.workers: applies to worker processes; set rollout.runner: processes"),
+        ({"rollout": {"workers": 2}}, "rollout.workers: applies to workers; set rollout.runner: processes or ray"),
         (
             {"rollout": {"runner": "processes"}, "workflow": "<Calculator of __main__>"},
             "rollout.runner: processes: workers import the workflow by its name, and <Calculator of __main__> was given",

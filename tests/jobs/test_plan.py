@@ -48,7 +48,10 @@ HERE = GOOD | {"workflow": f"{__name__}:solve", "tasks": {"factory": f"{__name__
             ["--inference.backend", "sglang", "--inference.device", "cuda:2", "--inference.sglang_args=--tp 2"],
             "on GPU 2, 3, 2 each, as many requests as fit of up to the model's positions, float32",
         ),
-        (["--rollout.runner", "processes", "--rollout.workers", "3"], "64 at once, in 3 worker process(es), at most 600 s"),
+        (
+            ["--rollout.runner", "processes", "--rollout.workers", "3"],
+            "64 at once, in 3 worker(s) (processes)",
+        ),
         (["--trainer.dtype", "bfloat16"], "probe within 0.25 nats"),
         (["--model.path", "/models/Qwen3-8B"], "AdamW 61.0, float32"),
         ([], "1 embedded, launched on 127.0.0.1, device auto, 64 requests of 4096 tokens"),

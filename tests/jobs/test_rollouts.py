@@ -32,6 +32,7 @@ def test_workers_are_one_for_each_core_but_one(monkeypatch: pytest.MonkeyPatch) 
     assert num_workers(RolloutConfig(runner="processes")) == 7
     assert num_workers(RolloutConfig(runner="processes", max_concurrent_episodes=2)) == 2
     assert num_workers(RolloutConfig(runner="processes", workers=3)) == 3
+    assert num_workers(RolloutConfig(runner="ray", max_concurrent_episodes=10_000)) == 79
     monkeypatch.setattr(os, "sched_getaffinity", cores(1))
     assert num_workers(RolloutConfig(runner="processes")) == 1
 

@@ -20,9 +20,10 @@ from agentrl.errors import AgentRLError, InvariantError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.remote.frames import FrameBuffer, WorkerSetup
+from agentrl.rollout.remote.nodes import OpenNodes, this_machine
 from agentrl.rollout.remote.process import MessageWriter, set_up_worker
 from agentrl.rollout.remote.runner import RemoteRunner
-from agentrl.rollout.remote.wire import StartWorker, StreamWire, Wire, local_worker
+from agentrl.rollout.remote.wire import StartWorker, StreamWire, Wire
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
@@ -121,11 +122,11 @@ def remote_runner(
     workers: int = 2,
     rollout: RolloutConfig | None = None,
     stall_timeout_s: float = 60.0,
-    start: StartWorker = local_worker,
+    nodes: OpenNodes = this_machine,
 ) -> RemoteRunner:
     """Return a runner of workers with `worker_setup`."""
     setup = worker_setup(workflow, model, rollout=rollout, stall_timeout_s=stall_timeout_s)
-    return RemoteRunner(setup, num_workers=workers, start=start, log_dir=log_dir)
+    return RemoteRunner(setup, num_workers=workers, nodes=nodes, log_dir=log_dir)
 
 
 class StuckBackend:
@@ -177,6 +178,12 @@ async def thread_worker(_name: str, _log_path: Path) -> AsyncGenerator[Wire]:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(thread.join, 5.0)
         assert not thread.is_alive()
+
+
+@asynccontextmanager
+async def threads() -> AsyncGenerator[StartWorker]:
+    """Yield what starts workers in threads."""
+    yield thread_worker
 
 
 def _work_in_thread(connection: socket.socket) -> None:

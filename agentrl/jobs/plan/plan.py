@@ -176,7 +176,7 @@ def _sampling(config: RunConfig) -> str:
 def _episodes(config: RunConfig) -> str:
     rollout = config.rollout
     turns = f"at most {rollout.max_turns} turns" if rollout.max_turns else "turns unlimited by the run file"
-    where = "" if rollout.runner == "local" else f", in {num_workers(rollout)} worker process(es)"
+    where = "" if rollout.runner == "local" else f", in {num_workers(rollout)} worker(s) ({rollout.runner})"
     return f"{rollout.max_concurrent_episodes} at once{where}, at most {rollout.episode_timeout_s:g} s each, {turns}"
 
 

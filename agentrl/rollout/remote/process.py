@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -57,6 +57,7 @@ from agentrl.rollout.remote.frames import (
     framed,
     read_to_worker,
 )
+from agentrl.rollout.remote.join_point import WORKER_TOKEN_VARIABLE, connect_to_driver
 from agentrl.rollout.remote.packing import (
     PackedScore,
     pack_score,
@@ -298,17 +299,38 @@ def _first_message(requests: ByteSource, buffer: FrameBuffer) -> WorkerSetup | N
     return setup
 
 
-def main() -> None:
-    """Run the worker on the standard streams."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what reaches a whole terminal ends the driver, which ends its workers
-    requests = io.BufferedReader(ParentPipe(os.dup(0)))
-    replies = os.fdopen(os.dup(1), "wb")
+def _end_with_lifeline(lifeline: ByteSource) -> None:
+    """End this process soon after the launcher or the driver closes its end, whatever the process does."""
+    while lifeline.read1(_READ_BYTES):
+        pass
+    threading.Event().wait(LEAVE_S)
+    os._exit(0)
+
+
+def _streams(arguments: Sequence[str]) -> tuple[ByteSource, BinaryIO]:
+    """Return what the driver sends and what it reads: a connection with `--join=HOST:PORT`, else the standard streams."""
+    lifeline, output = io.BufferedReader(ParentPipe(os.dup(0))), os.dup(1)
     # Other code that reads or prints in this process must not touch the two streams.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
+    if not arguments:
+        return lifeline, os.fdopen(output, "wb")
+    os.close(output)
+    threading.Thread(target=_end_with_lifeline, args=(lifeline,), name="agentrl lifeline", daemon=True).start()
+    try:
+        connection = connect_to_driver(arguments[0].removeprefix("--join="), os.environ.pop(WORKER_TOKEN_VARIABLE))
+    except OSError as error:
+        sys.exit(f"cannot reach the driver at {arguments[0]}: {error}; set cluster.listen to an address that nodes reach")
+    return connection.makefile("rb"), connection.makefile("wb")
+
+
+def main() -> None:
+    """Run the worker."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what reaches a whole terminal ends the driver, which ends its workers
+    requests, replies = _streams(sys.argv[1:])
     writer = MessageWriter(replies)
     logging.getLogger("agentrl").addHandler(_DriverLog(writer.send))
     try:

@@ -22,6 +22,7 @@ from agentrl.errors import RolloutWorkerDied, RunStopped
 from agentrl.inference.backend import Backend
 from agentrl.rollout.remote.frames import WorkerSetup
 from agentrl.rollout.remote.link import TASK_NAME, WorkerLink
+from agentrl.rollout.remote.nodes import OpenNodes
 from agentrl.rollout.remote.wire import StartWorker
 from agentrl.types import Task, Trajectory, Turn
 
@@ -37,16 +38,16 @@ START_S = 300.0
 class RemoteRunner:
     """A `PolicyRunner` whose episodes run in workers."""
 
-    def __init__(self, setup: WorkerSetup, *, num_workers: int, start: StartWorker, log_dir: Path) -> None:
+    def __init__(self, setup: WorkerSetup, *, num_workers: int, nodes: OpenNodes, log_dir: Path) -> None:
         """Describe the workers; `opened` starts them.
 
         Args:
             setup: of each worker, but for its name.
             num_workers: at least 1.
-            start: starts one worker.
+            nodes: where workers start.
             log_dir: worker n appends its output to `rollout-<n>.log` there.
         """
-        self._setup, self._num_workers, self._start, self._log_dir = setup, num_workers, start, log_dir
+        self._setup, self._num_workers, self._nodes, self._log_dir = setup, num_workers, nodes, log_dir
         self._links: dict[int, WorkerLink] = {}
         self._arrived = anyio.Event()
         """Set when the next worker takes episodes."""
@@ -62,10 +63,11 @@ class RemoteRunner:
 
         Cancellation: the workers end, within 5 seconds.
         """
-        async with task_group() as workers:
+        async with self._nodes() as start, task_group() as workers:
             async with task_group() as starting:
                 for index in range(self._num_workers):
-                    starting.start_soon(partial(workers.start, self._keep, index, backend, name=TASK_NAME), name=TASK_NAME)
+                    keep = partial(workers.start, self._keep, index, start, backend, name=TASK_NAME)
+                    starting.start_soon(keep, name=TASK_NAME)
             yield
             workers.cancel_scope.cancel()
 
@@ -99,26 +101,26 @@ class RemoteRunner:
             await self._arrived.wait()  # for `START_S` at most: then the run ends
         return min(links, key=lambda link: link.num_episodes)
 
-    async def _keep(self, index: int, backend: Backend, *, task_status: TaskStatus[None]) -> None:
+    async def _keep(self, index: int, start: StartWorker, backend: Backend, *, task_status: TaskStatus[None]) -> None:
+        """Start a worker, and another one in its place whenever it has died."""
         name, log_path = f"rollout worker {index}", self._log_dir / f"rollout-{index}.log"
         deaths: list[float] = []
-        ready = False
+        first = True
         while True:
-            async with self._start(name, log_path) as wire:
-                link = WorkerLink(name, wire, backend)
-                try:
+            try:
+                async with start(name, log_path) as wire:
+                    link = WorkerLink(name, wire, backend)
                     await self._set_up(link, name, log_path)
-                except RolloutWorkerDied as error:
-                    how = str(error)
-                else:
                     self._arrive(index, link)
-                    if not ready:
+                    if first:
                         task_status.started()
-                        ready = True
+                        first = False
                     try:
                         how = f"{name} died: {await link.serve()}"
                     finally:
                         del self._links[index]
+            except RolloutWorkerDied as error:
+                how = str(error)
             now = anyio.current_time()
             deaths = [*(death for death in deaths if now - death < _WINDOW_S), now]
             if len(deaths) > RESTARTS:

@@ -134,7 +134,7 @@ async def local_worker(_name: str, log_path: Path) -> AsyncGenerator[ProcessWire
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": _module_path()},
+                env={**os.environ, "PYTHONPATH": module_path()},
                 start_new_session=True,
             )
     except OSError as error:
@@ -146,7 +146,7 @@ async def local_worker(_name: str, log_path: Path) -> AsyncGenerator[ProcessWire
             await _end(process)
 
 
-def _module_path() -> str:
+def module_path() -> str:
     """Return where this process finds modules, for one that starts in another directory."""
     return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from agentrl.tokens.renderer import Renderer
+from agentrl_workflows.demo.ray_nodes import LocalRayCluster, ray_cluster
 from tests.rollout.harness import make_renderer
 
 
@@ -22,3 +24,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def renderer(model: Path) -> Renderer:
     """The tokenizer in this process."""
     return Renderer.load(model)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Generator[LocalRayCluster]:
+    """A Ray cluster of three nodes on this machine."""
+    pytest.importorskip("ray")
+    with ray_cluster() as cluster:
+        yield cluster

@@ -26,14 +26,14 @@ from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task, Trajectory, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, make_server, says
-from tests.support.remote import Ranked, StuckBackend, TwoTurns, remote_runner, thread_worker
+from tests.support.remote import Ranked, StuckBackend, TwoTurns, remote_runner, threads
 
 CLOCK_S = 1.0
 """What the clock of a worker on another node may be off: the time that its first message takes."""
 
 
 def make_runner(workflow: str, model: Path, *, workers: int = 1, rollout: RolloutConfig | None = None) -> RemoteRunner:
-    return remote_runner(workflow, model, model / "logs", workers=workers, rollout=rollout, start=thread_worker)
+    return remote_runner(workflow, model, model / "logs", workers=workers, rollout=rollout, nodes=threads)
 
 
 def seeded(call: ScriptedCall) -> ScriptedReply:

@@ -1,0 +1,85 @@
+"""Workers that join the driver over TCP, started by a launcher: that of this machine, and that of Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.local import LocalLauncher
+from agentrl.rollout.remote.join_point import TOKEN_BYTES, JoinPoint
+from agentrl.rollout.remote.nodes import launched_worker, ray_nodes
+from agentrl.rollout.remote.wire import StartWorker
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import StopReason, Task, Turn
+from agentrl_workflows.demo.ray_nodes import LocalRayCluster
+from tests.rollout.harness import PATIENCE_S, SAMPLING, make_server, says
+from tests.support.remote import remote_runner
+
+
+def ignore(turn: Turn) -> None:
+    """Take a turn."""
+
+
+async def test_only_the_holder_of_a_token_joins() -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async with JoinPoint.listening("127.0.0.1") as point:
+            token = point.expect()
+            for given in (b"0" * TOKEN_BYTES, b"", token.encode()[:-1] + b"\0"):
+                async with await anyio.connect_tcp(point.host, point.port) as stranger:
+                    await stranger.send(given)
+                    await stranger.send_eof()
+                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                        await stranger.receive()
+            async with await anyio.connect_tcp(point.host, point.port) as worker:
+                await worker.send(token.encode() + b"hello")
+                async with await point.joined(token) as stream:
+                    assert await stream.receive() == b"hello"
+            async with await anyio.connect_tcp(point.host, point.port) as again:
+                await again.send(token.encode())
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await again.receive()
+
+
+@asynccontextmanager
+async def launched_here() -> AsyncGenerator[StartWorker]:
+    async with JoinPoint.listening("127.0.0.1") as point:
+        yield partial(launched_worker, LocalLauncher(), point)
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_launched_worker_plays_dies_and_is_launched_again(model: Path, renderer: Renderer, tmp_path: Path) -> None:
+    runner = remote_runner("Acts", model, tmp_path, workers=1, nodes=launched_here)
+    async with runner.opened(make_server(renderer, says("good"))):
+        play = partial(runner.play, episode_id="0.0.0", sampling=SAMPLING, on_turn=ignore)
+        dead = await play(Task(id="t", data={"act": "die"}))
+        assert dead.failure is not None
+        assert dead.stop_reason is StopReason.ENVIRONMENT_FAULT
+        assert "signal SIGKILL" in dead.failure.message
+        alive = await play(Task(id="t", data={"act": "none"}))
+        assert alive.failure is None
+        pid = int(alive.final_reward or 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_workers_on_the_nodes_of_a_ray_cluster_play(
+    cluster: LocalRayCluster, model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    config = ClusterConfig(launcher="ray", address=cluster.address, start_timeout_s=60)
+    runner = remote_runner("Acts", model, tmp_path, workers=2, nodes=partial(ray_nodes, config))
+    async with runner.opened(make_server(renderer, says("good"))):
+        for number in range(4):
+            task = Task(id="t", data={"act": "none"})
+            trajectory = await runner.play(task, episode_id=f"{number}.0.0", sampling=SAMPLING, on_turn=ignore)
+            assert trajectory.failure is None
+            assert trajectory.ended_s is not None

@@ -328,16 +328,29 @@ class Journal:
         if self._trackers is not None:
             self._trackers.step(number, self._wall_s(), line, [episode for group in groups for episode in group.episodes])
 
-    def checkpoint(self, step: int, path: Path, seconds: float) -> None:
-        """Record a checkpoint that has just been written, and took `seconds`.
+    def checkpoint_begun(self, step: int, held_s: float) -> None:
+        """Record that the trainer has copied its state for a checkpoint, and did nothing else for `held_s` seconds.
 
         Raises:
             RunStopped: when the disk refuses.
         """
         end = time.perf_counter()
-        self._worked("trainer", "checkpoint", end - seconds, end, step)
+        self._worked("trainer", "checkpoint", end - held_s, end, step)
+
+    def checkpoint(self, step: int, path: Path, *, seconds: float, held_s: float) -> None:
+        """Record a checkpoint that is on the disk.
+
+        Args:
+            step: whose weights it holds.
+            path: its directory.
+            seconds: from its beginning until it was on the disk.
+            held_s: of these, how long the trainer did nothing else.
+
+        Raises:
+            RunStopped: when the disk refuses.
+        """
         self._totals.checkpoint = str(path)
-        self._append("checkpoint", {"step": step, "path": str(path), "seconds": seconds})
+        self._append("checkpoint", {"step": step, "path": str(path), "seconds": seconds, "held_s": held_s})
 
     async def flush(self) -> None:
         """Return when every episode so far is on disk, so that what builds on it outlives none of them.

@@ -19,7 +19,7 @@ import numpy as np
 from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
 from agentrl.errors import WeightSyncError
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
-from agentrl.trainer.base import Trainer
+from agentrl.trainer.base import SaveReport, Trainer
 from agentrl.weights.disk import WEIGHTS_FILE, prune
 from agentrl.weights.types import WeightFeed
 
@@ -123,18 +123,33 @@ class WeightPublisher:
             )
 
     async def save(self, step: int, note: str) -> Path:
-        """Write a checkpoint of `step` with `note` in it, and remove the oldest ones beyond `keep_checkpoints`.
+        """Begin to write a checkpoint of `step` with `note` in it; return where it will be once `finish_save` reports it.
 
         Raises:
-            TrainError: naming the path and the cause, such as a full disk; earlier checkpoints are untouched.
+            TrainError: the checkpoint before could not be written; earlier ones are untouched.
 
         Cancellation: the checkpoint is whole or absent.
         """
         path = self._checkpoints / f"step-{step:06d}"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         await self._trainer.save(str(path), note)
-        await anyio.to_thread.run_sync(self._prune_checkpoints)
         return path
+
+    async def finish_save(self, *, wait: bool) -> SaveReport | None:
+        """Return the checkpoint that was begun, once it is on the disk, and remove the oldest beyond `keep_checkpoints`.
+
+        Args:
+            wait: until it is on the disk; otherwise None is returned while it is being written.
+
+        Raises:
+            TrainError: naming the path and the cause, such as a full disk; earlier checkpoints are untouched.
+
+        Cancellation: the checkpoint is whole or absent.
+        """
+        report = await self._trainer.finish_save(wait=wait)
+        if report is not None:
+            await anyio.to_thread.run_sync(self._prune_checkpoints)
+        return report
 
     def _prune_checkpoints(self) -> None:
         saved = sorted(path for path in self._checkpoints.glob("step-*") if path.is_dir())

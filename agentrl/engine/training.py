@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -34,7 +35,7 @@ from agentrl.engine.journal import Journal
 from agentrl.engine.publisher import PublishReport, WeightPublisher
 from agentrl.engine.resume import RunState
 from agentrl.engine.skipped import SkippedSteps
-from agentrl.errors import AgentRLError, InvariantError, NothingLearned, ServerError, WeightSyncError
+from agentrl.errors import AgentRLError, InvariantError, NothingLearned, ServerError, TrainError, WeightSyncError
 from agentrl.inference.backend import Inference, ServerSet
 from agentrl.observe.progress import Progress
 from agentrl.observe.stall import StallTimer, WaitBoard
@@ -192,6 +193,16 @@ class _Weights(NamedTuple):
     """Version under which they are, or will be, published."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BegunSave:
+    """A checkpoint that is being written."""
+
+    step: int
+    path: Path
+    held_s: float
+    """How long the trainer copied its state."""
+
+
 class TrainLoop:
     """Takes batches from the buffer, turns each into a published version, and saves checkpoints."""
 
@@ -224,6 +235,7 @@ class TrainLoop:
         self._held: _Weights | None = _Weights(state.step, clock.version)
         """None while a batch is in the trainer, whose weights then belong to no step."""
         self._saved_step, self._saved_at = state.step, time.perf_counter()
+        self._writing: _BegunSave | None = None
         self._interrupted = False
 
     async def publish(self, version: int) -> PublishReport:
@@ -263,10 +275,12 @@ class TrainLoop:
                 self._evaluations.request(number)
                 if self._checkpoint_is_due(number):
                     await self._save()
+            await self._finish_save(wait=True)
         except (ServerError, WeightSyncError, NothingLearned):
             await self._save_last()  # the trainer is not to blame
             raise
         except AgentRLError as error:
+            await self._finish_begun_save()
             if not self._interrupted:
                 raise
             logger.warning("the present step could not be finished: %s", error)
@@ -277,6 +291,7 @@ class TrainLoop:
         """Train one batch, publish the weights, advance the clock and record the step; False: there is no batch."""
         with self._board.waiting("the trainer", self._buffer.describe_wait), self._journal.timed("trainer_wait_s"):
             await self._buffer.ready()
+        await self._finish_save(wait=False)
         checked = {} if self._interrupted else await self._check_servers(number)
         with self._board.waiting("the trainer", self._buffer.describe_wait), self._journal.timed("trainer_wait_s"):
             groups = await self._buffer.take()
@@ -357,22 +372,50 @@ class TrainLoop:
 
     async def _save_last(self) -> None:
         """Save the weights of the last whole step on the way to the end of the run, which an error does not change."""
-        if self._held is None or self._held.step == self._saved_step:
-            return
+        begun = self._saved_step if self._writing is None else self._writing.step
+        if self._held is not None and self._held.step != begun:
+            try:
+                await self._save()
+            except AgentRLError as error:
+                logger.warning("no checkpoint of step %d could be saved: %s", self._held.step, error)
+        await self._finish_begun_save()
+
+    async def _finish_begun_save(self) -> None:
+        """Wait for the checkpoint that is being written, on the way to the end of the run."""
         try:
-            await self._save()
+            await self._finish_save(wait=True)
         except AgentRLError as error:
-            logger.warning("no checkpoint of step %d could be saved: %s", self._held.step, error)
+            logger.warning("the last checkpoint could not be saved: %s", error)
 
     async def _save(self) -> None:
+        """Begin to write a checkpoint of the weights that the trainer holds, after the one before is on the disk."""
         assert self._held is not None
-        begin, (step, version) = time.perf_counter(), self._held
+        await self._finish_save(wait=True)
+        step, version = self._held
         await self._journal.flush()
+        begin = time.perf_counter()
         with self._board.waiting("the trainer", f"its worker to save the checkpoint of step {step}"):
             path = await self._weights.save(step, self._state(step, version).to_note())
         self._watchdog.progress()
-        self._saved_step, self._saved_at = step, time.perf_counter()
-        self._journal.checkpoint(step, path, self._saved_at - begin)
+        self._saved_at = time.perf_counter()
+        self._writing = _BegunSave(step=step, path=path, held_s=self._saved_at - begin)
+        self._journal.checkpoint_begun(step, self._writing.held_s)
+
+    async def _finish_save(self, *, wait: bool) -> None:
+        """Record the checkpoint that is being written, if it is on the disk; `wait` until it is."""
+        save = self._writing
+        if save is None:
+            return
+        try:
+            with self._board.waiting("the trainer", f"its worker to save the checkpoint of step {save.step}"):
+                report = await self._weights.finish_save(wait=wait)
+        except TrainError:
+            self._writing = None
+            raise
+        if report is not None:
+            self._watchdog.progress()
+            self._writing, self._saved_step = None, save.step
+            self._journal.checkpoint(save.step, save.path, seconds=save.held_s + report.seconds, held_s=save.held_s)
 
     def _state(self, step: int, version: int) -> RunState:
         return RunState(

@@ -52,7 +52,7 @@ from agentrl.observe.progress import Progress, make_progress
 from agentrl.observe.trackers.base import Tracker
 from agentrl.runs.reading import read_metrics
 from agentrl.tokens.renderer import Renderer
-from agentrl.trainer.checkpoint import latest_checkpoint
+from agentrl.trainer.checkpoints.read import latest_checkpoint
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.processes import worker_ended
 from agentrl.watchdog.garbage_collector import tuned_garbage_collector

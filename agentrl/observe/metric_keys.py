@@ -202,7 +202,8 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "checkpoint": (
         ("step", "step", "whose weights it holds"),
         ("path", "", "its directory"),
-        ("seconds", "seconds", "writing it took"),
+        ("seconds", "seconds", "from its beginning until it was on the disk"),
+        ("held_s", "seconds", "of these, how long the trainer did nothing else"),
     ),
     "resumed": (
         ("step", "step", "the last one done before"),

@@ -44,6 +44,15 @@ class StepReport:
     tokens of the sample] float32. A sample that got no forward pass has none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReport:
+    """A checkpoint that is on the disk."""
+
+    directory: str
+    seconds: float
+    """Time that the writing took, while training continued."""
+
+
 class Trainer(Protocol):
     """A worker that owns the trained weights."""
 
@@ -76,9 +85,21 @@ class Trainer(Protocol):
         ...
 
     async def save(self, directory: str, note: str = "") -> None:
-        """Write a checkpoint (HF model, optimizer, schedule, random state) that appears whole or not at all.
+        """Begin to write a checkpoint (HF model, optimizer, schedule, random state) that appears whole or not at all.
 
-        A restored trainer returns `note`.
+        Returns when the state is copied; steps that follow do not change the checkpoint. One that is still being written
+        is waited for first. A restored trainer returns `note`.
+
+        Raises:
+            TrainError: the checkpoint before could not be written, and `finish_save` has not reported it.
+        """
+        ...
+
+    async def finish_save(self, *, wait: bool) -> SaveReport | None:
+        """Return the checkpoint that `save` began, once it is on the disk; each is returned once.
+
+        Args:
+            wait: until it is; otherwise None is returned while it is being written.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.

@@ -241,11 +241,16 @@ class PolicyModel:
         if isinstance(next(iter(state.values())), DTensor):
             gathered = ((name, whole(tensor)) for name, tensor in state.items())
             state = {name: tensor.cpu() for name, tensor in gathered if self.ranks.rank == 0}
-        if self.ranks.rank:
-            return {}
+        return self.with_checkpoint_names(state | self.saved_buffers()) if self.ranks.rank == 0 else {}
+
+    def saved_buffers(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint that are not trained, by name; each rank holds them whole."""
         kept = self.module.state_dict().keys()
-        state |= {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
-        return revert_weight_conversion(self.module, state)
+        return {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
+
+    def with_checkpoint_names(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return `tensors`, which have the names of the module, under the names and in the form of its HF checkpoint."""
+        return revert_weight_conversion(self.module, tensors)
 
     def reload(self, path: Path) -> None:
         """Replace the weights by those of the HF checkpoint at `path`.

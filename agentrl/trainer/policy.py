@@ -25,15 +25,16 @@ from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine, decoupled_ppo_
 from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
 from agentrl.errors import InvariantError, StaleDataError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
-from agentrl.trainer.checkpoint import Checkpoint, TrainerState
+from agentrl.trainer.checkpoints.box import StoredTensor
+from agentrl.trainer.checkpoints.format import TrainerState
+from agentrl.trainer.checkpoints.read import Checkpoint
+from agentrl.trainer.checkpoints.staging import StagedParts, stage_parts, stage_weights, take_state, take_weights
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.model import Microbatch, PolicyModel, raw_tensor, torch_tensor
+from agentrl.trainer.model import Microbatch, PolicyModel, torch_tensor
 from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.trainer.parallel.shard import like, whole
 from agentrl.trainer.parallel.tensor import replicas_agree, sum_partial_gradients
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
-from agentrl.weights.tensors import RawTensor
 
 _RNG = "random_state"
 
@@ -165,42 +166,50 @@ class PolicyTrainer:
         """Record `version` as the policy version of the present weights."""
         self._state = msgspec.structs.replace(self._state, policy_version=version)
 
-    def optimizer_tensors(self) -> dict[str, RawTensor]:
-        """Return the state of the optimizer and of the random generators by name, for a checkpoint.
+    def stage(self) -> StagedParts:
+        """Return copies of what this rank writes into a checkpoint; every rank must call it."""
+        return StagedParts(
+            weights=stage_weights(self.model), optimizer=stage_parts(self.optimizer_tensors(), self.model.ranks)
+        )
 
-        Every rank must call it; ranks other than 0 get an empty mapping.
-        """
-        tensors = {_RNG: raw_tensor(torch.get_rng_state())}
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Return the state of the optimizer and of this rank's random generators by name; nothing is copied."""
+        tensors = {f"{_RNG}.{self.model.ranks.rank}": torch.get_rng_state()}
         if self.model.device.type == "cuda":
-            tensors[f"{_RNG}_cuda"] = raw_tensor(torch.cuda.get_rng_state(self.model.device))
+            tensors[f"{_RNG}_cuda.{self.model.ranks.rank}"] = torch.cuda.get_rng_state(self.model.device)
         for name, parameter in self.model.parameters.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
-                gathered = whole(value)
-                if self.model.ranks.rank == 0:
-                    tensors[f"{key}.{name}"] = raw_tensor(gathered)
-        return tensors if self.model.ranks.rank == 0 else {}
+                tensors[f"{key}.{name}"] = value
+        return tensors
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue exactly where `checkpoint` was written.
+        """Continue exactly where `checkpoint` was written; each rank reads the parts that it holds.
+
+        Under another number of ranks, rank r continues with the random state of rank r modulo the number that wrote it.
 
         Raises:
             ConfigError: when it is the checkpoint of another model.
         """
-        self.model.reload(checkpoint.path)
-        by_parameter: dict[str, dict[str, RawTensor]] = {}
-        for full_name, raw in checkpoint.optimizer.items():
+        take_weights(self.model, checkpoint)
+        by_parameter: dict[str, dict[str, StoredTensor]] = {}
+        for full_name, stored in checkpoint.optimizer.items():
             key, _, name = full_name.partition(".")
-            if name:
-                by_parameter.setdefault(name, {})[key] = raw
+            by_parameter.setdefault(name, {})[key] = stored
         self._optimizer.state.clear()
         for name, parameter in self.model.parameters.items():
             if name in by_parameter:
                 state = by_parameter[name]
-                self._optimizer.state[parameter] = {key: like(parameter, torch_tensor(raw)) for key, raw in state.items()}
-        torch.set_rng_state(torch_tensor(checkpoint.optimizer[_RNG]))
-        if self.model.device.type == "cuda" and f"{_RNG}_cuda" in checkpoint.optimizer:
-            torch.cuda.set_rng_state(torch_tensor(checkpoint.optimizer[f"{_RNG}_cuda"]), self.model.device)
+                self._optimizer.state[parameter] = {key: take_state(parameter, stored) for key, stored in state.items()}
+        torch.set_rng_state(self._random_state(checkpoint, _RNG))
+        if self.model.device.type == "cuda" and any(name.startswith(f"{_RNG}_cuda") for name in checkpoint.optimizer):
+            torch.cuda.set_rng_state(self._random_state(checkpoint, f"{_RNG}_cuda"), self.model.device)
         self._state = checkpoint.state
+
+    def _random_state(self, checkpoint: Checkpoint, name: str) -> Tensor:
+        rank = self.model.ranks.rank % checkpoint.world
+        # Version 1 has the one of rank 0 under the bare name.
+        stored = checkpoint.optimizer.get(f"{name}.{rank}") or checkpoint.optimizer[name]
+        return torch_tensor(stored.box((0,), stored.shape))
 
     def _split(self, batch: TrainBatch) -> list[list[int]]:
         loss_tokens = [int(item.sample.loss_mask.sum()) for item in batch.samples]

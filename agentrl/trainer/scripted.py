@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 
 from agentrl.errors import InvariantError, TrainError, UpdatePending
-from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.disk import atomic_directory, publish, write_model
 from agentrl.weights.tensors import RawTensor
@@ -117,6 +118,17 @@ class ScriptedChannel:
             raise UpdatePending("the trainer is in a step; the server gets weights with the next update")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScriptedSave:
+    """A checkpoint that is being written."""
+
+    number: int
+    directory: str
+    note: str
+    steps: int
+    applied: int
+
+
 class ScriptedTrainer:
     """A `Trainer` that records its batches and follows a script.
 
@@ -134,6 +146,8 @@ class ScriptedTrainer:
         fail_steps: Collection[int] = (),
         hold_steps: Mapping[int, anyio.Event] | None = None,
         hold_publish: Mapping[int, anyio.Event] | None = None,
+        hold_saves: Mapping[int, anyio.Event] | None = None,
+        fail_saves: Collection[int] = (),
         source: Path | None = None,
     ) -> None:
         """Write the script.
@@ -143,6 +157,8 @@ class ScriptedTrainer:
             fail_steps: numbers of the steps that raise `TrainError`.
             hold_steps: events that steps wait for before they return, by number.
             hold_publish: events that publications wait for, by version.
+            hold_saves: events that the writing of checkpoints waits for, by number (from 0).
+            fail_saves: numbers of the checkpoints that cannot be written.
             source: HF checkpoint whose config and tokenizer files are published with the tiny weights.
         """
         self.batches: list[TrainBatch] = []
@@ -161,6 +177,10 @@ class ScriptedTrainer:
         self._fail = frozenset(fail_steps)
         self._hold_steps = dict(hold_steps or {})
         self._hold_publish = dict(hold_publish or {})
+        self._hold_saves = dict(hold_saves or {})
+        self._fail_saves = frozenset(fail_saves)
+        self._num_saves = 0
+        self._writing: _ScriptedSave | None = None
         self._source = source
         self._applied = 0
 
@@ -196,7 +216,7 @@ class ScriptedTrainer:
         if version in self._hold_publish:
             await self._hold_publish[version].wait()
         await anyio.lowlevel.checkpoint()
-        publication = publish(self._tensors(), version=version, directory=Path(directory), source=self._source)
+        publication = publish(_tensors(self._applied), version=version, directory=Path(directory), source=self._source)
         self.publications.append(publication)
         return publication
 
@@ -213,19 +233,47 @@ class ScriptedTrainer:
         return [scripted_logprobs(ids, max(versions, default=0)) for ids in sequences]
 
     async def save(self, directory: str, note: str = "") -> None:
-        """Write a tiny checkpoint that appears whole or not at all.
+        """Begin to write a tiny checkpoint that appears whole or not at all, after the one before is on the disk.
+
+        Raises:
+            TrainError: the one before is among `fail_saves`, and `finish_save` has not raised it.
+
+        Cancellation: the directory is complete or absent.
+        """
+        await self.finish_save(wait=True)
+        steps, number = len(self.batches), self._num_saves
+        self._writing = _ScriptedSave(number=number, directory=directory, note=note, steps=steps, applied=self._applied)
+        self._num_saves += 1
+
+    async def finish_save(self, *, wait: bool) -> SaveReport | None:
+        """Return the checkpoint that `save` began; it is on the disk once its event of `hold_saves` is set.
+
+        Raises:
+            TrainError: it is among `fail_saves`.
 
         Cancellation: the directory is complete or absent.
         """
         await anyio.lowlevel.checkpoint()
-        with atomic_directory(Path(directory)) as folder:
-            write_model(folder, self._tensors(), version=self._applied, source=self._source)
-            (folder / "scripted.json").write_bytes(msgspec.json.encode({"steps": len(self.batches), "note": note}))
-        self.saved.append(directory)
-        self.notes.append(note)
+        if self._writing is None:
+            return None
+        held = self._hold_saves.get(self._writing.number)
+        if held is not None and not held.is_set() and not wait:
+            return None
+        if held is not None:
+            await held.wait()
+        save, self._writing = self._writing, None
+        if save.number in self._fail_saves:
+            raise TrainError(f"cannot write {save.directory}: checkpoint {save.number} fails by the script of its trainer")
+        with atomic_directory(Path(save.directory)) as folder:
+            write_model(folder, _tensors(save.applied), version=save.applied, source=self._source)
+            (folder / "scripted.json").write_bytes(msgspec.json.encode({"steps": save.steps, "note": save.note}))
+        self.saved.append(save.directory)
+        self.notes.append(save.note)
+        return SaveReport(directory=save.directory, seconds=0.0)
 
-    def _tensors(self) -> dict[str, RawTensor]:
-        return {"steps_applied": RawTensor.of(np.array([self._applied], np.float32))}
+
+def _tensors(applied: int) -> dict[str, RawTensor]:
+    return {"steps_applied": RawTensor.of(np.array([applied], np.float32))}
 
 
 def _staleness_metrics(batch: TrainBatch) -> dict[str, float]:

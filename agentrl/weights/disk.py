@@ -64,7 +64,7 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
     Raises:
         TrainError: naming the path and the cause when the disk is full or the path cannot be written.
     """
-    partial = final.with_name(_PARTIAL + final.name)
+    partial = partial_directory(final)
     replaced = final.with_name(f"{_PARTIAL}replaced-{final.name}")
     try:
         if replaced.exists() and not final.exists():
@@ -74,15 +74,41 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
         yield partial
         if durable:
             for path in [*partial.iterdir(), partial]:
-                _flush(path)
+                flush(path)
         _swap(partial, final, replaced)
         if durable:
-            _flush(final.parent)
+            flush(final.parent)
     except OSError as error:
-        fix = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix the cause"
-        raise TrainError(f"cannot write {final}: {error.strerror or error}; {fix}, or write elsewhere") from error
+        raise write_error(final, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def partial_directory(final: Path) -> Path:
+    """Return the directory that `atomic_directory(final)` yields, for another process that fills it too."""
+    return final.with_name(_PARTIAL + final.name)
+
+
+def remove_partial_directories(parent: Path) -> None:
+    """Remove the directories in `parent` that killed writers left incomplete."""
+    for path in parent.glob(f"{_PARTIAL}*"):
+        if not path.name.startswith(f"{_PARTIAL}replaced-"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def write_error(final: Path, error: OSError) -> TrainError:
+    """Return the error of a writer of the directory `final` that met `error`."""
+    fix = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix the cause"
+    return TrainError(f"cannot write {final}: {error.strerror or error}; {fix}, or write elsewhere")
+
+
+def flush(path: Path) -> None:
+    """Return when a file or directory is on the disk; raises OSError when the disk refuses."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> DirectoryManifest:
@@ -94,11 +120,17 @@ def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int,
     digests = {name: tensor.checksum(name) for name, tensor in tensors.items()}
     manifest = DirectoryManifest(version=version, checksum=model_checksum(digests), tensor_checksums=digests)
     write_safetensors(folder / WEIGHTS_FILE, tensors)
-    for name in MODEL_FILES if source is not None else ():
-        if source is not None and (source / name).is_file():
-            (folder / name).write_bytes((source / name).read_bytes())
+    if source is not None:
+        copy_model_files(source, folder)
     (folder / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     return manifest
+
+
+def copy_model_files(source: Path, folder: Path) -> None:
+    """Copy the config and tokenizer files of the HF checkpoint `source` into `folder`; raises OSError as `write_model`."""
+    for name in MODEL_FILES:
+        if (source / name).is_file():
+            (folder / name).write_bytes((source / name).read_bytes())
 
 
 def publish(
@@ -187,11 +219,3 @@ def _swap(partial: Path, final: Path, replaced: Path) -> None:
             replaced.rename(final)
         raise
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,6 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.trainer.base import TrainBatch, TrainSample
+from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
+from agentrl.trainer.model import raw_tensor
+from agentrl.trainer.parallel.shard import whole
+from agentrl.trainer.policy import PolicyTrainer
 from agentrl.types import Sample
 
 VOCAB = 300
@@ -49,6 +53,20 @@ def _sample(random: np.random.Generator, version: int, longest: int, max_stalene
         temperatures=np.where(mask, temperature, 1).astype(np.float32),
     )
     return TrainSample(sample=sample, advantages=advantages.astype(np.float32))
+
+
+def save_checkpoint(trainer: PolicyTrainer, directory: Path, note: str = "") -> None:
+    """Write a checkpoint of `trainer`; every rank must call it."""
+    job = CheckpointJob(
+        directory=directory, parts=trainer.stage(), state=trainer.state, note=note, source=trainer.model.path
+    )
+    write_checkpoint(trainer.model.ranks, job)
+
+
+def state_bytes(trainer: PolicyTrainer) -> dict[str, bytes]:
+    """Return the weights, and the optimizer's whole tensors, as bytes by name; every rank must call it."""
+    tensors = {**trainer.model.parameters, **trainer.optimizer_tensors()}
+    return {name: bytes(raw_tensor(whole(tensor.detach())).data) for name, tensor in tensors.items()}
 
 
 def load_plain(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

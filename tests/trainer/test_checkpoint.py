@@ -11,13 +11,18 @@ import torch
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ConfigError, TrainError
-from agentrl.trainer.checkpoint import TrainerState, latest_checkpoint, read_checkpoint, write_checkpoint
+from agentrl.trainer.checkpoints.box import TensorPart
+from agentrl.trainer.checkpoints.format import TrainerState
+from agentrl.trainer.checkpoints.read import latest_checkpoint, read_checkpoint
+from agentrl.trainer.checkpoints.staging import StagedParts
+from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.policy import PolicyTrainer
 from agentrl.weights.tensors import RawTensor
 from tests.support.tiny import tiny_checkpoint
-from tests.trainer.helpers import load_plain, random_batch
+from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes
 
 
 def _trainer(path: Path) -> PolicyTrainer:
@@ -25,21 +30,13 @@ def _trainer(path: Path) -> PolicyTrainer:
     return PolicyTrainer(PolicyModel(path, device=torch.device("cpu")), config, AlgorithmConfig(), total_steps=10)
 
 
-def _save(trainer: PolicyTrainer, directory: Path) -> None:
-    write_checkpoint(
-        directory,
-        weights=trainer.model.export(),
-        optimizer=trainer.optimizer_tensors(),
-        state=trainer.state,
-        source=trainer.model.path,
-    )
-
-
 def _tiny(root: Path, steps: int) -> Path:
-    tensors = {"w": RawTensor.of(np.full(8, steps, np.float32))}
+    raw = RawTensor.of(np.full(8, steps, np.float32))
+    part = TensorPart(whole=raw.shape, offset=(0,), data=raw)
     state = TrainerState(policy_version=steps, steps=steps, optimizer_steps=steps, bad_steps=0)
     path = root / f"step-{steps:08d}"
-    write_checkpoint(path, weights=tensors, optimizer={"exp_avg.w": tensors["w"]}, state=state, source=root)
+    parts = StagedParts(weights={"w": part}, optimizer={"exp_avg.w": part})
+    write_checkpoint(Ranks(), CheckpointJob(directory=path, parts=parts, state=state, note="", source=root))
     return path
 
 
@@ -48,7 +45,7 @@ def test_a_restored_run_goes_on_bit_for_bit_like_the_uninterrupted_one(tmp_path:
     straight = _trainer(checkpoint)
     for batch in batches[:3]:
         straight.step(batch)
-    _save(straight, tmp_path / "step-3")
+    save_checkpoint(straight, tmp_path / "step-3")
     expected = [straight.step(batch).metrics for batch in batches[3:]]
 
     torch.manual_seed(99)
@@ -62,15 +59,13 @@ def test_a_restored_run_goes_on_bit_for_bit_like_the_uninterrupted_one(tmp_path:
         assert timeless[0] == timeless[1]
     for name, parameter in straight.model.parameters.items():
         assert torch.equal(parameter, resumed.model.parameters[name]), name
-    assert {name: bytes(raw.data) for name, raw in resumed.optimizer_tensors().items()} == {
-        name: bytes(raw.data) for name, raw in straight.optimizer_tensors().items()
-    }
+    assert state_bytes(resumed) == state_bytes(straight)
 
 
 def test_a_checkpoint_is_a_hugging_face_model(tmp_path: Path, checkpoint: Path) -> None:
     trainer = _trainer(checkpoint)
     trainer.step(random_batch())
-    _save(trainer, tmp_path / "c")
+    save_checkpoint(trainer, tmp_path / "c")
 
     loaded = load_plain(tmp_path / "c")
 
@@ -79,7 +74,7 @@ def test_a_checkpoint_is_a_hugging_face_model(tmp_path: Path, checkpoint: Path) 
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, checkpoint: Path) -> None:
-    _save(_trainer(tiny_checkpoint(tmp_path / "other", arch="llama")), tmp_path / "c")
+    save_checkpoint(_trainer(tiny_checkpoint(tmp_path / "other", arch="llama")), tmp_path / "c")
 
     with pytest.raises(ConfigError, match="names or shapes differ"):
         _trainer(checkpoint).restore(read_checkpoint(tmp_path / "c"))
@@ -97,7 +92,7 @@ def test_the_newest_checkpoint_is_found_by_its_counter_not_by_its_name_or_date(t
     assert found.state.steps == 10
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.state", "trainer.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.state", "trainer.json", "shards.json"])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_a_damaged_newest_checkpoint_falls_back_by_one_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str

@@ -26,7 +26,7 @@ from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.processes import WorkerProcesses
-from agentrl.trainer.worker.protocol import HEARTBEAT, Saved, encode_frame
+from agentrl.trainer.worker.protocol import HEARTBEAT, SaveBegun, encode_frame
 from agentrl.trainer.worker.starting import local_ranks
 from agentrl.weights.disk import verify_directory
 from tests.trainer.helpers import load_plain, random_batch
@@ -39,7 +39,7 @@ _DIES = "import sys; sys.stdin.buffer.read(20); sys.exit('no more memory')"
 _PRINTS = "import sys; sys.stdin.buffer.read(20); print('hello, this is no frame', flush=True); sys.stdin.read()"
 _BEATS_LATE = (
     "import sys, time; sys.stdin.buffer.read(20); time.sleep(0.5); out = sys.stdout.buffer; "
-    f"out.write({HEARTBEAT!r} + {encode_frame(Saved())!r}); out.flush(); sys.stdin.read()"
+    f"out.write({HEARTBEAT!r} + {encode_frame(SaveBegun())!r}); out.flush(); sys.stdin.read()"
 )
 
 
@@ -60,6 +60,11 @@ async def _impostor(
     )
     async with local_ranks([spec]) as ranks, WorkerProcesses.watching(ranks) as processes:
         yield RemoteTrainer(processes, timeout_s, silent_s=silent_s)
+
+
+async def _saved(trainer: RemoteTrainer, directory: Path) -> None:
+    await trainer.save(str(directory))
+    await trainer.finish_save(wait=True)
 
 
 def _poisoned() -> TrainBatch:
@@ -101,6 +106,10 @@ async def test_a_worker_trains_publishes_saves_and_restores_like_the_trainer_in_
 
         await trainer.save(str(tmp_path / "checkpoints" / "step-1"))
         after = await trainer.step(random_batch(version=1, seed=1))
+        written = await trainer.finish_save(wait=True)
+        assert written is not None
+        assert written.directory == str(tmp_path / "checkpoints" / "step-1")
+        assert await trainer.finish_save(wait=True) is None  # it was reported
         restored = await trainer.restore(str(tmp_path / "checkpoints" / "step-1"))
         assert (restored.policy_version, restored.steps) == (1, 1)
         again = await trainer.step(random_batch(version=1, seed=1))
@@ -131,13 +140,16 @@ async def test_a_full_disk_is_an_error_that_names_the_path_and_leaves_what_was_t
     async with _worker(checkpoint, tmp_path) as trainer:
         weights, checkpoints = tmp_path / "weights", tmp_path / "checkpoints"
         await trainer.publish(1, str(weights))
-        await trainer.save(str(checkpoints / "step-1"))
+        await _saved(trainer, checkpoints / "step-1")
         resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
 
         with pytest.raises(TrainError, match=r"cannot write .*v00000002: File too large"):
             await trainer.publish(2, str(weights))
         with pytest.raises(TrainError, match=r"cannot write .*step-2: File too large"):
-            await trainer.save(str(checkpoints / "step-2"))
+            await _saved(trainer, checkpoints / "step-2")
+        await trainer.save(str(checkpoints / "step-2"))
+        with pytest.raises(TrainError, match=r"cannot write .*step-2: File too large"):  # asked for or not
+            await trainer.save(str(checkpoints / "step-3"))
 
         assert [path.name for path in weights.iterdir()] == ["v00000001"]
         assert [path.name for path in checkpoints.iterdir()] == ["step-1"]
@@ -231,6 +243,7 @@ _CALLS: dict[str, Callable[[RemoteTrainer], Awaitable[object]]] = {
     "training on 6 samples": lambda trainer: trainer.step(random_batch()),
     "publishing version 1": lambda trainer: trainer.publish(1, "x"),
     "computing the log-probs of 1 sequences": lambda trainer: trainer.logprobs([_IDS]),
+    "writing the checkpoint": lambda trainer: trainer.finish_save(wait=True),
     "saving x": lambda trainer: trainer.save("x"),
     "restoring x": lambda trainer: trainer.restore("x"),
 }

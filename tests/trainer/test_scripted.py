@@ -85,6 +85,7 @@ async def test_a_checkpoint_appears_whole(tmp_path: Path) -> None:
     await trainer.step(random_batch())
 
     await trainer.save(str(tmp_path / "step-1"))
+    await trainer.finish_save(wait=True)
 
     assert trainer.saved == [str(tmp_path / "step-1")]
     verify_directory(tmp_path / "step-1")

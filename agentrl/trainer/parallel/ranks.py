@@ -47,9 +47,18 @@ class Ranks:
         assert body is not None
         return body
 
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the bytes of each rank, in order."""
+        return [data]
+
     def first_error(self, error: str | None) -> str | None:
         """Return the error of the lowest rank that has one."""
-        return error
+        texts = [text.decode() for text in self.gather((error or "").encode())]
+        return next((text for text in texts if text), None)
+
+    def beside(self) -> Ranks:
+        """Return the same ranks with exchanges of their own, for a thread beside this one; every rank must call it."""
+        return self
 
     def add(self, values: Tensor) -> Tensor:
         """Return the sum of the tensors of all samples, on the CPU."""
@@ -89,16 +98,19 @@ class ManyRanks(Ranks):
             dist.broadcast(data, 0, group=self._control)
         return data.numpy().tobytes()
 
-    def first_error(self, error: str | None) -> str | None:
-        """Gather the error of each rank: first the lengths, then buffers of the longest one."""
-        data = (error or "").encode()
+    def gather(self, data: bytes) -> list[bytes]:
+        """Gather first the lengths, then buffers of the longest one."""
         lengths = [int(length) for length in self._gathered(torch.tensor([len(data)]))]
         if not max(lengths):
-            return None
+            return [b""] * self.world
         own = torch.zeros(max(lengths), dtype=torch.uint8)
-        own[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-        texts = zip(self._gathered(own), lengths, strict=True)
-        return next(text[:length].numpy().tobytes().decode() for text, length in texts if length)
+        if data:
+            own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return [every[:length].numpy().tobytes() for every, length in zip(self._gathered(own), lengths, strict=True)]
+
+    def beside(self) -> ManyRanks:
+        """Make a group, which is collective."""
+        return ManyRanks(self.rank, self._shape, _control_group())
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
         every = [torch.empty_like(own) for _ in range(self.world)]
@@ -141,11 +153,16 @@ def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.devi
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=shape.world, timeout=timedelta(seconds=timeout_s))
     try:
-        control = dist.new_group(backend="gloo", timeout=_IDLE)
-        assert isinstance(control, dist.ProcessGroup)
-        yield ManyRanks(rank, shape, control)
+        yield ManyRanks(rank, shape, _control_group())
     except BaseException:
         if shape.world == 1:  # with several, the end of this process frees the others; leaving would wait for them
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def _control_group() -> dist.ProcessGroup:
+    """Return a group of all ranks that may be idle for as long as the run."""
+    group = dist.new_group(backend="gloo", timeout=_IDLE)
+    assert isinstance(group, dist.ProcessGroup)
+    return group

@@ -80,10 +80,3 @@ def copy_into(parameter: Tensor, values: Tensor) -> None:
             values.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
         )
     parameter.copy_(values)
-
-
-def like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return whole `values` split as `parameter` is; a number of no dimensions stays whole."""
-    if not isinstance(parameter, DTensor) or not values.ndim:
-        return values.to(parameter.device)
-    return distribute_tensor(values.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -26,7 +26,7 @@ from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.local import LocalLauncher
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError, UpdatePending
-from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.joined import attached_ranks, launched_ranks
@@ -258,14 +258,31 @@ class RemoteTrainer:
         return split_logprobs(reply, sequences)
 
     async def save(self, directory: str, note: str = "") -> None:
-        """Write a checkpoint that appears as `directory` whole or not at all; `restore` returns `note`.
+        """Begin to write a checkpoint that appears as `directory` whole or not at all; `restore` returns `note`.
+
+        Returns when the state is copied: the worker writes it while training continues. A checkpoint that is still being
+        written is waited for first.
+
+        Raises:
+            TrainError: the checkpoint before could not be written, and `finish_save` has not reported it.
+
+        Cancellation: the directory is complete or absent; this trainer cannot be used again.
+        """
+        await self._call(protocol.Save(directory, note), protocol.SaveBegun, f"saving {directory}")
+
+    async def finish_save(self, *, wait: bool) -> SaveReport | None:
+        """Return the checkpoint that `save` began, once it is on the disk; each is returned once.
+
+        Args:
+            wait: until it is; otherwise None is returned while it is being written.
 
         Raises:
             TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.
 
         Cancellation: the directory is complete or absent; this trainer cannot be used again.
         """
-        await self._call(protocol.Save(directory, note), protocol.Saved, f"saving {directory}")
+        reply = await self._call(protocol.FinishSave(wait), protocol.Saved, "writing the checkpoint")
+        return None if reply.directory is None else SaveReport(directory=reply.directory, seconds=reply.seconds)
 
     async def restore(self, directory: str) -> RestoreReport:
         """Load the checkpoint at `directory` and continue exactly where it was written.

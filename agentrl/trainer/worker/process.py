@@ -27,7 +27,9 @@ import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, LaunchError, TrainerDied, TrainError, UpdatePending
-from agentrl.trainer.checkpoint import read_checkpoint, write_checkpoint
+from agentrl.trainer.checkpoints.background import BackgroundWriter
+from agentrl.trainer.checkpoints.read import read_checkpoint
+from agentrl.trainer.checkpoints.write import CheckpointJob
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.lifeline import Lifeline
@@ -51,6 +53,7 @@ class _Worker:
     trainer: PolicyTrainer
     sender: WeightSender
     """Its groups with servers; only rank 0 has any."""
+    checkpoints: BackgroundWriter
     source: Path
     published_version: int | None = None
     """Version under which servers got the present weights; None when they have not got them."""
@@ -93,11 +96,11 @@ class _Worker:
                 return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
             case protocol.Save():
                 return self._save(request)
+            case protocol.FinishSave():
+                done = self.checkpoints.finish(wait=request.wait)
+                return protocol.Saved(None, 0.0) if done is None else protocol.Saved(done.directory, done.seconds)
             case protocol.Restore():
-                self.published_version = None
-                checkpoint = read_checkpoint(Path(request.directory))
-                self.trainer.restore(checkpoint)
-                return protocol.Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
+                return self._restore(request)
             case protocol.Setup():
                 raise InvariantError("the trainer worker was set up twice")
 
@@ -125,18 +128,25 @@ class _Worker:
         self.trainer.published(version)
         self.published_version = version
 
-    def _save(self, request: protocol.Save) -> protocol.Saved:
-        weights, optimizer = self.trainer.model.export(), self.trainer.optimizer_tensors()
-        if self.ranks.rank == 0:
-            write_checkpoint(
-                Path(request.directory),
-                weights=weights,
-                optimizer=optimizer,
-                state=self.trainer.state,
-                source=self.source,
-                note=request.note,
-            )
-        return protocol.Saved()
+    def _save(self, request: protocol.Save) -> protocol.SaveBegun:
+        self.checkpoints.finish(wait=True)
+        job = CheckpointJob(
+            directory=Path(request.directory),
+            parts=self.trainer.stage(),
+            state=self.trainer.state,
+            note=request.note,
+            source=self.source,
+        )
+        self.checkpoints.start(job)
+        return protocol.SaveBegun()
+
+    def _restore(self, request: protocol.Restore) -> protocol.Restored:
+        rank, world = self.ranks.rank, self.ranks.world
+        # Each rank checks other files; all must agree before the first weight changes.
+        checkpoint = _together(self.ranks, partial(read_checkpoint, Path(request.directory), rank=rank, world=world))
+        self.published_version = None
+        self.trainer.restore(checkpoint)
+        return protocol.Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
 
 
 LAST_WORDS = 16_000
@@ -195,6 +205,7 @@ def answer_requests(
                     if worker is None:
                         worker = _set_up(request, place or RankPlace(), stack)
                         stack.callback(worker.sender.close)
+                        stack.callback(worker.checkpoints.close)
                         reply = worker.ready()
                     else:
                         worker.refuse_while_sending(request)
@@ -223,6 +234,7 @@ def follow_rank_0(setup: BinaryIO, replies: BinaryIO, place: RankPlace, lifeline
                 _send_last_words(replies, str(error))
             lifeline.wait()
             return
+        stack.callback(worker.checkpoints.close)
         while body := worker.ranks.share(None):
             with suppress(AgentRLError):  # as above
                 _together(worker.ranks, partial(worker.answer, protocol.decode_request(body)))
@@ -343,7 +355,7 @@ def _load_worker(request: protocol.Setup, config: TrainerConfig, device: torch.d
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps, seed=request.seed)
     sender = WeightSender(SyncConfig.model_validate_json(request.sync), model.device)
-    return _Worker(trainer=trainer, sender=sender, source=Path(request.model_path))
+    return _Worker(trainer=trainer, sender=sender, checkpoints=BackgroundWriter(ranks), source=Path(request.model_path))
 
 
 def _join(place: RankPlace, config: TrainerConfig, device: torch.device, stack: ExitStack) -> Ranks:

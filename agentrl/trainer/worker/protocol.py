@@ -87,10 +87,17 @@ class Logprobs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Write a checkpoint; answered by `Saved`."""
+    """Copy what a checkpoint needs, and begin to write it; answered by `SaveBegun`."""
 
     directory: str
     note: str = ""
+
+
+class FinishSave(msgspec.Struct, frozen=True, tag=True):
+    """Report on the checkpoint that is being written; answered by `Saved`."""
+
+    wait: bool
+    """Until it is on the disk."""
 
 
 class Restore(msgspec.Struct, frozen=True, tag=True):
@@ -164,8 +171,17 @@ class LogprobsReply(msgspec.Struct, frozen=True, tag=True):
     logprobs: Array
 
 
+class SaveBegun(msgspec.Struct, frozen=True, tag=True):
+    """The state is copied; a thread writes the checkpoint."""
+
+
 class Saved(msgspec.Struct, frozen=True, tag=True):
     """The checkpoint is on the disk."""
+
+    directory: str | None
+    """None: nothing was begun since the last report, or it is still being written."""
+    seconds: float
+    """Time that the writing took."""
 
 
 class Restored(msgspec.Struct, frozen=True, tag=True):
@@ -208,13 +224,24 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 WorkerRequest: TypeAlias = (
-    Setup | TrainStep | Publish | Logprobs | Save | Restore | OpenGroups | BeginSending | StartSending | FinishSending
+    Setup
+    | TrainStep
+    | Publish
+    | Logprobs
+    | Save
+    | FinishSave
+    | Restore
+    | OpenGroups
+    | BeginSending
+    | StartSending
+    | FinishSending
 )
 WorkerReply: TypeAlias = (
     Ready
     | Stepped
     | Published
     | LogprobsReply
+    | SaveBegun
     | Saved
     | Restored
     | GroupsOpened

@@ -11,13 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from agentrl.errors import InvariantError
-from agentrl.trainer.checkpoint import read_checkpoint, write_checkpoint
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
-from agentrl.weights.tensors import RawTensor
 from tests.support.ranks import on_ranks
 from tests.support.tiny import Architecture, tiny_checkpoint
-from tests.trainer.helpers import load_plain, random_batch
+from tests.trainer.helpers import load_plain
 from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps
 
 _TEMPERATURES = [0.7, 1.0, 1.0]
@@ -52,45 +50,6 @@ def test_weights_and_metrics_are_those_of_one_process(
     alone = three_steps(Ranks(), path, settings)
 
     assert_same(on_ranks(mesh, three_steps, path, settings), alone)
-
-
-def saved_and_continued(ranks: Ranks, path: Path, folder: Path, settings: dict[str, Any]) -> float:
-    trainer = make_trainer(ranks, path, settings)
-    trainer.step(random_batch(version=1, samples=9))
-    weights, optimizer = trainer.model.export(), trainer.optimizer_tensors()
-    assert bool(optimizer) == (ranks.rank == 0)
-    if ranks.rank == 0:
-        write_checkpoint(folder, weights=weights, optimizer=optimizer, state=trainer.state, source=path)
-    return trainer.step(random_batch(version=2, seed=1, samples=9)).metrics["loss"]
-
-
-def restored(ranks: Ranks, path: Path, folder: Path, settings: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    trainer = make_trainer(ranks, path, settings)
-    trainer.restore(read_checkpoint(folder))
-    state = {**_bytes(trainer.model.export()), **_bytes(trainer.optimizer_tensors())}
-    return trainer.step(random_batch(version=2, seed=1, samples=9)).metrics["loss"], state
-
-
-def _bytes(tensors: dict[str, RawTensor]) -> dict[str, bytes]:
-    return {name: bytes(raw.data) for name, raw in tensors.items()}
-
-
-@pytest.mark.external
-def test_a_checkpoint_of_two_ranks_continues_on_one_and_on_three(tmp_path: Path) -> None:
-    path = tiny_checkpoint(tmp_path / "model")
-    settings = {"microbatch_tokens": 64}
-    [expected, _] = on_ranks(2, saved_and_continued, path, tmp_path / "saved", settings)
-
-    [again, _] = on_ranks(2, restored, path, tmp_path / "saved", settings)
-    alone = restored(Ranks(), path, tmp_path / "saved", settings)
-    [three, *_] = on_ranks(3, restored, path, tmp_path / "saved", settings)
-
-    assert again[0] == expected  # exact under the ranks it was written with
-    assert alone[0] == pytest.approx(expected, rel=1e-5)
-    assert three[0] == pytest.approx(expected, rel=1e-5)
-    written = again[1]
-    assert alone[1] == written  # the state itself is the same bytes
-    assert three[1] == written
 
 
 def bfloat16_logprobs(ranks: Ranks, path: Path) -> list[NDArray[np.float32]]:

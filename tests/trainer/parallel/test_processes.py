@@ -50,10 +50,12 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
         [before] = await trainer.logprobs([ids])
 
         (tmp_path / "file").write_text("")
+        await trainer.save(str(tmp_path / "file" / "step-1"))
         with pytest.raises(TrainError, match="file"):  # rank 0 cannot write; rank 1 does not wait for it
-            await trainer.save(str(tmp_path / "file" / "step-1"))
+            await trainer.finish_save(wait=True)
         await trainer.save(str(tmp_path / "step-1"), "a note")
         await trainer.step(random_batch(version=1, seed=1, samples=7))
+        await trainer.finish_save(wait=True)
         assert (await trainer.restore(str(tmp_path / "step-1"))).note == "a note"
         [after] = await trainer.logprobs([ids])
         np.testing.assert_array_equal(before, after)

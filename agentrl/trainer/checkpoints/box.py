@@ -1,0 +1,123 @@
+"""Parts of tensors: boxes of elements that ranks hold, files store, and other ranks ask for. No torch here.
+
+Invariant: the parts of a stored tensor cover it without overlap, so any box of it can be put together from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from agentrl.errors import TrainError
+from agentrl.weights.tensors import ITEM_BYTES, RawTensor
+
+Index: TypeAlias = tuple[int, ...]
+"""One number for each dimension of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPart:
+    """A box of a tensor, with its elements."""
+
+    whole: Index
+    """Shape of the whole tensor."""
+    offset: Index
+    """Where the box begins."""
+    data: RawTensor
+    """The elements; their shape is that of the box."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor whose parts are in files."""
+
+    dtype: str
+    """safetensors name of the type, such as `F32`."""
+    shape: Index
+    parts: tuple[TensorPart, ...]
+    """Views of the files: only the elements that are asked for are read."""
+
+    @classmethod
+    def of(cls, raw: RawTensor) -> StoredTensor:
+        """Return a tensor that one file holds whole."""
+        part = TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw)
+        return cls(dtype=raw.dtype, shape=raw.shape, parts=(part,))
+
+    def box(self, offset: Index, shape: Index) -> RawTensor:
+        """Return the elements of a box, copied out of the parts that it meets.
+
+        Args:
+            offset: where the box begins.
+            shape: of the box.
+
+        Raises:
+            TrainError: the parts do not cover it.
+
+        Example:
+            >>> halves = [RawTensor.of(np.arange(6, dtype=np.int32).reshape(3, 2)[rows]) for rows in (slice(2), slice(2, 3))]
+            >>> parts = [TensorPart(whole=(3, 2), offset=(2 * i, 0), data=half) for i, half in enumerate(halves)]
+            >>> tensor = StoredTensor(dtype="I32", shape=(3, 2), parts=tuple(parts))
+            >>> np.frombuffer(tensor.box((1, 0), (2, 2)).data, np.int32).tolist()
+            [2, 3, 4, 5]
+        """
+        elements = np.dtype(f"<u{ITEM_BYTES[self.dtype]}")
+        found = np.empty(shape, elements)
+        missing = found.size
+        for part in self.parts:
+            begin = tuple(map(max, offset, part.offset))
+            end = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, part.offset, part.data.shape, strict=True))
+            size = tuple(stop - start for start, stop in zip(begin, end, strict=True))
+            if min(size, default=1) <= 0:
+                continue
+            source = np.frombuffer(part.data.data, elements).reshape(part.data.shape)
+            found[_within(begin, offset, size)] = source[_within(begin, part.offset, size)]
+            missing -= math.prod(size)
+        if missing:
+            raise TrainError(f"{missing} of {found.size} elements at {offset} of a tensor {self.shape} are in no file")
+        return RawTensor(dtype=self.dtype, shape=shape, data=found.reshape(-1).view(np.uint8).data)
+
+
+class HeldPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part that a rank could write."""
+
+    name: str
+    """Name of the tensor."""
+    offset: Index
+    num_bytes: int
+
+
+def names_to_write(held: Sequence[Sequence[HeldPart]], rank: int) -> frozenset[str]:
+    """Return the names of the tensors whose part `rank` writes, of those that it holds.
+
+    Of the ranks that hold the same part, the one with the least to write so far is chosen, the largest parts first.
+
+    Args:
+        held: the parts of each rank, at most one of each tensor.
+        rank: one of them.
+
+    Example:
+        >>> norm, head = HeldPart("norm", (0,), 8), HeldPart("head", (0, 0), 64)
+        >>> [sorted(names_to_write([[norm, head], [norm, head]], rank)) for rank in range(2)]
+        [['head'], ['norm']]
+    """
+    holders: dict[HeldPart, list[int]] = {}
+    for number, parts in enumerate(held):
+        for part in parts:
+            holders.setdefault(part, []).append(number)
+    load = [0] * len(held)
+    chosen: set[str] = set()
+    for part in sorted(holders, key=lambda part: (-part.num_bytes, part.name, part.offset)):
+        writer = min(holders[part], key=lambda number: (load[number], number))
+        load[writer] += part.num_bytes
+        if writer == rank:
+            chosen.add(part.name)
+    return frozenset(chosen)
+
+
+def _within(begin: Index, origin: Index, size: Index) -> tuple[slice, ...]:
+    return tuple(slice(at - zero, at - zero + n) for at, zero, n in zip(begin, origin, size, strict=True))

@@ -1,0 +1,169 @@
+"""The files of a checkpoint: their names, and what the two JSON files among them say.
+
+Invariant: a digest covers every byte that training continues from. The parts in `shards.json` cover each tensor exactly.
+
+    trainer.json                           counters, note, and the digest of every file below
+    shards.json                            which file holds which part of which tensor
+    model.safetensors                      the weights; of several ranks model-00001-of-00002.safetensors and so on, with
+                                           model.safetensors.index.json
+    optimizer.state                        optimizer and random states; of several ranks optimizer-00001-of-00002.state ...
+    config.json, tokenizer.json, ...       copies, so that the directory is a Hugging Face model
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from agentrl.errors import ConfigError, TrainError
+from agentrl.trainer.checkpoints.box import Index
+from agentrl.weights.tensors import WEIGHTS_FILE
+
+STATE_FILE: Final = "trainer.json"
+SHARDS_FILE: Final = "shards.json"
+WEIGHTS_INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
+OPTIMIZER_FILE: Final = "optimizer.state"
+"""In safetensors format, but under another suffix: servers load every `*.safetensors` of a directory as weights."""
+FORMAT_VERSION: Final = 2
+"""Version 1 holds whole tensors in two files, with `manifest.json` in place of `shards.json`."""
+
+
+class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The counters that training continues from."""
+
+    policy_version: int
+    """Version of the weights: the one of their publication, or that of the last batch plus one."""
+    steps: int
+    """Batches consumed."""
+    optimizer_steps: int
+    """Position in the learning-rate schedule."""
+    bad_steps: int
+    """Number of steps in a row, up to now, that were skipped because a number was not finite."""
+
+
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The size and the digest of a file."""
+
+    num_bytes: int
+    checksum: str
+    """32 hex digits (BLAKE2b)."""
+
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        """Return the record of the file at `path`; raises OSError when it cannot be read."""
+        with path.open("rb") as file:
+            checksum = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+            return cls(file.tell(), checksum)
+
+
+class SliceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a tensor, which a file holds under the tensor's name."""
+
+    file: str
+    offset: Index
+    shape: Index
+
+
+class TensorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor and where its parts are."""
+
+    dtype: str
+    """safetensors name of the type."""
+    shape: Index
+    slices: tuple[SliceRecord, ...]
+
+
+class ShardIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which file holds which part of which tensor: `shards.json`, or the part of one rank."""
+
+    weights: dict[str, TensorRecord]
+    optimizer: dict[str, TensorRecord]
+
+    @classmethod
+    def joined(cls, indexes: Sequence[ShardIndex]) -> ShardIndex:
+        """Return the index of all ranks.
+
+        Raises:
+            TrainError: the parts of a tensor do not cover it.
+        """
+        weights, optimizer = [index.weights for index in indexes], [index.optimizer for index in indexes]
+        return cls(weights=_join_tensors(weights), optimizer=_join_tensors(optimizer))
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The contents of `trainer.json`."""
+
+    format: Literal["agentrl.checkpoint"] = "agentrl.checkpoint"
+    version: int = FORMAT_VERSION
+    state: TrainerState
+    note: str
+    world: int
+    """Number of processes of the trainer that wrote it."""
+    files: dict[str, FileRecord]
+    digest: str
+    """Of the rest of this record."""
+
+    @property
+    def own_digest(self) -> str:
+        """What `digest` must be."""
+        return hashlib.blake2b(msgspec.json.encode(msgspec.structs.replace(self, digest="")), digest_size=16).hexdigest()
+
+
+class AnyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the `trainer.json` of every version holds."""
+
+    version: int = 1
+    state: TrainerState
+
+
+def read_any_record(directory: Path) -> AnyRecord:
+    """Return the counters of the checkpoint at `directory`, unchecked, and the version of its format.
+
+    Raises:
+        TrainError: there is no whole checkpoint.
+        ConfigError: a later release wrote it.
+    """
+    try:
+        found = (directory / STATE_FILE).read_bytes()
+        version = msgspec.json.decode(found, type=_Version).version
+        if version > FORMAT_VERSION:
+            raise ConfigError(
+                f"{directory}: {STATE_FILE} has format version {version}, and this release reads versions 1 to "
+                f"{FORMAT_VERSION}; continue with the release that wrote it, or a later one"
+            )
+        return msgspec.json.decode(found, type=AnyRecord)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TrainError(f"{directory}: no readable {STATE_FILE} ({error}); this is not a whole checkpoint") from error
+
+
+def shard_file(name: str, rank: int, world: int) -> str:
+    """Return the name of a rank's part of the file `name`.
+
+    Example:
+        >>> shard_file("model.safetensors", 0, 1), shard_file("model.safetensors", 1, 2)
+        ('model.safetensors', 'model-00002-of-00002.safetensors')
+    """
+    stem, _, suffix = name.rpartition(".")
+    return name if world == 1 else f"{stem}-{rank + 1:05d}-of-{world:05d}.{suffix}"
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int = 1
+
+
+def _join_tensors(tensors: Sequence[dict[str, TensorRecord]]) -> dict[str, TensorRecord]:
+    every: dict[str, TensorRecord] = {}
+    for part in tensors:
+        for name, tensor in part.items():
+            before = every[name].slices if name in every else ()
+            every[name] = msgspec.structs.replace(tensor, slices=before + tensor.slices)
+    for name, tensor in every.items():
+        stored = sum(math.prod(part.shape) for part in tensor.slices)
+        if stored != math.prod(tensor.shape):
+            raise TrainError(f"the parts of {name} have {stored} elements, and the tensor {tensor.shape} has another number")
+    return every

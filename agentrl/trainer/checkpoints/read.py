@@ -1,0 +1,159 @@
+"""Find and check checkpoints; no torch, no pickle.
+
+Invariant: what is returned has correct digests. A damaged newest checkpoint is skipped with a warning; training never
+restarts from the beginning silently.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agentrl.errors import TrainError, WeightSyncError
+from agentrl.trainer.checkpoints.box import StoredTensor, TensorPart
+from agentrl.trainer.checkpoints.format import (
+    FORMAT_VERSION,
+    OPTIMIZER_FILE,
+    SHARDS_FILE,
+    STATE_FILE,
+    CheckpointRecord,
+    FileRecord,
+    ShardIndex,
+    TensorRecord,
+    TrainerState,
+    read_any_record,
+)
+from agentrl.trainer.checkpoints.version_1 import read_version_1
+from agentrl.weights.tensors import RawTensor, read_safetensors
+
+_THREADS: Final = 4
+"""Files whose digests are computed at a time, each at about a gigabyte a second."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose digests are correct."""
+
+    path: Path
+    """A HF model directory."""
+    state: TrainerState
+    note: str
+    """The note that it was written with."""
+    world: int
+    """Number of processes of the trainer that wrote it."""
+    weights: Mapping[str, StoredTensor]
+    """By HF parameter name."""
+    optimizer: Mapping[str, StoredTensor]
+    """Optimizer and random states, by name."""
+
+
+def read_checkpoint(directory: Path, *, rank: int = 0, world: int = 1) -> Checkpoint:
+    """Return the checkpoint at `directory` after checking its digests.
+
+    Args:
+        directory: of the checkpoint.
+        rank: which of `world` readers this one is; each checks its share of the files.
+        world: number of readers.
+
+    Raises:
+        TrainError: when the checkpoint is missing, incomplete or damaged, naming the file.
+        ConfigError: when a later release wrote it.
+    """
+    if read_any_record(directory).version < FORMAT_VERSION:
+        old = read_version_1(directory)
+        return Checkpoint(
+            path=directory,
+            state=old.state,
+            note=old.note,
+            world=1,
+            weights={name: StoredTensor.of(raw) for name, raw in old.weights.items()},
+            optimizer={name: StoredTensor.of(raw) for name, raw in old.optimizer.items()},
+        )
+    try:
+        record = msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=CheckpointRecord)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TrainError(f"{directory}: no readable {STATE_FILE} ({error}); this is not a whole checkpoint") from error
+    if record.digest != record.own_digest:
+        raise TrainError(f"{directory}: {STATE_FILE} was altered after it was written; use an earlier checkpoint")
+    _check_files(directory, record.files, sorted(record.files)[rank::world])
+    try:
+        index = msgspec.json.decode((directory / SHARDS_FILE).read_bytes(), type=ShardIndex)
+        every = [*index.weights.values(), *index.optimizer.values()]
+        names = sorted({part.file for tensor in every for part in tensor.slices})
+        files = {name: read_safetensors(directory / name) for name in names}
+        return Checkpoint(
+            path=directory,
+            state=record.state,
+            note=record.note,
+            world=record.world,
+            weights={name: _stored(name, tensor, files) for name, tensor in index.weights.items()},
+            optimizer={name: _stored(name, tensor, files) for name, tensor in index.optimizer.items()},
+        )
+    except (OSError, KeyError, msgspec.DecodeError, WeightSyncError) as error:
+        raise TrainError(f"{directory} is damaged: {error}; use an earlier checkpoint") from error
+
+
+def latest_checkpoint(root: Path) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint among the directories in `root`; None when `root` has no checkpoint.
+
+    Each newer damaged checkpoint is logged as a warning.
+
+    Raises:
+        TrainError: when every checkpoint is damaged; a fresh start would hide the loss.
+        ConfigError: when a later release wrote one.
+    """
+    marked = [*root.glob(f"*/{STATE_FILE}"), *root.glob(f"*/{OPTIMIZER_FILE}"), *root.glob(f"*/{SHARDS_FILE}")]
+    folders = sorted({path.parent for path in marked if not path.parent.name.startswith(".")})
+    problems: list[str] = []
+    ages: list[tuple[int, str, Path]] = []
+    for folder in folders:
+        try:
+            ages.append((read_any_record(folder).state.steps, folder.name, folder))
+        except TrainError as error:
+            problems.append(str(error))
+            _log.warning("checkpoint skipped: %s", error)
+    for _, _, folder in sorted(ages, reverse=True):
+        try:
+            return read_checkpoint(folder)
+        except TrainError as error:
+            problems.append(str(error))
+            _log.warning("checkpoint skipped, trying the one before: %s", error)
+    if problems:
+        listed = "\n  ".join(problems)
+        raise TrainError(
+            f"every checkpoint in {root} is damaged; move the directory away to start a new run. Found:\n  {listed}"
+        )
+    return None
+
+
+def _check_files(directory: Path, files: Mapping[str, FileRecord], names: Sequence[str]) -> None:
+    def problem(name: str) -> str | None:
+        try:
+            found = FileRecord.of(directory / name)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found.num_bytes != files[name].num_bytes:
+            return f"{name} has {found.num_bytes} bytes instead of {files[name].num_bytes}"
+        return None if found == files[name] else f"{name} was altered after it was written"
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        problems = [found for found in threads.map(problem, names) if found is not None]
+    if problems:
+        raise TrainError(f"{directory} is damaged: {'; '.join(problems)}; use an earlier checkpoint")
+
+
+def _stored(name: str, tensor: TensorRecord, files: Mapping[str, Mapping[str, RawTensor]]) -> StoredTensor:
+    parts: list[TensorPart] = []
+    for part in tensor.slices:
+        raw = files[part.file][name]
+        if (raw.dtype, raw.shape) != (tensor.dtype, part.shape):
+            raise WeightSyncError(f"{part.file} holds {name} as {raw.dtype}{raw.shape}, not {tensor.dtype}{part.shape}")
+        parts.append(TensorPart(whole=tensor.shape, offset=part.offset, data=raw))
+    return StoredTensor(dtype=tensor.dtype, shape=tensor.shape, parts=tuple(parts))

@@ -1,0 +1,134 @@
+"""What a rank puts into a checkpoint, copied to host memory, and what it takes out of one.
+
+Invariant: each element is in the copies of exactly one rank, as the bytes that training uses, so a trainer that takes its
+parts out continues bit for bit. No rank holds the whole model at once: weights are gathered one tensor at a time, each for
+the rank that writes it, and optimizer state is not gathered at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agentrl.errors import InvariantError
+from agentrl.trainer.checkpoints.box import HeldPart, Index, StoredTensor, TensorPart, names_to_write
+from agentrl.trainer.checkpoints.read import Checkpoint
+from agentrl.trainer.model import PolicyModel, raw_tensor, torch_tensor
+from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.shard import local_part, whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedParts:
+    """What one rank writes, in host memory."""
+
+    weights: Mapping[str, TensorPart]
+    """Whole tensors, by HF parameter name."""
+    optimizer: Mapping[str, TensorPart]
+    """By name; random states are among them."""
+
+
+class HeldBox(NamedTuple):
+    """The part of a tensor that this rank holds."""
+
+    offset: Index
+    elements: Tensor
+    """They share memory with the tensor."""
+
+
+def held_box(tensor: Tensor) -> HeldBox:
+    """Return the part of `tensor` that this rank holds; one that is not split is held whole.
+
+    Raises:
+        InvariantError: the elements are not one box of the tensor.
+    """
+    if not isinstance(tensor, DTensor):
+        return HeldBox((0,) * tensor.ndim, tensor)
+    [chunk] = tensor.__create_chunk_list__()
+    elements = local_part(tensor)
+    if tuple(chunk.sizes) != tuple(elements.shape):
+        raise InvariantError(
+            f"this rank holds {tuple(elements.shape)} of a tensor {tuple(tensor.shape)}, but its part should be "
+            f"{tuple(chunk.sizes)}: a checkpoint cannot hold this split ({tensor.placements})"
+        )
+    return HeldBox(tuple(chunk.offsets), elements)
+
+
+def stage_weights(model: PolicyModel) -> dict[str, TensorPart]:
+    """Return copies of the weights that this rank writes, under HF names; every rank must call it."""
+    ranks, parameters = model.ranks, model.parameters
+    sizes = [HeldPart(name, (0,) * p.ndim, p.numel() * p.element_size()) for name, p in parameters.items()]
+    mine = names_to_write([sizes] * ranks.world, ranks.rank)
+    owned: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        gathered = whole(parameter.detach())  # a collective: every rank takes part
+        if name in mine:
+            owned[name] = _host_copy(gathered)
+    if ranks.rank == 0:
+        owned |= {name: _host_copy(buffer) for name, buffer in model.saved_buffers().items()}
+    named = {name: raw_tensor(tensor) for name, tensor in model.with_checkpoint_names(owned).items()}
+    return {name: TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw) for name, raw in named.items()}
+
+
+def stage_parts(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, TensorPart]:
+    """Return copies of the parts that this rank writes of `tensors`, each split or held whole by every rank that has it.
+
+    Every rank must call it. Of equal parts on several ranks one rank writes each.
+    """
+    parts = {name: held_box(tensor) for name, tensor in tensors.items()}
+    held = [HeldPart(name, offset, part.numel() * part.element_size()) for name, (offset, part) in parts.items()]
+    filled = [part for part in held if part.num_bytes]
+    every = [msgspec.json.decode(data, type=list[HeldPart]) for data in ranks.gather(msgspec.json.encode(filled))]
+    return {
+        name: TensorPart(
+            whole=tuple(tensors[name].shape), offset=parts[name].offset, data=raw_tensor(_host_copy(parts[name].elements))
+        )
+        for name in sorted(names_to_write(every, ranks.rank))
+    }
+
+
+def take_part(parameter: Tensor, stored: StoredTensor) -> None:
+    """Replace what this rank holds of `parameter` by the same part of `stored`, and read nothing else."""
+    offset, elements = held_box(parameter)
+    with torch.no_grad():
+        elements.copy_(torch_tensor(stored.box(offset, tuple(elements.shape))))
+
+
+def take_state(parameter: Tensor, stored: StoredTensor) -> Tensor:
+    """Return `stored`, state of the optimizer for `parameter`: split as that is, or a number, which stays whole."""
+    if not stored.shape or stored.shape != tuple(parameter.shape):
+        return torch_tensor(stored.box((0,) * len(stored.shape), stored.shape)).to(parameter.device)
+    offset, elements = held_box(parameter.detach())
+    values = torch_tensor(stored.box(offset, tuple(elements.shape))).to(parameter.device)
+    if not isinstance(parameter, DTensor):
+        return values
+    state = torch.zeros_like(parameter, dtype=values.dtype, requires_grad=False)
+    held_box(state).elements.copy_(values)
+    return state
+
+
+def take_weights(model: PolicyModel, checkpoint: Checkpoint) -> None:
+    """Replace the weights by those of `checkpoint`.
+
+    Raises:
+        ConfigError: when it is the checkpoint of another model.
+    """
+    parameters = model.parameters
+    stored = {name: tensor.shape for name, tensor in checkpoint.weights.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in (parameters | model.saved_buffers()).items()}
+    if stored != shapes:
+        model.reload(checkpoint.path)  # another model, or one whose checkpoint has other names or forms
+        return
+    for name, parameter in parameters.items():
+        take_part(parameter, checkpoint.weights[name])
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    """Return a copy that the next step does not change."""
+    return tensor.detach().to("cpu", copy=True).contiguous()

@@ -1,0 +1,152 @@
+"""Write a checkpoint: every rank its part, all of them visible at once.
+
+Invariant: the directory has its final name only after the files of every rank are flushed. A rank that fails gives its error
+to the others; then no rank waits, and nothing partial stays. One trainer writes under one parent
+directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from agentrl.errors import TrainError
+from agentrl.trainer.checkpoints.box import TensorPart
+from agentrl.trainer.checkpoints.format import (
+    OPTIMIZER_FILE,
+    SHARDS_FILE,
+    STATE_FILE,
+    WEIGHTS_INDEX_FILE,
+    CheckpointRecord,
+    FileRecord,
+    ShardIndex,
+    SliceRecord,
+    TensorRecord,
+    TrainerState,
+    shard_file,
+)
+from agentrl.weights.disk import (
+    atomic_directory,
+    copy_model_files,
+    flush,
+    partial_directory,
+    remove_partial_directories,
+    write_error,
+)
+from agentrl.weights.tensors import WEIGHTS_FILE, write_safetensors
+
+if TYPE_CHECKING:
+    from agentrl.trainer.checkpoints.staging import StagedParts
+    from agentrl.trainer.parallel.ranks import Ranks
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointJob:
+    """What one rank writes."""
+
+    directory: Path
+    """Final name; an existing directory is replaced after the new one is complete."""
+    parts: StagedParts
+    state: TrainerState
+    note: str
+    """Text that `read_checkpoint` returns."""
+    source: Path
+    """HF checkpoint whose config and tokenizer files are copied beside the weights."""
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """What one rank has written."""
+
+    files: dict[str, FileRecord]
+    index: ShardIndex
+
+
+def write_checkpoint(ranks: Ranks, job: CheckpointJob) -> None:
+    """Write this rank's part of a checkpoint, and return when all of it is visible and flushed; every rank must call it.
+
+    Raises:
+        TrainError: naming the path and the cause, such as a full disk, on every rank; no partial checkpoint stays.
+    """
+    with ExitStack() as commit:
+        folder = _agreed(ranks, partial(_open_folder, ranks, job, commit))
+        report = _agreed(ranks, partial(_write_part, ranks, job, folder))
+        reports = [msgspec.json.decode(data, type=RankReport) for data in ranks.gather(msgspec.json.encode(report))]
+        _agreed(ranks, partial(_complete, ranks, job, folder, reports, commit))
+
+
+def _open_folder(ranks: Ranks, job: CheckpointJob, commit: ExitStack) -> Path:
+    """Return the directory to write into, which rank 0 makes."""
+    if ranks.rank:
+        return partial_directory(job.directory)
+    remove_partial_directories(job.directory.parent)
+    return commit.enter_context(atomic_directory(job.directory))
+
+
+def _write_part(ranks: Ranks, job: CheckpointJob, folder: Path) -> RankReport:
+    files: dict[str, FileRecord] = {}
+    indexes: list[dict[str, TensorRecord]] = []
+    try:
+        for base, parts in ((WEIGHTS_FILE, job.parts.weights), (OPTIMIZER_FILE, job.parts.optimizer)):
+            name = shard_file(base, ranks.rank, ranks.world)
+            if parts:
+                write_safetensors(folder / name, {key: part.data for key, part in parts.items()})
+                flush(folder / name)
+                files[name] = FileRecord.of(folder / name)
+            indexes.append({key: _record(part, name) for key, part in parts.items()})
+    except OSError as error:
+        raise write_error(job.directory, error) from error
+    return RankReport(files, ShardIndex(*indexes))
+
+
+def _complete(ranks: Ranks, job: CheckpointJob, folder: Path, reports: list[RankReport], commit: ExitStack) -> None:
+    """Write the remaining files and give the directory its name, on rank 0."""
+    if ranks.rank:
+        return
+    try:
+        files = {name: record for report in reports for name, record in report.files.items()}
+        index = ShardIndex.joined([report.index for report in reports])
+        extra = {SHARDS_FILE: msgspec.json.encode(index)}
+        if ranks.world > 1:
+            extra[WEIGHTS_INDEX_FILE] = _weights_index(index.weights, files)
+        for name, content in extra.items():
+            (folder / name).write_bytes(content)
+            files[name] = FileRecord.of(folder / name)
+        copy_model_files(job.source, folder)
+        unsigned = CheckpointRecord(state=job.state, note=job.note, world=ranks.world, files=files, digest="")
+        record = msgspec.structs.replace(unsigned, digest=unsigned.own_digest)
+        (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    except OSError as error:
+        raise write_error(job.directory, error) from error
+    commit.close()
+
+
+def _agreed(ranks: Ranks, action: Callable[[], Result]) -> Result:
+    """Return the result of `action`, which every rank runs; raise the error of the lowest rank that has one."""
+    result, problem = None, None
+    try:
+        result = action()
+    except TrainError as error:
+        problem = str(error)
+    first = ranks.first_error(problem)
+    if first is not None:
+        raise TrainError(first)
+    return result  # pyright: ignore[reportReturnType] - without a problem it is the result
+
+
+def _record(part: TensorPart, file: str) -> TensorRecord:
+    return TensorRecord(part.data.dtype, part.whole, (SliceRecord(file, part.offset, part.data.shape),))
+
+
+def _weights_index(weights: Mapping[str, TensorRecord], files: Mapping[str, FileRecord]) -> bytes:
+    """Return the file by which HF libraries find weights that are in several files."""
+    places = {name: tensor.slices[0].file for name, tensor in sorted(weights.items())}
+    size = sum(files[name].num_bytes for name in set(places.values()))
+    return msgspec.json.format(msgspec.json.encode({"metadata": {"total_size": size}, "weight_map": places}), indent=1)

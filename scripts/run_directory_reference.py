@@ -61,6 +61,17 @@ The file of a step is plain while the step is open; when the step has ended, the
 older than the last N; where one holds evaluations, their records stay, and the lines of the others become empty. With
 `engine.save_trajectories: false` there is no `episodes/`.
 
+A checkpoint `checkpoints/step-NNNNNN/` is a Hugging Face model, and appears when all of it is on the disk, while training
+continues. A trainer of several processes writes `model-00001-of-00002.safetensors` and so on.
+
+| file of a checkpoint | content |
+|---|---|
+| `model.safetensors` | the weights; `model.safetensors.index.json` beside several files says which holds what |
+| `optimizer.state` | optimizer and random states, in safetensors format; one file for each process |
+| `shards.json` | which file holds which part of which tensor |
+| `trainer.json` | counters, the state of the run, and the digest of every file above |
+| `config.json`, `tokenizer.json`, ... | copies of those of the model |
+
 A resumed run goes back to a checkpoint and appends a line with `"event": "resumed"` to the index. `agentrl.open_run`
 leaves out the episodes before it that run again. Times are seconds on the run's clock, which continues over a resume.
 

@@ -75,7 +75,7 @@ class StoredTensor:
             if min(size, default=1) <= 0:
                 continue
             source = np.frombuffer(part.data.data, elements).reshape(part.data.shape)
-            found[_within(begin, offset, size)] = source[_within(begin, part.offset, size)]
+            found[_relative_slices(begin, offset, size)] = source[_relative_slices(begin, part.offset, size)]
             missing -= math.prod(size)
         if missing:
             raise TrainError(f"{missing} of {found.size} elements at {offset} of a tensor {self.shape} are in no file")
@@ -119,5 +119,5 @@ def names_to_write(held: Sequence[Sequence[HeldPart]], rank: int) -> frozenset[s
     return frozenset(chosen)
 
 
-def _within(begin: Index, origin: Index, size: Index) -> tuple[slice, ...]:
+def _relative_slices(begin: Index, origin: Index, size: Index) -> tuple[slice, ...]:
     return tuple(slice(at - zero, at - zero + n) for at, zero, n in zip(begin, origin, size, strict=True))

@@ -76,13 +76,13 @@ def write_checkpoint(ranks: Ranks, job: CheckpointJob) -> None:
         TrainError: naming the path and the cause, such as a full disk, on every rank; no partial checkpoint stays.
     """
     with ExitStack() as commit:
-        folder = _agreed(ranks, partial(_open_folder, ranks, job, commit))
+        folder = _agreed(ranks, partial(_open_partial, ranks, job, commit))
         report = _agreed(ranks, partial(_write_part, ranks, job, folder))
         reports = [msgspec.json.decode(data, type=RankReport) for data in ranks.gather(msgspec.json.encode(report))]
         _agreed(ranks, partial(_complete, ranks, job, folder, reports, commit))
 
 
-def _open_folder(ranks: Ranks, job: CheckpointJob, commit: ExitStack) -> Path:
+def _open_partial(ranks: Ranks, job: CheckpointJob, commit: ExitStack) -> Path:
     """Return the directory to write into, which rank 0 makes."""
     if ranks.rank:
         return partial_directory(job.directory)

@@ -65,3 +65,24 @@ def test_the_sandbox_of_a_workflow_is_tested_by_itself(
     flags += ["--model.path", "nowhere"]
     assert not run_checks(write_run(tmp_path, checkpoint), flags, Console(file=out, width=200))
     assert expected in out.getvalue()
+
+
+def test_what_trainer_ranks_of_a_scheduler_need_is_checked(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AGENTRL_CLUSTER_TOKEN", raising=False)
+    run, flags = write_run(tmp_path, checkpoint), ["--workflow", "nowhere:agent", "--cluster.launcher", "attach"]
+    before = sorted(tmp_path.iterdir())
+    out = io.StringIO()
+    assert not run_checks(run, [*flags, "--cluster.listen", "192.0.2.1:29715"], Console(file=out, width=250))
+    assert "FIX token        AGENTRL_CLUSTER_TOKEN is not set" in out.getvalue()
+    assert "FIX listen       cluster.listen: cannot listen on 192.0.2.1:29715" in out.getvalue()
+    assert "ok  trainer      not started" in out.getvalue()
+    monkeypatch.setenv("AGENTRL_CLUSTER_TOKEN", "a secret of some length")
+    out = io.StringIO()
+    assert not run_checks(run, [*flags, "--cluster.listen", "127.0.0.1:29715"], Console(file=out, width=250))
+    assert "ok  token        AGENTRL_CLUSTER_TOKEN is set" in out.getvalue()
+    assert "ok  listen       trainer ranks can join at 127.0.0.1:29715; only ranks on this machine" in out.getvalue()
+    assert f"ok  run folder   {tmp_path}/runs can be written here" in out.getvalue()
+    assert sorted(tmp_path.iterdir()) == before

@@ -14,24 +14,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
-from rich.text import Text
 
+from agentrl.cli.check.cluster import check_cluster
+from agentrl.cli.check.report import CheckReport
 from agentrl.config import RunConfig, load_config
 from agentrl.data.load import TaskSets, load_tasks
-from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, WorkflowError
-from agentrl.foreign import visible
+from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.wire import check_sglang_version
-from agentrl.jobs.errors import describe_error
 from agentrl.jobs.plan.split import resolve_run
 from agentrl.jobs.train import load_renderer
 from agentrl.rollout.episode import run_policy_episode
@@ -48,36 +46,6 @@ _ASK_S = 60.0
 """Seconds a Python may take to print its SGLang version."""
 
 
-@dataclass(slots=True)
-class CheckReport:
-    """Prints each check and counts the failed ones."""
-
-    console: Console = field(default_factory=Console)
-    num_failed: int = 0
-
-    def ok(self, name: str, detail: str) -> None:
-        """Print a check that passed."""
-        self._line("ok", "green", name, detail)
-
-    def fix(self, name: str, detail: str) -> None:
-        """Print a check that failed, and what to do."""
-        self.num_failed += 1
-        self._line("FIX", "red", name, detail)
-
-    def check(self, name: str, probe: Callable[[], _Result], describe: Callable[[_Result], str]) -> _Result | None:
-        """Run `probe` and print its result, or what to fix if it raises an error of agentrl; return None then."""
-        try:
-            found = probe()
-        except (AgentRLError, BaseExceptionGroup) as error:
-            self.fix(name, describe_error(error))
-            return None
-        self.ok(name, describe(found))
-        return found
-
-    def _line(self, mark: str, style: str, name: str, detail: str) -> None:
-        self.console.print(Text.assemble((f"{mark:<4}", style), f"{name:<12} {visible(detail)}"), soft_wrap=True)
-
-
 def run_checks(config: Path | None, overrides: Sequence[str] = (), console: Console | None = None) -> bool:
     """Check the machine and, with `config`, a run up to one episode; return whether everything is ok."""
     report = CheckReport(console=console or Console())
@@ -87,6 +55,7 @@ def run_checks(config: Path | None, overrides: Sequence[str] = (), console: Cons
             "config", partial(load_config, config, overrides), lambda run: f"{config}: run {run.name!r} is valid"
         )
         if run is not None:
+            check_cluster(report, run)
             _check_servers(report, run)
             _check_run_parts(report, run)
     else:
@@ -217,7 +186,9 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
         lambda: load_renderer(run, run.model.directory),
         lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
     )
-    if renderer is not None:
+    if renderer is not None and run.cluster.launcher != "local":
+        report.ok("trainer", "not started: its ranks load the model on their own machines")
+    elif renderer is not None:
         report.check("trainer", lambda: _run_with_watchdog(run, partial(_load_trainer, run)), lambda found: found)
     if tasks is not None and workflow is not None and renderer is not None:
         play = partial(_round_trip, run, tasks, workflow, renderer)

@@ -66,7 +66,8 @@ def missing_gpus(run: RunConfig, root: Path = Path("/")) -> list[str]:
     if trainer == "auto" and count:
         trainer = "cuda"
     world = run.trainer.parallel.shape.world
-    needed = [("trainer.device", trainer, index_of(trainer) + world - 1)]
+    attached = run.cluster.launcher == "attach"  # its ranks are on other machines
+    needed = [] if attached else [("trainer.device", trainer, index_of(trainer) + world - 1)]
     if not inference.urls:
         last = index_of(inference.device)
         if inference.backend == "sglang" and inference.device != "cpu":

@@ -1,0 +1,72 @@
+"""What `agentrl doctor` checks of the cluster that a run names: launcher, token, address, shared directory.
+
+Invariant: nothing that it opens stays open, and nothing that it writes stays behind.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from agentrl.cli.check.report import CheckReport
+from agentrl.cluster.base import TOKEN_VARIABLE
+from agentrl.cluster.config import ClusterConfig, listen_address
+from agentrl.cluster.handshake import checked_token
+from agentrl.cluster.meeting import open_meeting
+from agentrl.cluster.ray import import_ray, open_ray
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.weights.types import is_loopback
+
+
+def check_cluster(report: CheckReport, run: RunConfig) -> None:
+    """Check what the launcher of `run` needs; `local` needs nothing."""
+    config = run.cluster
+    if config.launcher == "local":
+        return
+    if config.launcher == "attach":
+        report.check("token", partial(_own_token, config), lambda found: found)
+    else:
+        report.check("ray", lambda: anyio.run(_ray_nodes, config), lambda found: found)
+    report.check("listen", lambda: anyio.run(_listening, config), lambda found: found)
+    report.check("run folder", partial(_writable_folder, run), lambda found: found)
+
+
+def _own_token(_config: ClusterConfig) -> str:
+    checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE)
+    return f"{TOKEN_VARIABLE} is set"
+
+
+async def _listening(config: ClusterConfig) -> str:
+    """Listen where trainer ranks would join."""
+    host, _ = listen_address(config)
+    async with open_meeting(listen_address(config), 1, "no rank joins this meeting") as meeting:
+        port = meeting.address[1]
+        only = "; only ranks on this machine reach it: set cluster.listen for others" if is_loopback(host) else ""
+        return f"trainer ranks can join at {host}:{port}{only}"
+
+
+async def _ray_nodes(config: ClusterConfig) -> str:
+    """Connect to the Ray cluster and count what it has."""
+    async with open_ray(config):
+        ray = import_ray()
+        resources: dict[str, float] = ray.cluster_resources()
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        gpus, cpus = resources.get("GPU", 0), resources.get("CPU", 0)
+        return f"version {ray.__version__}, {len(nodes)} node(s), {gpus:g} GPU(s), {cpus:g} core(s)"
+
+
+def _writable_folder(run: RunConfig) -> str:
+    """Write a file where the run directory will be, and remove it."""
+    folder = Path(run.runs_dir).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(b"agentrl doctor")
+    except OSError as error:
+        raise ConfigError(f"runs_dir: cannot write to {existing}: {error.strerror}; choose another one") from error
+    return f"{folder} can be written here; every machine of the cluster must see it under this path"

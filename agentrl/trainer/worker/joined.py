@@ -43,9 +43,14 @@ class MemberStream(ByteStream):
         self._socket = member.stream
         self._arriving: ObjectSendStream[bytes]
         self._arriving, arrived = anyio.create_memory_object_stream[bytes](_CHUNKS)
+        self._source = arrived
         self._arrived = BufferedByteReceiveStream(arrived)
         self.closed = anyio.Event()
         """Set once the other side has closed."""
+
+    def discard(self) -> None:
+        """Drop what has arrived; no task may receive any more."""
+        self._source.close()
 
     async def pump(self) -> None:
         """Receive until the other side closes."""
@@ -209,15 +214,19 @@ async def _followed(
 ) -> AsyncGenerator[Sequence[JoinedRank]]:
     members = await _members(meeting, children, timeout_s)
     ranks = [JoinedRank(member, child) for member, child in zip(members, children, strict=True)]
-    async with task_group() as pumping:
-        for rank in ranks:
-            pumping.start_soon(rank.stream.pump)
-        try:
-            yield ranks
-        finally:
+    try:
+        async with task_group() as pumping:
             for rank in ranks:
-                rank.stream.shut()
-            pumping.cancel_scope.cancel()
+                pumping.start_soon(rank.stream.pump)
+            try:
+                yield ranks
+            finally:
+                for rank in ranks:
+                    rank.stream.shut()
+                pumping.cancel_scope.cancel()
+    finally:
+        for rank in ranks:
+            rank.stream.discard()
 
 
 async def _members(meeting: Meeting, children: Sequence[Child | None], timeout_s: float) -> Sequence[Attendee]:

@@ -13,9 +13,10 @@ from agentrl.client import Client
 from agentrl.data.digest import TaskDigest
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.resume import RunState
-from agentrl.errors import ConfigError, WeightSyncError
+from agentrl.errors import ConfigError, TrainError, WeightSyncError
 from agentrl.runs.reading import read_index, read_metrics
 from agentrl.tokens.renderer import Renderer
+from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.weights.types import Publication
@@ -210,3 +211,30 @@ def test_the_digest_of_tasks_takes_any_data() -> None:
     first, again = ([Task(id="1", data={**data, "object": Opaque()})] for _ in range(2))
     assert TaskDigest.of(first) == TaskDigest.of(again)
     assert TaskDigest.of(first) != TaskDigest.of([Task(id="1", data={"n": 1})])
+
+
+async def test_training_continues_while_a_checkpoint_is_written_and_its_event_follows(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    durable = anyio.Event()
+
+    class Releasing(ScriptedTrainer):
+        async def step(self, batch: TrainBatch) -> StepReport:
+            if len(self.batches) == 3:  # the checkpoint of step 2 was begun before step 3
+                assert not self.saved
+                assert not lines(tmp_path / "metrics.jsonl", "checkpoint")
+                durable.set()
+            return await super().step(batch)
+
+    trainer = Releasing(hold_saves={0: durable})
+    await run(make_engine(tmp_path, renderer, trainer=trainer, steps=4, engine={"checkpoint_every": 2}))
+    assert saved_steps(trainer) == [2, 4]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl", "checkpoint")] == [2, 4]
+
+
+async def test_a_checkpoint_that_cannot_be_written_ends_the_run_by_name(tmp_path: Path, renderer: Renderer) -> None:
+    trainer = ScriptedTrainer(fail_saves={1})
+    with pytest.raises(TrainError, match=r"cannot write .*step-000002"):
+        await run(make_engine(tmp_path, renderer, trainer=trainer, steps=4, engine={"checkpoint_every": 1}))
+    assert saved_steps(trainer) == [1]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl", "checkpoint")] == [1]

@@ -300,7 +300,7 @@ class PolicyModel:
             self.tensor_group = mesh.tp.get_group()
             self._part = vocabulary_part(self.vocab_size, self.tensor_group)
         if mesh.cp is not None:
-            self._cut = cut_sequences(self.module, mesh.cp)
+            self._cut = cut_sequences(self.module, mesh.cp, mesh.shape.tp)
         shard(self.module, blocks, mesh.weights, bfloat16=bfloat16, prepare=prepare)
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
+from agentrl.inference.launch.sglang import tensor_parallel
 from agentrl.jobs.plan.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
+from agentrl.jobs.plan.mesh import mesh_problems
 from agentrl.jobs.plan.plan import describe_plan, missing_here
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,16 @@ def test_a_batch_is_several_minibatches_of_the_stated_size_so_that_clipping_acts
     assert f"minibatches of {episodes // run.trainer.minibatches} episodes" in path.read_text()
 
 
-def test_there_are_examples_for_one_and_for_eight_gpus() -> None:
+def test_there_are_examples_from_one_to_512_gpus() -> None:
     names = " ".join(path.stem for path in EXAMPLES)
-    assert all(size in names for size in ("0.6b", "1.7b", "4b", "8b", "one-gpu", "eight-gpus"))
+    assert all(size in names for size in ("0.6b", "1.7b", "4b", "8b", "32b", "235b-a22b"))
+    assert all(count in names for count in ("one-gpu", "eight-gpus", "64-gpus", "512-gpus"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_trainer_and_servers_take_the_gpus_that_the_name_states(path: Path) -> None:
+    run = load_config(path)
+    stated = {"one": 1, "eight": 8, "64": 64, "512": 512}[path.stem.split("-")[-2]]
+    assert mesh_problems(run) == []
+    servers = run.inference.servers * tensor_parallel(run.inference)
+    assert run.trainer.parallel.shape.world + servers - len(shared_gpus(run)) == stated

@@ -8,11 +8,22 @@ from typing import Any, cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.config import parse_config
-from agentrl.jobs.plan.memory import GIB, ModelShape, memory_rows, model_shape_of, server_memory, shared_gpus, trainer_memory
+from agentrl.jobs.plan.memory import (
+    GIB,
+    ModelShape,
+    TrainerMemory,
+    memory_rows,
+    model_shape_of,
+    server_memory,
+    shared_gpus,
+    trainer_memory,
+)
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
 
@@ -21,7 +32,9 @@ def built(config: Qwen2Config | Qwen3Config) -> PreTrainedModel:
     return cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
 
 
-@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-1.7B-Base", "qwen3-4b-instruct-2507", "Qwen3-8B"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3-0.6B", "Qwen3-1.7B-Base", "qwen3-4b-instruct-2507", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"]
+)
 def test_the_parameters_of_a_published_model_are_those_transformers_builds(name: str) -> None:
     shape = model_shape_of(f"/nowhere/{name}")
     assert shape is not None
@@ -64,7 +77,7 @@ def test_a_model_that_is_no_dense_decoder_has_no_estimate(tmp_path: Path, conten
     assert memory_rows(parse_config(GOOD | {"model": {"path": str(tmp_path)}})) == []
 
 
-@pytest.mark.parametrize("name", ["Qwen3-32B", "Qwen3-4B.old", "Llama-3", "model"])
+@pytest.mark.parametrize("name", ["Qwen3-33B", "Qwen3-4B.old", "Llama-3", "model"])
 def test_a_path_that_names_no_known_model_has_no_estimate(name: str) -> None:
     assert model_shape_of(f"/nowhere/{name}") is None
 
@@ -120,8 +133,9 @@ def test_training_takes_sixteen_bytes_a_parameter_and_more() -> None:
     assert shape is not None
     trainer = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16", "gradient_checkpointing": True}}), shape)
     assert trainer.weights + trainer.gradients + trainer.optimizer == 16 * 8_190_735_360
-    vocabulary, layer = 2 * 151_936 * 4096, (8_190_735_360 - 2 * 151_936 * 4096) // 36
+    vocabulary, layer = 2 * 151_936 * 4096, (8_190_735_360 - 2 * 151_936 * 4096 - 4096) // 36
     assert trainer.copies == 2 * (vocabulary + 2 * layer)  # gathered in bfloat16: embeddings, head and two layers at once
+    assert trainer.reduced == 2 * vocabulary + (2 + 4) * layer  # a layer's gradients are reduced in float32
     assert trainer.total > 141e9  # not on one H200 either
 
 
@@ -134,6 +148,60 @@ def test_two_processes_hold_half_of_the_weights_each() -> None:
         count // 2 for count in (alone.weights, alone.gradients, alone.optimizer)
     )
     assert (split.copies, split.activations) == (alone.copies, alone.activations)
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "width", "billions"), [("Qwen3-30B-A3B", 128, 768, 30.5), ("qwen3-235b-a22b", 128, 1536, 235.1)]
+)
+def test_the_parameters_of_a_mixture_of_experts_are_those_transformers_builds(
+    name: str, experts: int, width: int, billions: float
+) -> None:
+    shape = model_shape_of(f"/nowhere/{name}")
+    assert shape is not None
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        num_experts=experts,
+        num_experts_per_tok=8,
+        moe_intermediate_size=width,
+    )
+    with torch.device("meta"):
+        module = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config))
+    assert shape.num_parameters == module.num_parameters()
+    assert shape.num_parameters == pytest.approx(billions * 1e9, rel=2e-3)
+
+
+def test_a_mixture_of_experts_has_its_shape_in_config_json(tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(num_hidden_layers=2, num_experts=4, hidden_size=64, moe_intermediate_size=32)
+    config.save_pretrained(tmp_path)
+    shape = model_shape_of(str(tmp_path))
+    assert shape is not None
+    assert (shape.experts, shape.experts_per_token, shape.intermediate) == (4, config.num_experts_per_tok, 32)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"mlp_only_layers": [0]}))
+    assert model_shape_of(str(tmp_path)) is None  # its layers differ
+
+
+@given(dp=st.sampled_from([1, 2, 8]), cp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4, 8]))
+def test_each_axis_divides_what_it_splits(dp: int, cp: int, tp: int) -> None:
+    shape = model_shape_of("Qwen3-32B")
+    assert shape is not None
+    settings = {"dtype": "bfloat16", "gradient_checkpointing": True, "microbatch_tokens": 32768}
+
+    def memory(**axes: int) -> TrainerMemory:
+        return trainer_memory(parse_config(GOOD | {"trainer": {**settings, "parallel": axes}}), shape)
+
+    one, split, copied = memory(), memory(dp=dp, cp=cp, tp=tp), memory(dp=dp, cp=cp, tp=tp, replicate=2)
+    assert split == copied  # each copy of the weights takes the same again
+    for states in ("weights", "gradients", "optimizer"):
+        assert getattr(split, states) * dp * cp * tp == pytest.approx(getattr(one, states), rel=1e-6)
+    assert (split.copies * tp, split.reduced * tp) == pytest.approx((one.copies, one.reduced))
+    assert one.activations / (cp * tp) <= split.activations * 1.000001 <= one.activations / cp * 1.000002
+    assert split.logits <= one.logits / tp
 
 
 def test_a_server_s_share_is_divided_over_its_gpus() -> None:

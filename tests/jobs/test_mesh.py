@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,14 @@ import pytest
 
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.mesh import with_mesh
+from agentrl.jobs.plan.gpus import missing_gpus
+from agentrl.jobs.plan.mesh import mesh_problems, with_mesh
 from agentrl.trainer.parallel.shape import MeshShape
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
+
+
+_LONG = ["--trainer.microbatch_tokens", "262144", "--trainer.dtype", "bfloat16", "--trainer.gradient_checkpointing", "true"]
 
 
 @pytest.fixture
@@ -34,7 +40,10 @@ def eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--trainer.device", "cpu"], MeshShape(dp=1)),
         (["--inference.backend", "sglang", "--inference.device", "cuda:6"], MeshShape(dp=6)),
         (["--inference.backend", "sglang", "--inference.device", "cuda:0", "--inference.servers", "8"], MeshShape(dp=1)),
-        (["--trainer.parallel.dp", "3", "--trainer.parallel.tp", "auto"], MeshShape(dp=3)),
+        (["--trainer.parallel.replicate", "auto"], MeshShape(dp=8)),
+        (["--trainer.parallel.cp", "auto", "--trainer.parallel.tp", "auto", "--model.path", "unknown"], MeshShape(dp=8)),
+        ([*_LONG, "--trainer.parallel.cp", "auto"], MeshShape(dp=2, cp=4)),
+        ([*_LONG, "--trainer.parallel.cp", "auto", "--trainer.parallel.tp", "auto"], MeshShape(dp=2, cp=4)),
     ],
 )
 def test_dp_auto_takes_the_gpus_that_servers_and_other_axes_leave(
@@ -65,3 +74,60 @@ def test_an_axis_that_is_still_auto_has_no_shape() -> None:
 def test_an_axis_is_a_number_or_auto(given: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.parallel\.tp"):
         parse_config(GOOD, ["--trainer.parallel.tp", given])
+
+
+def test_auto_says_that_no_mesh_fits(eight_gpus: Path) -> None:
+    flags = ["--model.path", "Qwen3-235B-A22B", "--trainer.parallel.cp", "auto", "--trainer.dtype", "bfloat16"]
+    with pytest.raises(ConfigError, match=r"trainer\.parallel: auto finds no mesh .* use more GPUs"):
+        with_mesh(parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags), eight_gpus)
+
+
+def test_gpus_of_other_machines_are_not_counted(eight_gpus: Path) -> None:
+    far = {"cluster": {"launcher": "attach"}, "trainer": {"device": "cuda", "parallel": {"dp": "auto"}}}
+    with pytest.raises(ConfigError, match=r"auto counts the GPUs of one machine; under cluster\.launcher: attach give"):
+        with_mesh(parse_config(GOOD | far), eight_gpus)
+    assert missing_gpus(parse_config(GOOD | far, ["--trainer.parallel.dp", "512"]), eight_gpus) == []
+    here = parse_config(GOOD, ["--trainer.device", "cuda", "--trainer.parallel.dp", "9"])
+    assert missing_gpus(here, eight_gpus) == [
+        "trainer.device: cuda for GPU 0 to 8, and this machine has 8 GPU(s), counted from 0; lower trainer.parallel.dp"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "axes", "expected"),
+    [
+        ("Qwen3-8B", {"tp": 8, "cp": 4}, None),
+        ("Qwen3-8B", {"tp": 3}, r"tp: 3 does not divide the model's 8 key-value heads; use 1, 2, 4 or 8"),
+        ("Qwen3-8B", {"tp": 8, "cp": 8}, r"cp: 8 does not divide the 4 query heads of a rank; use 1, 2 or 4"),
+        ("Qwen3-14B", {"cp": 16}, r"cp: 16 does not divide the 40 query heads of a rank; use 1, "),
+        ("Qwen3-30B-A3B", {"tp": 2}, r"tp: 2, and the matrices of a qwen3_moe model cannot be split; .* raise dp"),
+        ("Qwen3-30B-A3B", {"cp": 8, "dp": 4, "replicate": 2}, None),
+    ],
+)
+def test_a_mesh_that_the_model_forbids_is_a_problem_of_the_plan(
+    model: str, axes: dict[str, int], expected: str | None
+) -> None:
+    problems = mesh_problems(parse_config(GOOD | {"model": {"path": model}, "trainer": {"parallel": axes}}))
+    if expected is None:
+        assert problems == []
+    else:
+        assert re.match(rf"trainer\.parallel\.{expected}", "; ".join(problems))
+
+
+@pytest.mark.parametrize(
+    ("change", "axes", "expected"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, {"cp": 2}, ["trainer.parallel.cp: the model has layers"]),
+        ({"sliding_window": 128}, {"cp": 2}, ["trainer.parallel.cp: the model has layers"]),
+        ({"sliding_window": 128, "use_sliding_window": False}, {"cp": 2}, []),
+        ({"model_type": "gemma"}, {"tp": 2}, ["trainer.parallel.tp: 2, and the matrices of a gemma model"]),
+    ],
+)
+def test_config_json_shows_what_the_trainer_cannot_split(
+    tmp_path: Path, change: dict[str, Any], axes: dict[str, int], expected: list[str]
+) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    given = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, **shape, **change}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    problems = mesh_problems(parse_config(GOOD | {"model": {"path": str(tmp_path)}, "trainer": {"parallel": axes}}))
+    assert [problem.startswith(start) for problem, start in zip(problems, expected, strict=True)] == [True] * len(expected)

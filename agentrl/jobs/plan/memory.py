@@ -32,7 +32,7 @@ _BYTES_PER_LOGIT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The shape of a dense decoder.
+    """The shape of a decoder whose layers are alike: dense, or a mixture of experts in each.
 
     Example:
         >>> model_shape_of("/models/Qwen3-4B").num_parameters
@@ -41,6 +41,7 @@ class ModelShape:
 
     hidden: int
     intermediate: int
+    """Of the MLP, or of one expert."""
     layers: int
     heads: int
     kv_heads: int
@@ -49,43 +50,64 @@ class ModelShape:
     tied: bool
     query_key_norm: bool = True
     attention_bias: bool = False
+    experts: int = 0
+    """Experts of each layer; 0: it is dense."""
+    experts_per_token: int = 1
+    """MLPs that a token goes through in each layer."""
+    kind: str = "qwen3"
+    """`model_type` of config.json."""
 
     @property
     def num_parameters(self) -> int:
-        """P: embeddings, output head where it is not tied, attention, MLP and norms."""
+        """P: embeddings, output head where it is not tied, attention, MLP or experts with their router, and norms."""
+        return self.outside + self.layers * self.layer + self.hidden
+
+    @property
+    def outside(self) -> int:
+        """Parameters of the embeddings, and of the output head where it is not tied."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def layer(self) -> int:
+        """Parameters of one layer."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * self.hidden * queries + 2 * self.hidden * keys
         attention += 2 * self.head_dim * self.query_key_norm + (queries + 2 * keys) * self.attention_bias
-        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.layers * layer + self.hidden
+        return attention + self.hidden * (3 * self.intermediate * max(1, self.experts) + self.experts) + 2 * self.hidden
 
     def kv_bytes(self, element_bytes: int) -> int:
         """Return the bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
-    def saved_bytes(self, dtype: str, *, checkpointing: bool) -> int:
+    def saved_bytes(self, dtype: str, *, checkpointing: bool, tp: int = 1) -> int:
         """Return the bytes of activations that autograd keeps for one token, without the weights.
 
         The factors count the tensors that transformers' Qwen3 layer saves, for bfloat16 with float32 weights under autocast.
-        A checkpointed layer keeps its float32 input only; one layer at a time is recomputed.
+        A checkpointed layer keeps its float32 input only; one layer at a time is recomputed. Tensor parallelism splits what
+        is within attention and MLP, not the inputs of layers and norms. A token's input is copied for each of its experts.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         wide = dtype == "float32"
         hidden, inner, query, key = (24, 16, 16.5, 16.25) if wide else (26, 8, 10.5, 10.25)
-        layer = hidden * self.hidden + inner * self.intermediate + query * queries + key * keys
+        copies = self.experts_per_token * (12 if wide else 6) if self.experts else 0
+        within = inner * self.intermediate * self.experts_per_token + query * queries + key * keys
+        layer = (hidden + copies) * self.hidden + within / tp
         return int(self.layers * 4 * self.hidden + layer) if checkpointing else int(self.layers * layer)
 
 
-def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool) -> ModelShape:
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False, experts: int = 0) -> ModelShape:
     return ModelShape(
         hidden=hidden,
         intermediate=intermediate,
         layers=layers,
         heads=heads,
-        kv_heads=8,
+        kv_heads=4 if experts else 8,
         head_dim=128,
         vocabulary=151_936,
         tied=tied,
+        experts=experts,
+        experts_per_token=8 if experts else 1,
+        kind="qwen3_moe" if experts else "qwen3",
     )
 
 
@@ -93,19 +115,23 @@ _PUBLISHED = {
     "0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
     "1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
     "4b": _qwen3(2560, 9728, 36, 32, tied=True),
-    "8b": _qwen3(4096, 12_288, 36, 32, tied=False),
+    "8b": _qwen3(4096, 12_288, 36, 32),
+    "14b": _qwen3(5120, 17_408, 40, 40),
+    "32b": _qwen3(5120, 25_600, 64, 64),
+    "30b-a3b": _qwen3(2048, 768, 48, 32, experts=128),
+    "235b-a22b": _qwen3(4096, 1536, 94, 64, experts=128),
 }
 
 
 def model_shape_of(model_path: str) -> ModelShape | None:
     """Return the shape of a model from its config.json or, without that file, from the Qwen3 that its path names.
 
-    None where neither gives a shape, and for models that are not uniformly dense.
+    None where neither gives a shape, and for models whose layers are not alike.
     """
     try:
         config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_bytes())
     except (OSError, ValueError):
-        named = re.match(r"qwen3-(0\.6b|1\.7b|4b|8b)(?![\w.])", Path(model_path).name.lower())
+        named = re.match(rf"qwen3-({'|'.join(map(re.escape, _PUBLISHED))})(?![\w.])", Path(model_path).name.lower())
         return None if named is None else _PUBLISHED[named[1]]
     try:
         return _from_config(config.get("text_config") or config)
@@ -114,20 +140,24 @@ def model_shape_of(model_path: str) -> ModelShape | None:
 
 
 def _from_config(config: dict[str, Any]) -> ModelShape | None:
-    if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+    heads, kind = config["num_attention_heads"], config.get("model_type", "")
+    mixed = kind == "qwen3_moe" and config.get("decoder_sparse_step", 1) == 1 and not config.get("mlp_only_layers")
+    if not mixed and any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         return None
-    heads, kind = config["num_attention_heads"], config.get("model_type")
     return ModelShape(
         hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
+        intermediate=config["moe_intermediate_size" if mixed else "intermediate_size"],
         layers=config["num_hidden_layers"],
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         vocabulary=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
-        query_key_norm=kind == "qwen3",
+        query_key_norm=kind in ("qwen3", "qwen3_moe"),
         attention_bias=kind == "qwen2",
+        experts=(config.get("num_experts") or config["num_local_experts"]) if mixed else 0,
+        experts_per_token=config["num_experts_per_tok"] if mixed else 1,
+        kind=kind,
     )
 
 
@@ -140,13 +170,16 @@ class TrainerMemory:
     optimizer: int
     copies: int
     """Weights gathered for the forward pass: embeddings, head and two layers, in its type."""
+    reduced: int
+    """Gradients before they are split: of embeddings and head in the type of the pass, of a layer in float32 too."""
     activations: int
     logits: int
 
     @property
     def total(self) -> int:
         """The sum, with the CUDA context."""
-        return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.logits + _CUDA_BYTES
+        states, passing = self.weights + self.gradients + self.optimizer, self.activations + self.logits
+        return states + self.copies + self.reduced + passing + _CUDA_BYTES
 
 
 def _longest_pass(run: RunConfig) -> int:
@@ -157,31 +190,40 @@ def _longest_pass(run: RunConfig) -> int:
 def trainer_memory(run: RunConfig, shape: ModelShape) -> TrainerMemory:
     """Return the memory of one trainer process: its share of float32 weights, gradients and AdamW moments, and a microbatch.
 
-    Several processes each gather one layer at a time, in the type of the forward pass.
+    dp, cp and tp split weights, gradients and optimizer state; copies (`replicate`) do not. Several processes gather one
+    layer at a time over dp and cp, in the type of the forward pass, so tp splits what they gather. cp splits the tokens of a
+    microbatch, and tp the logits of each token.
     """
     trainer = run.trainer
     mesh = trainer.parallel.shape
     count = shape.num_parameters // (mesh.shards * mesh.tp)
-    logits = min(_longest_pass(run) * shape.vocabulary, _MAX_LOGITS)
-    saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing)
+    tokens = -(-_longest_pass(run) // mesh.cp)
+    logits = min(tokens * shape.vocabulary, _MAX_LOGITS) // mesh.tp
+    saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing, tp=mesh.tp)
     return TrainerMemory(
         weights=4 * count,
         gradients=4 * count,
         optimizer=8 * count,
-        copies=_gathered(run, shape),
-        activations=saved * _longest_pass(run),
+        copies=_gathered(run, shape) // mesh.tp,
+        reduced=_unsplit_gradients(run, shape) // mesh.tp,
+        activations=saved * tokens,
         logits=logits * _BYTES_PER_LOGIT,
     )
 
 
 def _gathered(run: RunConfig, shape: ModelShape) -> int:
-    """Return the bytes of gathered weights; float32 weights of a single process are used in place."""
-    trainer = run.trainer
-    if trainer.parallel.shape.world == 1 and trainer.dtype == "float32":
-        return 0
-    outside = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    layer = (shape.num_parameters - outside) // shape.layers
-    return (outside + 2 * layer) * ELEMENT_BYTES[trainer.dtype]
+    """Return the bytes of gathered weights."""
+    return 0 if _is_whole(run) else (shape.outside + 2 * shape.layer) * ELEMENT_BYTES[run.trainer.dtype]
+
+
+def _unsplit_gradients(run: RunConfig, shape: ModelShape) -> int:
+    size = ELEMENT_BYTES[run.trainer.dtype]
+    return 0 if _is_whole(run) else size * shape.outside + (size + 4) * shape.layer
+
+
+def _is_whole(run: RunConfig) -> bool:
+    """Return whether weights are used in place: those of a single process of float32."""
+    return run.trainer.parallel.shape.world == 1 and run.trainer.dtype == "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +268,8 @@ def server_memory(run: RunConfig, shape: ModelShape) -> ServerMemory:
 def shared_gpus(run: RunConfig) -> tuple[int, ...]:
     """Return the GPUs that both the trainer and launched SGLang servers would use."""
     inference, device = run.inference, run.trainer.device
-    if inference.backend != "sglang" or inference.urls or device == "cpu":
-        return ()
+    if inference.backend != "sglang" or inference.urls or device == "cpu" or run.cluster.launcher != "local":
+        return ()  # Ray gives each process GPUs of its own, and attached ranks are on machines of their own
     if runs_on_cpu(inference) and (inference.device == "cpu" or device == "auto"):
         return ()
     first = index_of(device)
@@ -239,14 +281,17 @@ def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
     shape = model_shape_of(run.model.local_path or run.model.path)
     if shape is None:
         return []
-    trainer = trainer_memory(run, shape)
+    trainer, mesh = trainer_memory(run, shape), run.trainer.parallel.shape
     states = (
         f"weights {_gib(trainer.weights)} + gradients {_gib(trainer.gradients)} + AdamW {_gib(trainer.optimizer)}, float32"
     )
-    copies = f"; gathered for the forward pass {_gib(trainer.copies)}" if trainer.copies else ""
-    batch = f"activations of {_longest_pass(run)} tokens {_gib(trainer.activations)}; logits {_gib(trainer.logits)}"
-    count = f"{shape.num_parameters / 1e9:.2f}e9 parameters"
-    each_process = "each trainer process" if run.trainer.parallel.shape.world > 1 else "trainer"
+    copies = f"; gathered {_gib(trainer.copies)} + gradients before they are split {_gib(trainer.reduced)}"
+    copies = copies if trainer.copies else ""
+    tokens = -(-_longest_pass(run) // mesh.cp)
+    batch = f"activations of {tokens} tokens {_gib(trainer.activations)}; logits {_gib(trainer.logits)}"
+    experts = ", each layer gathered with all its experts" if shape.experts else ""
+    count = f"{shape.num_parameters / 1e9:.2f}e9 parameters{experts}"
+    each_process = "each trainer process" if mesh.world > 1 else "trainer"
     rows = [("memory", f"{each_process} about {_gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}")]
     if run.inference.urls:
         return rows

@@ -5,44 +5,133 @@ Invariant: nothing is started; a mesh without problems here is one that every tr
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.jobs.plan.gpus import trainer_gpus
+from agentrl.jobs.plan.memory import GIB, ModelShape, model_shape_of, trainer_memory
+from agentrl.trainer.config import ParallelConfig
+from agentrl.trainer.parallel.fit import check_context_fit, check_tensor_fit
+
+_AUTO_WAYS = (1, 2, 4, 8)
+_AUTO_BYTES = 72 * GIB
+"""What `auto` lets a trainer process take of a GPU of 80 GB."""
 
 
 def with_mesh(run: RunConfig, root: Path = Path("/")) -> RunConfig:
     """Return `run` with a number for each axis of `trainer.parallel` that is `auto`.
 
-    `dp: auto` takes the GPUs that the other axes leave, from `trainer.device` to the next GPU of a server, and 1 on the CPU;
-    the other axes become 1.
+    `dp: auto` takes the GPUs that the other axes leave, from `trainer.device` to the next GPU of a server, and 1 on the CPU.
+    `tp: auto` and `cp: auto` take the smallest product with which a process fits on a GPU of 80 GB, and 1 where the shape of
+    the model is unknown. `replicate: auto` is 1.
 
     Raises:
-        ConfigError: the number of GPUs is unknown, as it is on a Ray cluster, or the other axes do not divide it.
+        ConfigError: the number of GPUs is unknown, the other axes do not divide it, or no mesh fits.
     """
     parallel = run.trainer.parallel
     if "auto" not in (parallel.dp, parallel.tp, parallel.cp, parallel.replicate):
         return run
-    tp, cp, replicate = (1 if ways == "auto" else ways for ways in (parallel.tp, parallel.cp, parallel.replicate))
-    dp = _remaining(run, tp * cp * replicate, root) if parallel.dp == "auto" else parallel.dp
-    resolved = parallel.model_copy(update={"dp": dp, "tp": tp, "cp": cp, "replicate": replicate})
-    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": resolved})})
+    gpus = _gpus_of(run, root) if parallel.dp == "auto" else None
+    shape = model_shape_of(run.model.local_path or run.model.path)
+    searched = shape is not None and gpus != 0
+    ways = dict.fromkeys(("tp", "cp"), _AUTO_WAYS if searched else (1,))
+    tps = ways["tp"] if parallel.tp == "auto" else (parallel.tp,)
+    cps = ways["cp"] if parallel.cp == "auto" else (parallel.cp,)
+    replicate = 1 if parallel.replicate == "auto" else parallel.replicate
+    meshes = sorted(product(tps, cps), key=lambda pair: (pair[0] * pair[1], pair[0]))
+    candidates = [_with_axes(run, tp, cp, replicate, gpus) for tp, cp in meshes]
+    return _first_that_fits([each for each in candidates if each is not None], shape, gpus, replicate, meshes)
 
 
-def _remaining(run: RunConfig, others: int, root: Path) -> int:
-    if run.cluster.launcher == "ray" and run.trainer.device != "cpu":
-        raise ConfigError(
-            "trainer.parallel.dp: auto counts the GPUs of one machine; under cluster.launcher: ray give a number"
-        )
-    gpus = trainer_gpus(run, root)
-    if gpus is None:
-        raise ConfigError("trainer.parallel.dp: auto, and the number of this machine's GPUs is unknown; give a number")
-    if gpus == 0:
-        return 1
-    if gpus % others:
+def _with_axes(run: RunConfig, tp: int, cp: int, replicate: int, gpus: int | None) -> RunConfig | None:
+    """Return the run with these axes; None where they do not divide the GPUs that `dp: auto` takes."""
+    given, others = run.trainer.parallel.dp, tp * cp * replicate
+    if given != "auto":
+        dp = given
+    elif not gpus:
+        dp = 1
+    elif gpus % others:
+        return None
+    else:
+        dp = gpus // others
+    parallel = ParallelConfig(dp=dp, tp=tp, cp=cp, replicate=replicate)
+    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})
+
+
+def _first_that_fits(
+    candidates: list[RunConfig],
+    shape: ModelShape | None,
+    gpus: int | None,
+    replicate: int,
+    meshes: Iterable[tuple[int, int]],
+) -> RunConfig:
+    if not candidates:
+        others = ", ".join(str(tp * cp * replicate) for tp, cp in meshes)
         raise ConfigError(
             f"trainer.parallel.dp: auto, and the trainer has {gpus} GPU(s), which tp x cp x replicate of {others} does not "
             "divide; change one of the three, or give dp a number"
         )
-    return gpus // others
+    if shape is None or len(candidates) == 1:  # without a choice, the plan shows the memory and the user decides
+        return candidates[0]
+    possible = [each for each in candidates if not mesh_problems(each)]
+    for each in possible:
+        if trainer_memory(each, shape).total <= _AUTO_BYTES:
+            return each
+    raise ConfigError(
+        "trainer.parallel: auto finds no mesh with which a trainer process fits on a GPU of 80 GB; use more GPUs, lower "
+        "trainer.microbatch_tokens, set trainer.gradient_checkpointing: true, or give each axis a number"
+    )
+
+
+def _gpus_of(run: RunConfig, root: Path) -> int:
+    if run.cluster.launcher != "local" and run.trainer.device != "cpu":
+        raise ConfigError(
+            f"trainer.parallel.dp: auto counts the GPUs of one machine; under cluster.launcher: {run.cluster.launcher} give "
+            "a number"
+        )
+    gpus = trainer_gpus(run, root)
+    if gpus is None:
+        raise ConfigError("trainer.parallel.dp: auto, and the number of this machine's GPUs is unknown; give a number")
+    return gpus
+
+
+def mesh_problems(run: RunConfig) -> list[str]:
+    """Return what the model's shape forbids of the mesh, each with its field and the fix; none where it is unknown."""
+    mesh = run.trainer.parallel.shape
+    path = run.model.local_path or run.model.path
+    shape = model_shape_of(path)
+    if shape is None:
+        return []
+    problems: list[str] = []
+    sizes = {"heads": shape.heads, "kv_heads": shape.kv_heads, "intermediate": shape.intermediate}
+    for check in (
+        partial(check_tensor_fit, mesh.tp, architecture=shape.kind, **sizes),
+        partial(check_context_fit, mesh.cp, tp=mesh.tp, heads=shape.heads),
+    ):
+        try:
+            check()
+        except ConfigError as error:
+            problems.append(str(error))
+    if mesh.cp > 1 and _has_windows(path):
+        problems.append(
+            "trainer.parallel.cp: the model has layers that attend within a window, which context parallelism does not "
+            "support; set it to 1"
+        )
+    return problems
+
+
+def _has_windows(path: str) -> bool:
+    try:
+        config: dict[str, Any] = json.loads((Path(path) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    layers = config.get("layer_types")
+    if layers is not None:
+        return any(kind != "full_attention" for kind in layers)
+    return config.get("sliding_window") is not None and config.get("use_sliding_window", True)

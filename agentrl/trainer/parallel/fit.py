@@ -1,4 +1,4 @@
-"""Which models tensor parallelism can split, and into how many parts. No torch: the plan asks before anything starts.
+"""Which models tensor and context parallelism can split, and into how many parts. No torch: the plan asks first.
 
 Invariant: a model that passes here is split without a remainder in its heads and features. The vocabulary may have one:
 the last rank then holds fewer tokens.
@@ -48,6 +48,23 @@ def check_tensor_fit(tp: int, *, architecture: str, heads: int, kv_heads: int, i
             raise ConfigError(
                 f"trainer.parallel.tp: {tp} does not divide the model's {size} {what}; use {_divisors(common)}"
             )
+
+
+def check_context_fit(cp: int, *, tp: int, heads: int) -> None:
+    """Check that `cp` ranks can share the query heads of attention, of which each of `tp` ranks has a part.
+
+    Raises:
+        ConfigError: they cannot; it names the numbers that they can.
+
+    Example:
+        >>> check_context_fit(8, tp=8, heads=32)
+        Traceback (most recent call last):
+        ...
+        agentrl.errors.ConfigError: trainer.parallel.cp: 8 does not divide the 4 query heads of a rank; use 1, 2 or 4
+    """
+    own = heads // tp
+    if own % cp:
+        raise ConfigError(f"trainer.parallel.cp: {cp} does not divide the {own} query heads of a rank; use {_divisors(own)}")
 
 
 def _divisors(number: int) -> str:

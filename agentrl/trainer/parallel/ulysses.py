@@ -23,6 +23,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.trainer.parallel.fit import check_context_fit
 
 ATTENTION = "agentrl_ulysses"
 """Name of the attention under which transformers finds it. Without a mask of that name, transformers makes none."""
@@ -68,8 +69,13 @@ class SequenceCut:
         return _Sum.apply(spread, self.group)  # pyright: ignore[reportReturnType] - typed as Any by torch
 
 
-def cut_sequences(module: PreTrainedModel, group: dist.ProcessGroup) -> SequenceCut:
+def cut_sequences(module: PreTrainedModel, group: dist.ProcessGroup, tp: int = 1) -> SequenceCut:
     """Have `module` compute attention over the parts of sequences that the ranks of `group` hold.
+
+    Args:
+        module: the model.
+        group: the ranks, in the order of their parts.
+        tp: ranks over which its heads are split already.
 
     Raises:
         ConfigError: its attention cannot be split in this way.
@@ -83,6 +89,7 @@ def cut_sequences(module: PreTrainedModel, group: dist.ProcessGroup) -> Sequence
         )
     if not getattr(module, "_supports_attention_backend", False):
         raise ConfigError(f"trainer.parallel.cp: the attention of {type(module).__name__} cannot be replaced; set it to 1")
+    check_context_fit(parts, tp=tp, heads=config.num_attention_heads)
     module.set_attn_implementation(ATTENTION)
     return SequenceCut(group=group, part=dist.get_rank(group), parts=parts)
 

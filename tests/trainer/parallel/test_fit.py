@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.parallel.fit import check_tensor_fit
+from agentrl.trainer.parallel.fit import check_context_fit, check_tensor_fit
 
 _SIZES = st.integers(min_value=1, max_value=64)
 
@@ -36,3 +36,12 @@ def test_an_unknown_architecture_is_an_error_that_names_the_known_ones() -> None
 
 def test_one_rank_needs_no_known_architecture() -> None:
     check_tensor_fit(1, architecture="gpt2", heads=3, kv_heads=1, intermediate=7)
+
+
+@given(cp=_SIZES, tp=_SIZES, own=_SIZES)
+def test_sequences_are_cut_where_every_rank_gets_as_many_heads(cp: int, tp: int, own: int) -> None:
+    if own % cp == 0:
+        check_context_fit(cp, tp=tp, heads=own * tp)
+    else:
+        with pytest.raises(ConfigError, match=rf"cp: {cp} does not divide the {own} query heads of a rank; use 1"):
+            check_context_fit(cp, tp=tp, heads=own * tp)

@@ -75,8 +75,8 @@ async def drive(checkpoint: str, folder: str, port: int) -> None:
 
 
 async def codes(ranks: list[subprocess.Popen[bytes]]) -> list[int]:
-    """Return the exit codes, once all have ended, which takes at most 10 seconds on a busy machine."""
-    return [await anyio.to_thread.run_sync(rank.wait, 10) for rank in ranks]
+    """Return the exit codes, once all have ended, waiting at most 30 seconds: a busy machine tears down slowly."""
+    return [await anyio.to_thread.run_sync(rank.wait, 30) for rank in ranks]
 
 
 async def test_ranks_that_attach_train_and_end_with_the_trainer(
@@ -139,4 +139,4 @@ async def test_ranks_end_with_a_killed_driver_also_inside_a_step(
             driver.wait()
         began = time.monotonic()
         assert await codes(ranks) == [1, 1]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10

@@ -20,6 +20,7 @@ from agentrl.trainer.checkpoints.read import latest_checkpoint, read_checkpoint
 from agentrl.trainer.checkpoints.write import CheckpointJob
 from agentrl.trainer.model import torch_tensor
 from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.trainer.policy import PolicyTrainer
 from tests.support.ranks import on_ranks
 from tests.support.tiny import tiny_checkpoint
@@ -88,6 +89,24 @@ def test_any_number_of_ranks_continues_with_the_same_bytes(
         if world == written_by:  # exact under the ranks it was written with
             assert [one.loss for one in found] == [one.loss for one in expected]
             assert found[0].weights == expected[0].weights
+
+
+@pytest.mark.external
+@pytest.mark.parametrize(
+    ("written_by", "read_by"),
+    [
+        (MeshShape(dp=2, tp=2), MeshShape(dp=2)),
+        (MeshShape(dp=2), MeshShape(dp=2, tp=2)),
+        (MeshShape(replicate=2), MeshShape()),
+    ],
+)
+def test_any_mesh_continues_from_any_other(tmp_path: Path, written_by: MeshShape, read_by: MeshShape) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    [expected, *_] = on_ranks(written_by, trained_and_saved, path, tmp_path / "saved")
+
+    for found in on_ranks(read_by, restored, path, tmp_path / "saved"):
+        assert found.state == expected.state
+        assert found.loss == pytest.approx(expected.loss, abs=1e-6)  # tp sums in another order
 
 
 def exported(ranks: Ranks, path: Path, folder: Path) -> dict[str, bytes]:

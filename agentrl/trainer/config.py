@@ -63,6 +63,9 @@ class TrainerConfig(Config):
     parallel: ParallelConfig = ParallelConfig()
     collective_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that a trainer process waits for another one within a step; then the step fails."""
+    snapshot: Literal["auto", "host", "stream"] = "auto"
+    """`host`: each published version is first copied to host memory, and steps do not wait until it is sent. `stream`: no
+    copy stays, so steps wait. `auto`: `host`, unless the copy would take over a third of the free memory."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the worker."""
     lr: float = Field(default=1e-6, gt=0)

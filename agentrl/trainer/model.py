@@ -32,7 +32,8 @@ from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.parallel.fit import check_tensor_fit
 from agentrl.trainer.parallel.mesh import TrainerMesh
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.trainer.parallel.shard import as_forward, copy_into, shard, whole
+from agentrl.trainer.parallel.shard import as_forward, copy_into, shard
+from agentrl.trainer.parallel.snapshot import snapshot
 from agentrl.trainer.parallel.tensor import split_block, split_vocabulary
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.trainer.parallel.vocabulary import VocabularyPart, vocabulary_part
@@ -231,17 +232,24 @@ class PolicyModel:
         """Return the weights as float32 under their HF checkpoint names, tied ones once; empty on ranks other than 0."""
         return {name: raw_tensor(tensor) for name, tensor in self.weights().items()}
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self, dtype: torch.dtype | None = None, *, copied: bool = False) -> dict[str, Tensor]:
         """Return the weights under the names of `export`; every rank must call it.
 
-        Weights that this process holds whole are not copied: the next step changes them. Of split ones rank 0 gets whole
-        copies in host memory, gathered one by one.
+        Args:
+            dtype: type of copies; None: as they are trained.
+            copied: copy weights that this process holds whole, too; otherwise the next step changes what is returned. Of
+                split weights rank 0 gets copies in any case.
         """
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        if isinstance(next(iter(state.values())), DTensor):
-            gathered = ((name, whole(tensor)) for name, tensor in state.items())
-            state = {name: tensor.cpu() for name, tensor in gathered if self.ranks.rank == 0}
-        return self.with_checkpoint_names(state | self.saved_buffers()) if self.ranks.rank == 0 else {}
+        if copied or isinstance(next(iter(state.values())), DTensor):
+            state = snapshot(state | self.saved_buffers(), self.ranks, dtype=dtype)
+        else:
+            state |= self.saved_buffers()
+        return self.with_checkpoint_names(state) if self.ranks.rank == 0 else {}
+
+    def num_bytes(self, dtype: torch.dtype | None = None) -> int:
+        """Return the size of the weights in `dtype`; None: as they are trained."""
+        return sum(tensor.numel() * (dtype or tensor.dtype).itemsize for tensor in self.parameters.values())
 
     def saved_buffers(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint that are not trained, by name; each rank holds them whole."""

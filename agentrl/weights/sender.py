@@ -1,8 +1,9 @@
 """The trainer as rank 0 of one process group per server: gathers weights into buckets and broadcasts them.
 
-Invariant: every group gets the same bytes in the same order: those of the weights between `begin` and `finish`. Each tensor
-is in exactly one bucket, in the order given. Each group has a thread of its own, so a slow, stopped or dead server delays no
-other, and no caller waits for such a thread longer than the timeout of a collective.
+Invariant: every group of a manifest gets the same bytes in the same order: those of the tensors given to `begin`. Each
+tensor is in exactly one bucket, in the order given. Each group has a thread of its own, so a slow, stopped or dead server
+delays no other, and no caller waits for such a thread longer than the timeout of a collective. Sendings to different groups
+run side by side, called from different threads.
 
 While one bucket is on the wire, the thread gathers the next into its second buffer: it casts the tensors and copies them to
 the device that the backend sends from.
@@ -53,6 +54,22 @@ def plan_buckets(specs: Iterable[TensorSpec], max_bytes: int) -> tuple[Bucket, .
         buckets[-1].append(spec)
         room -= spec.num_bytes
     return tuple(tuple(bucket) for bucket in buckets)
+
+
+def plan_sending(version: int, tensors: Mapping[str, Tensor], *, dtype: str, bucket_mb: int) -> Manifest:
+    """Return the buckets of `tensors`, in their order, and the digests of what is sent in `dtype`.
+
+    Args:
+        version: policy version of the weights.
+        tensors: weights by HF name.
+        dtype: type of the tensors on the wire, a key of `WIRE_DTYPES`.
+        bucket_mb: megabytes of a bucket.
+    """
+    specs = [TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    with ThreadPoolExecutor(min(_DIGEST_THREADS, os.cpu_count() or 1)) as threads:
+        digests = list(threads.map(partial(_sent_checksum, tensors=tensors), specs))
+    named = {spec.name: digest for spec, digest in zip(specs, digests, strict=True)}
+    return Manifest(version, plan_buckets(specs, bucket_mb << 20), named)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +131,7 @@ class _Peer:
                 except RuntimeError as error:
                     job.failure = failure = f"sending to the server failed: {error}"
             job.ended.set()
+            del job  # it refers to the weights, whose memory is free from now on
         if group is not None:
             group.close()
 
@@ -133,15 +151,20 @@ class _Peer:
 
 
 class WeightSender:
-    """The groups of a trainer. Not thread-safe."""
+    """The groups of a trainer; threads may share it."""
 
     def __init__(self, config: SyncConfig, device: torch.device) -> None:
-        """Start without groups; `device` holds the weights."""
+        """Start without groups; `device` sends where the backend is NCCL."""
         self._config, self._device = config, device
         self._peers: dict[str, _Peer] = {}
         self._jobs: dict[str, _Job] = {}
-        self.sending = False
-        """Whether a sending is in progress, so that the weights must not change."""
+        self._lock = threading.Lock()
+        """Guards the two above; nobody holds it while waiting."""
+
+    @property
+    def sending(self) -> bool:
+        """Whether a sending is in progress."""
+        return bool(self._jobs)
 
     def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> list[GroupAddress]:
         """Listen for new servers, close the groups that are not in `keep`, and return where the servers join.
@@ -149,68 +172,71 @@ class WeightSender:
         Raises:
             ConfigError: when the address is not this machine's, or the backend cannot be used.
         """
-        self._close(self._peers.keys() - set(keep))
-        for request in requests:
-            self._peers[request.name] = _Peer(request, self._config, self._device)
-        return [self._peers[request.name].address for request in requests]
+        with self._lock:
+            self._close(self._peers.keys() - set(keep))
+            for request in requests:
+                self._peers[request.name] = _Peer(request, self._config, self._device)
+            return [self._peers[request.name].address for request in requests]
 
-    def begin(self, version: int, tensors: Mapping[str, Tensor], groups: Sequence[str], *, dtype: str) -> Manifest:
-        """Plan the buckets of `tensors`, which must not change until `finish`, and gather the first for each group.
+    def begin(self, manifest: Manifest, tensors: Mapping[str, Tensor], groups: Sequence[str]) -> None:
+        """Gather the first bucket for each group; the tensors must not change until `finish`.
 
         Args:
-            version: policy version of the weights.
+            manifest: of the tensors.
             tensors: weights by HF name.
             groups: groups that `start` may name.
-            dtype: type of the tensors on the wire.
 
         Raises:
-            InvariantError: when a sending is in progress, or a group is not open.
+            InvariantError: when a group is not open, or another sending to it is in progress.
         """
-        if self.sending or not self._peers.keys() >= set(groups):
-            raise InvariantError(
-                f"cannot begin: sending is {self.sending}, groups {groups}, open {list(self._peers)}; finish and open first"
-            )
-        specs = [TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-        buckets = plan_buckets(specs, self._config.bucket_mb << 20)
-        self._jobs = {name: _Job(buckets, tensors) for name in groups}
-        for name, job in self._jobs.items():
-            self._peers[name].submit(job)
-        self.sending = True
-        # Computed here and not during the sending: the servers still sample now, and are paused then.
-        with ThreadPoolExecutor(min(_DIGEST_THREADS, os.cpu_count() or 1)) as threads:
-            digests = list(threads.map(partial(_sent_checksum, tensors=tensors), specs))
-        return Manifest(version, buckets, {spec.name: digest for spec, digest in zip(specs, digests, strict=True)})
+        with self._lock:
+            busy = self._jobs.keys() & set(groups)
+            if busy or not self._peers.keys() >= set(groups):
+                raise InvariantError(
+                    f"cannot begin: groups {list(groups)}, open {list(self._peers)}, in use {sorted(busy)}; finish and open "
+                    "first"
+                )
+            for name in groups:
+                self._jobs[name] = _Job(manifest.buckets, tensors)
+                self._peers[name].submit(self._jobs[name])
 
     def start(self, groups: Sequence[str]) -> None:
         """Send to these groups, whose servers are receiving."""
-        for name in groups:
-            self._jobs[name].go.set()
+        with self._lock:
+            for name in groups:
+                self._jobs[name].go.set()
 
-    def finish(self, abandoned: Collection[str]) -> dict[str, str]:
-        """Close the abandoned groups, wait for the others, and allow the weights to change again.
+    def finish(self, groups: Sequence[str], abandoned: Collection[str] = ()) -> dict[str, str]:
+        """Close the abandoned ones of `groups` and wait for the others; from then on the tensors may change.
 
         Returns:
             The error message of each group that failed, which is closed too. A group that is not done within the timeout
             has failed.
         """
-        self._close(abandoned)
-        failures: dict[str, str] = {}
-        deadline = time.monotonic() + self._config.timeout_s
-        for name, job in self._jobs.items():
-            if name in self._peers:
+        with self._lock:
+            self._close(abandoned)
+            jobs = {name: self._jobs[name] for name in groups if name in self._jobs}
+            waited = {name: job for name, job in jobs.items() if name in self._peers}
+            failures = dict.fromkeys(jobs.keys() - waited.keys() - set(abandoned), "its group was closed")
+            for job in waited.values():
                 job.go.set()
-                if not job.ended.wait(max(0.0, deadline - time.monotonic())):
-                    failures[name] = f"the sending was not done after {self._config.timeout_s:g} s (sync.timeout_s)"
-                elif job.failure is not None:
-                    failures[name] = job.failure
-        self._close(failures)
-        self._jobs, self.sending = {}, False
+        deadline = time.monotonic() + self._config.timeout_s
+        for name, job in waited.items():
+            if not job.ended.wait(max(0.0, deadline - time.monotonic())):
+                failures[name] = f"the sending was not done after {self._config.timeout_s:g} s (sync.timeout_s)"
+            elif job.failure is not None:
+                failures[name] = job.failure
+        with self._lock:
+            self._close(failures)
+            for name in jobs:
+                self._jobs.pop(name, None)
         return failures
 
     def close(self) -> None:
         """Close all groups and wait up to 1 s for each thread: one that wakes while the interpreter ends aborts it."""
-        threads = [peer.thread for peer in self._peers.values()]
-        self._close(list(self._peers))
+        with self._lock:
+            threads = [peer.thread for peer in self._peers.values()]
+            self._close(list(self._peers))
         for thread in threads:
             thread.join(1.0)
 

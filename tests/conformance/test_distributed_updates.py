@@ -50,7 +50,8 @@ class Link:
 
     async def send(self, tensors: Mapping[str, Tensor], **fields: object) -> Answer:
         """Send one bucket and return the server's answer."""
-        manifest = self.trainer.sender.begin(1, tensors, [self.name], dtype="float32")
+        manifest = self.trainer.manifest(1, tensors)
+        self.trainer.sender.begin(manifest, tensors, [self.name])
         [bucket] = manifest.buckets
         self.trainer.sender.start([self.name])
         answer = await self.api.post(
@@ -64,7 +65,7 @@ class Link:
                 **fields,
             },
         )
-        await anyio.to_thread.run_sync(self.trainer.sender.finish, () if answer.status == 200 else (self.name,))
+        await anyio.to_thread.run_sync(self.trainer.sender.finish, [self.name], () if answer.status == 200 else (self.name,))
         return answer
 
 
@@ -276,7 +277,8 @@ async def test_a_trainer_that_goes_away_in_the_middle_is_a_refusal_and_the_serve
     async with linked(api, "lost") as link:
         await api.pause("retract")
         await api.post("/begin_weight_update")
-        manifest = link.trainer.sender.begin(1, weights(server, 1), ["lost"], dtype="float32")
+        manifest = link.trainer.manifest(1, weights(server, 1))
+        link.trainer.sender.begin(manifest, weights(server, 1), ["lost"])
         [bucket] = manifest.buckets
         body = {
             "names": [spec.name for spec in bucket],
@@ -292,7 +294,7 @@ async def test_a_trainer_that_goes_away_in_the_middle_is_a_refusal_and_the_serve
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(update)
             assert (await api.get("/model_info")).status == 200  # answers while it waits
-            link.trainer.sender.finish(["lost"])  # closes the group, nothing was sent
+            link.trainer.sender.finish(["lost"], ["lost"])  # closes the group, nothing was sent
         [(status, reply)] = answers
         assert (status, reply["success"]) == (400, False)
         assert "Failed to receive weights" in reply["message"]

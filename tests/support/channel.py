@@ -10,19 +10,22 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from agentrl.trainer.worker.client import TrainerChannel
+from agentrl.trainer.worker.channel import TrainerChannel
 from agentrl.trainer.worker.protocol import (
     BeginSending,
     FinishSending,
     GroupsOpened,
+    HoldWeights,
     OpenGroups,
     SendingBegun,
     SendingFinished,
     SendingStarted,
     StartSending,
+    WeightsHeld,
 )
 from agentrl.weights.config import SyncConfig
-from agentrl.weights.sender import WeightSender
+from agentrl.weights.sender import WeightSender, plan_sending
+from agentrl.weights.types import Manifest
 
 
 class LocalTrainer:
@@ -32,7 +35,9 @@ class LocalTrainer:
         """Begin with `weights`; `sync` are fields of `SyncConfig`."""
         self.weights = weights
         """What is sent next; replace it as a training step would."""
-        self.sender = WeightSender(SyncConfig.model_validate({"timeout_s": 20, **sync}), torch.device("cpu"))
+        self._config = SyncConfig.model_validate({"timeout_s": 20, **sync})
+        self.sender = WeightSender(self._config, torch.device("cpu"))
+        self._held: tuple[Manifest, Mapping[str, Tensor]] | None = None
         self.channel = TrainerChannel(self._call)
 
     @classmethod
@@ -40,16 +45,27 @@ class LocalTrainer:
         """Return one with the weights of a checkpoint."""
         return cls(load_file(f"{checkpoint}/model.safetensors"), **sync)
 
+    def manifest(self, version: int, weights: Mapping[str, Tensor], *, dtype: str = "float32") -> Manifest:
+        """Return what is sent for `weights`."""
+        return plan_sending(version, weights, dtype=dtype, bucket_mb=self._config.bucket_mb)
+
     async def _call(self, request: Any, expected: type[Any], what: str) -> Any:  # noqa: ANN401 - the worker's protocol
         match request:
             case OpenGroups():
                 return GroupsOpened(tuple(self.sender.open(request.requests, request.keep)))
+            case HoldWeights():
+                assert request.dtype is not None
+                manifest = self.manifest(request.version, self.weights, dtype=request.dtype)
+                self._held = manifest, self.weights
+                return WeightsHeld(snapshot=True, num_bytes=manifest.num_bytes, free_bytes=None)
             case BeginSending():
-                return SendingBegun(self.sender.begin(request.version, self.weights, request.groups, dtype=request.dtype))
+                assert self._held is not None
+                self.sender.begin(*self._held, request.groups)
+                return SendingBegun(self._held[0])
             case StartSending():
                 self.sender.start(request.groups)
                 return SendingStarted()
             case FinishSending():
-                return SendingFinished(await anyio.to_thread.run_sync(self.sender.finish, request.abandoned))
+                return SendingFinished(await anyio.to_thread.run_sync(self.sender.finish, request.groups, request.abandoned))
             case _:
                 raise AssertionError(f"{what}: no such request: {request}")

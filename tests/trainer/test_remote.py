@@ -58,8 +58,12 @@ async def _impostor(
     spec = ProcessSpec(
         name="impostor", role="trainer", command=(sys.executable, "-c", program), environment={}, log_path=folder / "log"
     )
-    async with local_ranks([spec]) as ranks, WorkerProcesses.watching(ranks) as processes:
-        yield RemoteTrainer(processes, timeout_s, silent_s=silent_s)
+    async with (
+        local_ranks([spec]) as ranks,
+        WorkerProcesses.watching(ranks) as processes,
+        RemoteTrainer.connected(processes, timeout_s, silent_s=silent_s) as trainer,
+    ):
+        yield trainer
 
 
 async def _saved(trainer: RemoteTrainer, directory: Path) -> None:

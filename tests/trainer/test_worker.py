@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,9 @@ from agentrl.trainer.worker.protocol import (
     BeginSending,
     Failed,
     FinishSending,
+    GroupsOpened,
+    HoldWeights,
+    OpenGroups,
     Ready,
     Restore,
     Save,
@@ -26,6 +33,7 @@ from agentrl.trainer.worker.protocol import (
     SendingFinished,
     Setup,
     Stepped,
+    WeightsHeld,
     WorkerReply,
     WorkerRequest,
     body_length,
@@ -33,11 +41,12 @@ from agentrl.trainer.worker.protocol import (
     encode_frame,
     pack_batch,
 )
+from agentrl.weights.types import GroupRequest
 from tests.trainer.helpers import random_batch
 
 
-def _setup(path: Path) -> Setup:
-    config, algorithm = TrainerConfig().model_dump_json(), AlgorithmConfig().model_dump_json()
+def _setup(path: Path, **settings: object) -> Setup:
+    config, algorithm = TrainerConfig.model_validate(settings).model_dump_json(), AlgorithmConfig().model_dump_json()
     return Setup(model_path=str(path), trainer=config, algorithm=algorithm, sync="{}", total_steps=1, seed=0)
 
 
@@ -80,26 +89,83 @@ def test_a_second_set_up_is_refused(checkpoint: Path) -> None:
     assert refused == Failed("InvariantError", "the trainer worker was set up twice")
 
 
-def test_weights_do_not_change_while_they_are_sent_and_are_given_again_only_unchanged(checkpoint: Path) -> None:
-    again = BeginSending(1, (), "float32", again=True)
-    first = BeginSending(1, (), "float32", again=False)
-    step, finish = pack_batch(random_batch()), FinishSending(())
+@contextmanager
+def _asked(checkpoint: Path, **settings: object) -> Generator[Callable[[WorkerRequest], WorkerReply]]:
+    """Yield a function that returns the reply to a request, of a worker that has been set up."""
+    from_driver, to_worker = os.pipe()
+    from_worker, to_driver = os.pipe()
+    with (
+        os.fdopen(from_driver, "rb") as requests,
+        os.fdopen(to_driver, "wb") as replies,
+        os.fdopen(from_worker, "rb") as received,
+    ):
+        worker = threading.Thread(target=answer_requests, args=(requests, replies))
+        worker.start()
+
+        def ask(request: WorkerRequest) -> WorkerReply:
+            stream.write(encode_frame(request))
+            stream.flush()
+            while (header := received.read(HEADER_BYTES)) == HEARTBEAT:
+                pass
+            return decode_reply(received.read(body_length(header)))
+
+        try:
+            with os.fdopen(to_worker, "wb") as stream:
+                assert isinstance(ask(_setup(checkpoint, **settings)), Ready)
+                yield ask
+        finally:
+            worker.join(60)
+
+
+def test_without_a_snapshot_weights_do_not_change_while_they_are_sent_and_are_held_again_only_unchanged(
+    checkpoint: Path,
+) -> None:
+    again, first = HoldWeights(1, "float32", again=True), HoldWeights(1, "float32", again=False)
+    begin, finish, step = BeginSending(1, ("g",)), FinishSending(("g",), ("g",)), pack_batch(random_batch())
+    opening = OpenGroups((GroupRequest("g", ranks=1, nccl=False, flat=True),), ())
     requests: list[WorkerRequest] = [
-        _setup(checkpoint), again, first, step, Restore("x"), finish, again, finish, step, again, first, finish, again,
-        finish,
+        again, begin, opening, first, begin, step, Restore("x"), again, finish, again, step, again, begin, first,
     ]  # fmt: skip
 
-    replies = _serve(b"".join(encode_frame(request) for request in requests))
+    with _asked(checkpoint, snapshot="stream") as ask:
+        replies = [ask(request) for request in requests]
 
-    kinds = [type(reply) for reply in replies]
-    assert kinds == [
-        Ready, Failed, SendingBegun, Failed, Failed, SendingFinished, SendingBegun, SendingFinished, Stepped, Failed,
-        SendingBegun, SendingFinished, SendingBegun, SendingFinished,
+    assert [type(reply) for reply in replies] == [
+        Failed, Failed, GroupsOpened, WeightsHeld, SendingBegun, Failed, Failed, Failed, SendingFinished, WeightsHeld,
+        Stepped, Failed, Failed, WeightsHeld,
     ]  # fmt: skip
     refused = [reply for reply in replies if isinstance(reply, Failed)]
-    assert [reply.kind for reply in refused] == ["UpdatePending", "InvariantError", "InvariantError", "UpdatePending"]
-    assert refused[1].message == "TrainStep while weights are being sent; finish the sending first"
-    assert refused[3].message == "the trainer's weights are past version 1; the server gets weights with the next update"
+    assert [reply.kind for reply in refused] == ["UpdatePending"] * 2 + ["InvariantError"] * 3 + ["UpdatePending"] * 2
+    assert refused[2].message == "TrainStep while weights are being sent; finish the sending first"
+    assert refused[5].message == "the trainer's weights are past version 1; the server gets weights with the next update"
+
+
+def test_a_snapshot_is_sent_and_sent_again_after_steps_until_the_next_version_is_held(checkpoint: Path) -> None:
+    opening = OpenGroups((GroupRequest("g", ranks=1, nccl=False, flat=True),), ())
+    begin, finish, step = BeginSending(1, ("g",)), FinishSending(("g",), ("g",)), pack_batch(random_batch())
+
+    with _asked(checkpoint) as ask:
+        held = ask(HoldWeights(1, "bfloat16", again=False))
+        assert isinstance(held, WeightsHeld)
+        assert held.snapshot
+        assert held.num_bytes == 2 * 30048
+        assert held.free_bytes is not None
+        assert isinstance(ask(opening), GroupsOpened)
+        first = ask(begin)
+        assert isinstance(ask(step), Stepped)
+        assert isinstance(ask(finish), SendingFinished)
+        assert isinstance(ask(opening), GroupsOpened)
+        assert ask(begin) == first  # the digests are those of the weights before the step
+        assert isinstance(ask(HoldWeights(2, "bfloat16", again=False)), WeightsHeld)
+        assert isinstance(ask(finish), SendingFinished)
+        assert isinstance(ask(opening), GroupsOpened)
+        refused = ask(begin)
+        second = ask(BeginSending(2, ("g",)))
+    assert isinstance(first, SendingBegun)
+    assert isinstance(second, SendingBegun)
+    assert first.manifest.tensor_checksums != second.manifest.tensor_checksums
+    message = "the trainer holds version 2 and not version 1; the server gets weights with the next update"
+    assert refused == Failed("UpdatePending", message)
 
 
 @pytest.mark.parametrize("keep", [3, HEADER_BYTES, 12])

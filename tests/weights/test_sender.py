@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.weights.config import SyncConfig
-from agentrl.weights.sender import WeightSender
+from agentrl.weights.sender import WeightSender, plan_sending
 from agentrl.weights.tensors import RawTensor
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 from tests.weights.receivers import PATIENCE, Receiver
@@ -71,7 +71,9 @@ def opened(source: WeightSender, count: int = 1, *, flat: bool = True) -> list[G
 
 
 def begun(source: WeightSender, groups: list[str], *, seed: int = 0, dtype: str = "float32") -> Manifest:
-    return source.begin(1, weights(seed), groups, dtype=dtype)
+    manifest = plan_sending(1, weights(seed), dtype=dtype, bucket_mb=1)
+    source.begin(manifest, weights(seed), groups)
+    return manifest
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -84,7 +86,7 @@ def test_every_tensor_arrives_bit_for_bit_in_the_type_asked_for(dtype: str, flat
     assert len(manifest.buckets) > 1
     receiver.take(manifest)
     source.start(["g0"])
-    assert source.finish(()) == {}
+    assert source.finish(["g0"]) == {}
     receiver.wait()
     expected = {name: tensor.to(getattr(torch, dtype)) for name, tensor in weights().items()}
     assert receiver.tensors.keys() == expected.keys()
@@ -106,7 +108,7 @@ def test_nothing_is_sent_before_it_is_started_and_versions_follow_one_another(se
         receiver.take(manifest)
         assert receiver.waits
         source.start(["g0"])
-        source.finish(())
+        source.finish(["g0"])
         assert not source.sending
         receiver.wait()
         assert torch.equal(receiver.tensors["head"], weights(seed)["head"])
@@ -135,13 +137,14 @@ def test_the_next_bucket_is_gathered_while_one_is_on_the_wire(sender: MakeSender
     [address] = opened(source)
     receiver = Receiver(address).joined()
     tensors = Watched(weights())
-    manifest = source.begin(1, tensors, ["g0"], dtype="float32")
+    manifest = plan_sending(1, tensors, dtype="float32", bucket_mb=1)
+    source.begin(manifest, tensors, ["g0"])
     first, second = (bucket[-1].name for bucket in manifest.buckets[:2])
     tensors.read[second].clear()  # by what planned the buckets
     source.start(["g0"])
     assert tensors.read[second].wait(PATIENCE.total_seconds())  # and nobody has taken the first
     receiver.take(manifest)
-    assert source.finish(()) == {}
+    assert source.finish(["g0"]) == {}
     receiver.wait()
     assert all(torch.equal(receiver.tensors[name], weights()[name]) for name in (first, second))
 
@@ -154,7 +157,7 @@ def test_all_ranks_of_a_server_get_the_same(sender: MakeSender) -> None:
     for receiver in receivers:
         receiver.joined().take(manifest)
     source.start(["tp"])
-    assert source.finish(()) == {}
+    assert source.finish(["tp"]) == {}
     for receiver in receivers:
         assert torch.equal(receiver.wait().tensors["embedding"], weights()["embedding"])
 
@@ -168,11 +171,11 @@ def test_a_server_that_never_joins_or_never_takes_delays_nobody_else(sender: Mak
     source.start(["g0", "g1", "g2"])
     good.wait()
     assert torch.equal(good.tensors["head"], weights()["head"])
-    assert source.finish(["g1", "g2"]) == {}  # returns at once, though their threads are stuck
+    assert source.finish(["g0", "g1", "g2"], ["g1", "g2"]) == {}  # returns at once, though their threads are stuck
     idle.leave()
     good.take(begun(source, ["g0"], seed=5))
     source.start(["g0"])
-    assert source.finish(()) == {}
+    assert source.finish(["g0"]) == {}
     assert torch.equal(good.wait().tensors["head"], weights(5)["head"])
 
 
@@ -181,7 +184,7 @@ def test_who_is_not_abandoned_and_does_not_join_is_a_failure_after_the_timeout(s
     opened(source)
     begun(source, ["g0"])
     source.start(["g0"])
-    [failure] = source.finish(()).values()
+    [failure] = source.finish(["g0"]).values()
     assert "did not join" in failure or "the sending was not done after 1 s (sync.timeout_s)" in failure
     with pytest.raises(InvariantError, match="finish and open first"):
         begun(source, ["g0"])
@@ -195,7 +198,7 @@ def test_a_server_that_leaves_in_the_middle_is_a_failure_and_the_others_get_ever
     good.take(manifest)
     leaving.take(manifest, stop_after=1)
     source.start(["g0", "g1"])
-    failures = source.finish(())
+    failures = source.finish(["g0", "g1"])
     assert set(failures) == {"g1"}
     assert "sending to the server failed" in failures["g1"]
     assert torch.equal(good.wait().tensors["head"], weights()["head"])
@@ -206,7 +209,7 @@ def test_abandoning_ends_the_wait_of_a_server_that_is_alive(sender: MakeSender) 
     [address] = opened(source)
     receiver = Receiver(address).joined()
     receiver.take(begun(source, ["g0"]))
-    source.finish(["g0"])
+    source.finish(["g0"], ["g0"])
     receiver.wait()
     assert receiver.error is not None
     assert receiver.buckets == 0
@@ -220,7 +223,7 @@ def test_groups_that_are_not_kept_are_closed(sender: MakeSender) -> None:
     first.take(manifest)
     second.take(manifest)
     source.start(["g1"])
-    assert source.finish(()) == {}
+    assert source.finish(["g1"]) == {}
     assert first.wait().error is not None
     assert second.wait().error is None
 
@@ -231,9 +234,9 @@ def test_two_sendings_at_once_and_unknown_groups_are_refused(sender: MakeSender)
     with pytest.raises(InvariantError, match="finish and open first"):
         begun(source, ["other"])
     begun(source, ["g0"])
-    with pytest.raises(InvariantError, match="sending is True"):
+    with pytest.raises(InvariantError, match=r"in use \['g0'\]"):
         begun(source, ["g0"])
-    source.finish(["g0"])
+    source.finish(["g0"], ["g0"])
 
 
 def test_the_store_listens_on_its_address_only(sender: MakeSender) -> None:
@@ -265,8 +268,9 @@ def test_a_group_made_by_torchs_own_helper_is_the_same_group(sender: MakeSender)
     count = weights()["head"].numel()
     arguments = [sys.executable, "-c", PEER, str(address.port), address.name, str(count)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as peer:
-        source.begin(1, {"head": weights()["head"]}, ["g0"], dtype="float32")
+        head = {"head": weights()["head"]}
+        source.begin(plan_sending(1, head, dtype="float32", bucket_mb=1), head, ["g0"])
         source.start(["g0"])
         out, _ = peer.communicate(timeout=PATIENCE.total_seconds() + 40)
-    assert source.finish(()) == {}
+    assert source.finish(["g0"]) == {}
     assert float(out) == pytest.approx(weights()["head"].sum().item(), abs=1e-2)

@@ -72,6 +72,17 @@ class Ranks:
         """Return [n] float32 whose every element the ranks of one data rank computed; the others give 0 there."""
         return values
 
+    def gathered(self, own: Tensor) -> list[Tensor]:
+        """Return the CPU tensors of all ranks, by rank; theirs have the type and the shape of this rank's."""
+        return [own]
+
+    def collected(self, own: Tensor) -> list[Tensor]:
+        """Return on rank 0 the tensors of all ranks, by rank, on the model's device; the other ranks get none.
+
+        All have the same type and shape. It is a collective of the model, with its timeout.
+        """
+        return [own]
+
 
 class ManyRanks(Ranks):
     """One of several processes."""
@@ -100,21 +111,28 @@ class ManyRanks(Ranks):
 
     def gather(self, data: bytes) -> list[bytes]:
         """Gather first the lengths, then buffers of the longest one."""
-        lengths = [int(length) for length in self._gathered(torch.tensor([len(data)]))]
+        lengths = [int(length) for length in self.gathered(torch.tensor([len(data)]))]
         if not max(lengths):
             return [b""] * self.world
         own = torch.zeros(max(lengths), dtype=torch.uint8)
         if data:
             own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return [every[:length].numpy().tobytes() for every, length in zip(self._gathered(own), lengths, strict=True)]
+        return [every[:length].numpy().tobytes() for every, length in zip(self.gathered(own), lengths, strict=True)]
 
     def beside(self) -> ManyRanks:
         """Make a group, which is collective."""
         return ManyRanks(self.rank, self._shape, _control_group())
 
-    def _gathered(self, own: Tensor) -> list[Tensor]:
+    def gathered(self, own: Tensor) -> list[Tensor]:
+        """Gather over all ranks."""
         every = [torch.empty_like(own) for _ in range(self.world)]
         dist.all_gather(every, own, group=self._control)
+        return every
+
+    def collected(self, own: Tensor) -> list[Tensor]:
+        """Gather on rank 0."""
+        every = [torch.empty_like(own) for _ in range(self.world)] if self.rank == 0 else []
+        dist.gather(own, every or None, 0)
         return every
 
     def add(self, values: Tensor) -> Tensor:

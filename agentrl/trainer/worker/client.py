@@ -4,19 +4,18 @@ Invariant: the process lives exactly as long as the `launch_trainer` block. Each
 error, or in a `TrainError` that names how the worker died or how long the driver waited; a worker that is not done by then,
 such as a stopped one, is killed.
 
-The driver never asks for a step while weights are being sent. However a sending ends, its groups are finished or closed
-and the worker stays usable: a cancelled caller still waits for the worker's reply. That reply is immediate, except that
-`sending` computes digests and `finish` waits for what is on the wire.
+Requests that need the weights follow one another. Those that send or write weights which the worker holds already
+(`SendingRequest`) run beside them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Self
 
 import anyio
 
@@ -25,145 +24,21 @@ from agentrl.cluster.base import Launcher
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.local import LocalLauncher
 from agentrl.concurrency import task_group
-from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError, UpdatePending
+from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
+from agentrl.trainer.worker.channel import AnyReply, TrainerChannel
+from agentrl.trainer.worker.connection import NumberedRequest, WorkerConnection
 from agentrl.trainer.worker.joined import attached_ranks, launched_ranks
 from agentrl.trainer.worker.processes import SILENT_S, STREAM_ENDS, WorkerProcesses, WorkerRank
-from agentrl.trainer.worker.protocol import (
-    BeginSending,
-    FinishSending,
-    GroupsOpened,
-    OpenGroups,
-    SendingBegun,
-    SendingFinished,
-    SendingStarted,
-    StartSending,
-    WorkerReply,
-    WorkerRequest,
-    pack_batch,
-    pack_sequences,
-    split_logprobs,
-)
+from agentrl.trainer.worker.protocol import SendingRequest, pack_batch, pack_sequences, split_logprobs
 from agentrl.trainer.worker.starting import ranks_with_pipes
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
-from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication, is_loopback
+from agentrl.weights.types import Publication, is_loopback
 
 logger = logging.getLogger(__name__)
-
-AnyReply = TypeVar("AnyReply", bound=WorkerReply)
-
-
-class Exchange(Protocol):
-    """One request and its reply, bounded by a deadline of its own."""
-
-    def __call__(self, request: WorkerRequest, expected: type[AnyReply], what: str, /) -> Awaitable[AnyReply]:
-        """Return the worker's reply."""
-        ...
-
-
-class TrainerChannel:
-    """The groups of one trainer worker."""
-
-    def __init__(self, call: Exchange) -> None:
-        """Send requests to the worker through `call`."""
-        self._call = call
-        # Held while the weights change and while they must not change.
-        self._weights = anyio.Lock()
-        self._stepping = False
-
-    @asynccontextmanager
-    async def stepping(self) -> AsyncGenerator[None]:
-        """Wait until no weights are being sent, and refuse to send any while the block runs."""
-        async with self._weights:
-            self._stepping = True
-            try:
-                yield
-            finally:
-                self._stepping = False
-
-    async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
-        """Open a group for each of `requests`, close those not in `keep`, and return where the servers join.
-
-        Raises:
-            UpdatePending: when the trainer is in a step.
-            ConfigError: when the address is not the worker's, or the backend cannot be used.
-            TrainError: when the worker died.
-
-        Cancellation: the groups are open.
-        """
-        self._check_idle()
-        request = OpenGroups(tuple(requests), tuple(keep))
-        return (await _shielded_exchange(self._call, request, GroupsOpened, "listening for servers")).addresses
-
-    @asynccontextmanager
-    async def sending(
-        self, version: int, groups: Sequence[str], *, dtype: str, again: bool
-    ) -> AsyncGenerator[WorkerSending]:
-        """Hold the weights still while the block runs and prepare to send them; the arguments are `WeightChannel.sending`'s.
-
-        Raises:
-            UpdatePending: when `again` is set and the trainer is in a step or has stepped since.
-            TrainError: when the worker died.
-
-        Cancellation: unfinished groups are closed; the trainer stays usable.
-        """
-        if again:
-            self._check_idle()
-        async with self._weights:
-            request = BeginSending(version, tuple(groups), dtype, again)
-            what = f"preparing version {version} for the servers"
-            begun = await _shielded_exchange(self._call, request, SendingBegun, what)
-            sending = WorkerSending(self._call, begun.manifest)
-            try:
-                yield sending
-            finally:
-                if not sending.finished:
-                    await sending.finish(groups)
-
-    def _check_idle(self) -> None:
-        if self._stepping:
-            raise UpdatePending("the trainer is in a step; the server gets weights with the next update")
-
-
-class WorkerSending:
-    """The sending of one version; a `Sending`."""
-
-    def __init__(self, call: Exchange, manifest: Manifest) -> None:
-        """Start with nothing sent; `TrainerChannel.sending` makes one."""
-        self._call = call
-        self.manifest = manifest
-        """What is sent."""
-        self.finished = False
-        """Whether `finish` was called."""
-
-    async def start(self, groups: Sequence[str]) -> None:
-        """Start to send to `groups`.
-
-        Cancellation: the worker sends all the same.
-        """
-        await _shielded_exchange(self._call, StartSending(tuple(groups)), SendingStarted, "starting to send weights")
-
-    async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
-        """Close the abandoned groups, wait at most `sync.timeout_s` for the others, and allow the next step.
-
-        Returns:
-            The error message of each group that failed.
-
-        Cancellation: waits all the same.
-        """
-        self.finished = True
-        request = FinishSending(tuple(abandoned))
-        return (await _shielded_exchange(self._call, request, SendingFinished, "sending weights to the servers")).failures
-
-
-async def _shielded_exchange(call: Exchange, request: WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
-    """Return the reply, shielded from cancellation: an exchange cut in two would break the worker's stream."""
-    with anyio.CancelScope(shield=True):  # the call has its own deadline
-        return await call(request, expected, what)
-    raise AssertionError("unreachable: a shielded scope is never cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +56,26 @@ class RestoreReport:
 class RemoteTrainer:
     """A `Trainer` in a process of its own; `launch_trainer` makes one. The worker answers one call at a time, in order.
 
-    After a call was cancelled or got no reply, the state of the stream is unknown and every later call raises `TrainError`.
+    After a call was cancelled or got no reply, the state of the worker is unknown and every later call raises `TrainError`.
     """
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(
+        cls, processes: WorkerProcesses, timeout_s: float, *, silent_s: float = SILENT_S
+    ) -> AsyncGenerator[Self]:
+        """Yield a trainer that speaks to `processes`, whose model is not loaded yet.
+
+        Args:
+            processes: of the trainer.
+            timeout_s: seconds that one call may take.
+            silent_s: seconds without a heartbeat after which a worker that should work is reported.
+        """
+        async with task_group() as tasks:
+            trainer = cls(processes, timeout_s, silent_s=silent_s)
+            tasks.start_soon(trainer._connection.read)
+            yield trainer
+            tasks.cancel_scope.cancel()
 
     def __init__(self, processes: WorkerProcesses, timeout_s: float, *, silent_s: float = SILENT_S) -> None:
         self.pid: int = processes.first.pid
@@ -198,11 +91,10 @@ class RemoteTrainer:
         self._processes = processes
         self._timeout_s = timeout_s
         self._silent_s = silent_s
-        self._sign = anyio.Event()
-        """Set at the next heartbeat or reply."""
+        self._connection = WorkerConnection(processes.first.stream)
         self._broken: str | None = None
-        # Guards the pair of streams: concurrent calls must not interleave a request and its reply.
-        self._exchange_lock = anyio.Lock()
+        # Held by the call that needs the weights: the worker answers such calls one after the other.
+        self._turn = anyio.Lock()
 
     @property
     def idle(self) -> bool:
@@ -233,7 +125,9 @@ class RemoteTrainer:
 
         Cancellation: the directory is complete or absent; this trainer cannot be used again.
         """
-        reply = await self._call(protocol.Publish(version, directory), protocol.Published, f"publishing version {version}")
+        what = f"publishing version {version}"
+        async with self.channel.holding(version, dtype=None, what=what):
+            reply = await self._call(protocol.Publish(version, directory), protocol.Published, what)
         return Publication(
             version=reply.version, path=reply.path, checksum=reply.checksum, tensor_checksums=reply.tensor_checksums
         )
@@ -308,14 +202,14 @@ class RemoteTrainer:
         self.num_parameters = reply.num_parameters
 
     async def _call(self, request: protocol.WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
-        frame = protocol.encode_frame(request)
-        async with self._exchange_lock:
+        numbered = self._connection.numbered(request)
+        turn: AbstractAsyncContextManager[object] = nullcontext() if isinstance(request, SendingRequest) else self._turn
+        async with turn:
             if self._broken is not None:
                 raise TrainError(f"{what}: the trainer worker cannot be used again: {self._broken}; start a new one")
-            self._broken = f"{what} got no reply"
             try:
                 with anyio.fail_after(self._timeout_s):
-                    reply = await self._watched_exchange(frame, what)
+                    reply = await self._watched_exchange(numbered, what)
             except TimeoutError:
                 # It may be stopped. If it continued later, it would write to files that another process has taken over.
                 self._processes.kill()
@@ -325,39 +219,32 @@ class RemoteTrainer:
             except STREAM_ENDS:
                 self._broken = f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}") from None
+            except BaseException:  # cancelled, or the reply was none
+                self._broken = f"{what} got no reply"
+                raise
             if isinstance(reply, protocol.Failed) and reply.kind == TrainerDied.__name__:
                 self._processes.report_death(0, reply.message)
                 self._broken = f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}")
-            self._broken = None
         if isinstance(reply, protocol.Failed):
             protocol.raise_failure(reply)
         if not isinstance(reply, expected):
             raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
         return reply
 
-    async def _watched_exchange(self, frame: bytes, what: str) -> protocol.WorkerReply:
+    async def _watched_exchange(self, request: NumberedRequest, what: str) -> protocol.WorkerReply:
         async with task_group() as tasks:
             tasks.start_soon(self._name_silence, what)
-            reply = await self._exchange(frame)
+            reply = await self._connection.exchange(request)
             tasks.cancel_scope.cancel()
         return reply
-
-    async def _exchange(self, frame: bytes) -> protocol.WorkerReply:
-        await self._processes.first.stream.send(frame)
-        length = 0
-        while not length:  # a heartbeat has no body
-            length = protocol.body_length(await self._receive(protocol.HEADER_BYTES))
-            sign, self._sign = self._sign, anyio.Event()
-            sign.set()
-        return protocol.decode_reply(await self._receive(length))
 
     async def _name_silence(self, what: str) -> None:
         """Log a warning when the worker gives no sign of life, and one when it does again."""
         silent = False
         while True:
             with anyio.move_on_after(self._silent_s) as wait:
-                await self._sign.wait()
+                await self._connection.sign()
             if wait.cancelled_caught and not silent:
                 logger.warning(
                     "the trainer worker (pid %d) has given no sign of life for %g s while %s: it is stopped or hangs; the "
@@ -370,12 +257,6 @@ class RemoteTrainer:
             elif silent and not wait.cancelled_caught:
                 logger.warning("the trainer worker (pid %d) gives signs of life again", self.pid)
             silent = wait.cancelled_caught
-
-    async def _receive(self, count: int) -> bytearray:
-        stream, received = self._processes.first.stream, bytearray()
-        while len(received) < count:
-            received += await stream.receive(count - len(received))
-        return received
 
 
 @asynccontextmanager
@@ -412,8 +293,11 @@ async def launch_trainer(
     """
     _check_model(Path(model_path))
     starting = _ranks(config, cluster or ClusterConfig(), launcher or LocalLauncher(), Path(log_path))
-    async with starting as ranks, WorkerProcesses.watching(ranks) as processes:
-        trainer = RemoteTrainer(processes, config.call_timeout_s)
+    async with (
+        starting as ranks,
+        WorkerProcesses.watching(ranks) as processes,
+        RemoteTrainer.connected(processes, config.call_timeout_s) as trainer,
+    ):
         setup = protocol.Setup(
             model_path=str(model_path),
             trainer=config.model_dump_json(),

@@ -80,7 +80,7 @@ class Lifeline(io.RawIOBase):
                 if self._ends == "at once":
                     os._exit(0)
                 dismissed = True
-            length = int.from_bytes(header, "little")
+            length = protocol.announced_length(header)
             # What is no frame goes to the main thread, which raises the error.
             body = self._source.read(length) if length <= protocol.MAX_FRAME_BYTES else b""
             self._frames.put(header + body)

@@ -1,8 +1,10 @@
-"""A trainer process: `python -m agentrl.trainer.worker.process` answers requests on its standard streams, one at a time.
+"""A trainer process: `python -m agentrl.trainer.worker.process` answers requests on its standard streams.
 
-Invariant: each request gets one reply, in order; heartbeats precede it while the worker runs. An error of `agentrl.errors`
-is a reply and leaves the worker usable; any other exception ends the process with a traceback on its standard error. The
-process ends when its standard input closes or its driver ends. A trainer of one process finishes the request in progress.
+Invariant: each request gets one reply; heartbeats precede it while the worker runs. Requests that need the weights are
+answered one at a time, in order, and those about weights that are held already (`SendingRequest`) beside them. An error of
+`agentrl.errors` is a reply and leaves the worker usable; any other exception ends the process with a traceback on its
+standard error. The process ends when its standard input closes or its driver ends. A trainer of one process finishes the
+request in progress.
 
 A trainer of several processes has one that speaks to the driver, rank 0. It shares each request with the others, so that all
 of them answer it together. The reply carries the error of any rank: none is left waiting for another that gave up.
@@ -14,36 +16,36 @@ import io
 import os
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn, TypeVar, cast
 
 import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.errors import AgentRLError, ConfigError, InvariantError, LaunchError, TrainerDied, TrainError, UpdatePending
+from agentrl.errors import AgentRLError, ConfigError, InvariantError, LaunchError, TrainerDied, UpdatePending
 from agentrl.trainer.checkpoints.background import BackgroundWriter
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.checkpoints.write import CheckpointJob
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.lifeline import Lifeline
+from agentrl.trainer.worker.memory import free_memory
 from agentrl.trainer.worker.place import RankPlace
+from agentrl.trainer.worker.streams import BEAT_S, NumberedCall, Replies, Requests, read_request
 from agentrl.watchdog.parent import ParentPipe
 from agentrl.weights.config import SyncConfig
-from agentrl.weights.disk import publish
 
 if TYPE_CHECKING:
     import torch
 
     from agentrl.trainer.parallel.ranks import Ranks
     from agentrl.trainer.policy import PolicyTrainer
-    from agentrl.weights.sender import WeightSender
+    from agentrl.trainer.worker.outgoing import OutgoingWeights
 
 Result = TypeVar("Result")
 
@@ -51,12 +53,14 @@ Result = TypeVar("Result")
 @dataclass(slots=True, kw_only=True)
 class _Worker:
     trainer: PolicyTrainer
-    sender: WeightSender
-    """Its groups with servers; only rank 0 has any."""
+    outgoing: OutgoingWeights
+    """What servers get; only rank 0 holds anything."""
     checkpoints: BackgroundWriter
     source: Path
+    snapshot: Literal["auto", "host", "stream"]
+    """`trainer.snapshot`; `auto` until the first version is held."""
     published_version: int | None = None
-    """Version under which servers got the present weights; None when they have not got them."""
+    """Version as which the present weights were held; None when they were not."""
 
     @property
     def ranks(self) -> Ranks:
@@ -68,29 +72,26 @@ class _Worker:
         count = sum(parameter.numel() for parameter in model.parameters.values())
         return protocol.Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
 
-    def refuse_while_sending(self, request: protocol.WorkerRequest) -> None:
-        """Raise for a request that would change weights which are being sent. Only rank 0 knows whether they are."""
-        if isinstance(request, protocol.TrainStep | protocol.Restore) and self.sender.sending:
+    def share(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
+        """Answer on rank 0, after the other ranks have the request too.
+
+        Raises:
+            InvariantError: it would change weights that are being sent; only rank 0 knows whether they are.
+        """
+        changes = isinstance(request, protocol.TrainStep | protocol.Restore | protocol.HoldWeights)
+        if changes and self.outgoing.must_not_change:
             raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
+        self.ranks.share(protocol.encode_body(request))
+        return together(self.ranks, partial(self.answer, request))
 
     def answer(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
-        """Answer on this rank, together with the others where the request needs the weights."""
+        """Answer on this rank, together with the others."""
         match request:
-            case protocol.OpenGroups():
-                requests = request.requests if self.ranks.rank == 0 else ()
-                return protocol.GroupsOpened(tuple(self.sender.open(requests, request.keep)))
-            case protocol.BeginSending():
-                return self._begin_sending(request)
-            case protocol.StartSending():
-                self.sender.start(request.groups if self.ranks.rank == 0 else ())
-                return protocol.SendingStarted()
-            case protocol.FinishSending():
-                return protocol.SendingFinished(self.sender.finish(request.abandoned))
             case protocol.TrainStep():
-                self.published_version = None
+                self._forget_published()
                 return protocol.pack_report(self.trainer.step(protocol.unpack_batch(request)))
-            case protocol.Publish():
-                return self._publish(request)
+            case protocol.HoldWeights():
+                return self._hold(request)
             case protocol.Logprobs():
                 values = self.trainer.logprobs(*protocol.unpack_sequences(request))
                 return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
@@ -103,30 +104,36 @@ class _Worker:
                 return self._restore(request)
             case protocol.Setup():
                 raise InvariantError("the trainer worker was set up twice")
+            case _:
+                return self.outgoing.answer(request)
 
-    def _publish(self, request: protocol.Publish) -> protocol.Published:
-        # Absolute, because a server may run in another working directory.
-        directory = Path(request.directory).absolute()
-        weights = self.trainer.model.export()
-        self._set_published(request.version)
-        if self.ranks.rank:
-            return protocol.Published(request.version, str(directory), "", {})
-        done = publish(weights, version=request.version, directory=directory, source=self.source)
-        return protocol.Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
+    def _forget_published(self) -> None:
+        self.published_version = None
+        self.outgoing.forget_changed()
 
-    def _begin_sending(self, request: protocol.BeginSending) -> protocol.SendingBegun:
+    def _hold(self, request: protocol.HoldWeights) -> protocol.WeightsHeld:
         if request.again and request.version != self.published_version:
             raise UpdatePending(
                 f"the trainer's weights are past version {request.version}; the server gets weights with the next update"
             )
-        groups = request.groups if self.ranks.rank == 0 else ()
-        manifest = self.sender.begin(request.version, self.trainer.model.weights(), groups, dtype=request.dtype)
-        self._set_published(request.version)
-        return protocol.SendingBegun(manifest)
+        import torch
 
-    def _set_published(self, version: int) -> None:
-        self.trainer.published(version)
-        self.published_version = version
+        from agentrl.trainer.worker.outgoing import HeldWeights
+
+        # Before the next copy is made, so that there are two only while the former is being sent.
+        self.outgoing.forget(request.dtype)
+        model, dtype = self.trainer.model, None if request.dtype is None else getattr(torch, request.dtype)
+        num_bytes, free = model.num_bytes(dtype), None
+        if self.snapshot == "auto":
+            free = free_memory()
+            self.snapshot = "stream" if free is not None and num_bytes * AUTO_SHARE > free else "host"
+        keep = self.snapshot == "host"
+        tensors = model.weights(dtype, copied=keep)
+        if self.ranks.rank == 0:
+            self.outgoing.hold(HeldWeights(version=request.version, dtype=request.dtype, tensors=tensors, snapshot=keep))
+        self.trainer.published(request.version)
+        self.published_version = request.version
+        return protocol.WeightsHeld(snapshot=keep, num_bytes=num_bytes, free_bytes=free)
 
     def _save(self, request: protocol.Save) -> protocol.SaveBegun:
         self.checkpoints.finish(wait=True)
@@ -143,36 +150,16 @@ class _Worker:
     def _restore(self, request: protocol.Restore) -> protocol.Restored:
         rank, world = self.ranks.rank, self.ranks.world
         # Each rank checks other files; all must agree before the first weight changes.
-        checkpoint = _together(self.ranks, partial(read_checkpoint, Path(request.directory), rank=rank, world=world))
-        self.published_version = None
+        checkpoint = together(self.ranks, partial(read_checkpoint, Path(request.directory), rank=rank, world=world))
+        self._forget_published()
         self.trainer.restore(checkpoint)
         return protocol.Restored(checkpoint.state.policy_version, checkpoint.state.steps, checkpoint.note)
 
 
 LAST_WORDS = 16_000
 """Characters of a traceback that go to the driver; the end of it."""
-BEAT_S = 2.0
-"""Seconds between two heartbeats of a worker that works on a request."""
-
-
-@contextmanager
-def heartbeats(replies: BinaryIO, seconds: float) -> Generator[None]:
-    """Write a heartbeat to `replies` every `seconds` while the block runs, from a thread."""
-    done = threading.Event()
-
-    def beat() -> None:
-        with suppress(OSError):  # the driver has ended; the reply meets the same error
-            while not done.wait(seconds):
-                replies.write(protocol.HEARTBEAT)
-                replies.flush()
-
-    thread = threading.Thread(target=beat, name="agentrl heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+AUTO_SHARE = 3
+"""With `trainer.snapshot: auto`, a snapshot takes at most the free memory divided by this."""
 
 
 def answer_requests(
@@ -197,38 +184,57 @@ def answer_requests(
     Raises:
         InvariantError: when the stream is not a sequence of frames.
     """
+    answers = Replies(replies, beat_s)
     with ExitStack() as stack:
-        worker: _Worker | None = None
-        while (request := _read_request(requests)) is not None:
-            try:
-                with heartbeats(replies, beat_s), lifeline.working() if lifeline else nullcontext():
-                    if worker is None:
-                        worker = _set_up(request, place or RankPlace(), stack)
-                        stack.callback(worker.sender.close)
-                        stack.callback(worker.checkpoints.close)
-                        reply = worker.ready()
-                    else:
-                        worker.refuse_while_sending(request)
-                        worker.ranks.share(protocol.encode_body(request))
-                        reply = _together(worker.ranks, partial(worker.answer, request))
-            except AgentRLError as error:
-                reply = protocol.Failed(type(error).__name__, str(error))
-            replies.write(protocol.encode_frame(reply))
-            replies.flush()
-        if worker is not None:
-            worker.ranks.share(b"")  # the other ranks end too
+        worker = _set_up_first(requests, answers, place or RankPlace(), lifeline, stack)
+        if worker is None:
+            return
+        stack.callback(worker.outgoing.close)
+        stack.callback(worker.checkpoints.close)
+        inbox = Requests(requests, partial(_answer_aside, worker, answers))
+        while (call := inbox.next()) is not None:
+            answers.answer(call, partial(_at_work, lifeline, worker.share))
+        worker.ranks.share(b"")  # the other ranks end too
+
+
+def _set_up_first(
+    requests: BinaryIO, answers: Replies, place: RankPlace, lifeline: Lifeline | None, stack: ExitStack
+) -> _Worker | None:
+    """Answer requests until one has set the worker up; None: the driver closed the stream before."""
+    made: list[_Worker] = []
+
+    def set_up(request: protocol.WorkerRequest) -> protocol.WorkerReply:
+        made.append(_set_up(request, place, stack))
+        return made[0].ready()
+
+    while not made and (call := read_request(requests)) is not None:
+        answers.answer(call, partial(_at_work, lifeline, set_up))
+    return made[0] if made else None
+
+
+def _at_work(
+    lifeline: Lifeline | None,
+    action: Callable[[protocol.WorkerRequest], protocol.WorkerReply],
+    request: protocol.WorkerRequest,
+) -> protocol.WorkerReply:
+    with lifeline.working() if lifeline else nullcontext():
+        return action(request)
+
+
+def _answer_aside(worker: _Worker, answers: Replies, call: NumberedCall) -> None:
+    answers.answer(call, worker.answer)
 
 
 def follow_rank_0(setup: BinaryIO, replies: BinaryIO, place: RankPlace, lifeline: Lifeline) -> None:
     """Set up from the first frame of `setup`, then answer what rank 0 shares, until it ends; heartbeats go to `replies`."""
     import torch.distributed as dist
 
-    request = _read_request(setup)
-    if request is None:
+    call = read_request(setup)
+    if call is None:
         return
-    with heartbeats(replies, BEAT_S), ExitStack() as stack:
+    with Replies(replies, BEAT_S).heartbeats(), ExitStack() as stack:
         try:
-            worker = _set_up(request, place, stack)
+            worker = _set_up(call.request, place, stack)
         except AgentRLError as error:
             if place.seat is not None and not dist.is_initialized():  # else rank 0 has it too, and replies with it
                 _send_last_words(replies, str(error))
@@ -237,10 +243,10 @@ def follow_rank_0(setup: BinaryIO, replies: BinaryIO, place: RankPlace, lifeline
         stack.callback(worker.checkpoints.close)
         while body := worker.ranks.share(None):
             with suppress(AgentRLError):  # as above
-                _together(worker.ranks, partial(worker.answer, protocol.decode_request(body)))
+                together(worker.ranks, partial(worker.answer, protocol.decode_request(body)))
 
 
-def _together(ranks: Ranks, action: Callable[[], Result]) -> Result:
+def together(ranks: Ranks, action: Callable[[], Result]) -> Result:
     """Return the result of `action`, which every rank runs; raise the error of the lowest rank that has one."""
     result, error = None, None
     try:
@@ -337,12 +343,13 @@ def _set_up(request: protocol.WorkerRequest, place: RankPlace, stack: ExitStack)
     if device.type == "cuda" and cast("int | None", device.index) is not None:
         torch.cuda.set_device(device)  # FSDP splits weights on the current device
     ranks = _join(place, config, device, stack)
-    return _together(ranks, partial(_load_worker, request, config, device, ranks))
+    return together(ranks, partial(_load_worker, request, config, device, ranks))
 
 
 def _load_worker(request: protocol.Setup, config: TrainerConfig, device: torch.device, ranks: Ranks) -> _Worker:
     from agentrl.trainer.model import PolicyModel
     from agentrl.trainer.policy import PolicyTrainer
+    from agentrl.trainer.worker.outgoing import OutgoingWeights
     from agentrl.weights.sender import WeightSender
 
     algorithm = AlgorithmConfig.model_validate_json(request.algorithm)
@@ -354,8 +361,15 @@ def _load_worker(request: protocol.Setup, config: TrainerConfig, device: torch.d
         ranks=ranks,
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps, seed=request.seed)
-    sender = WeightSender(SyncConfig.model_validate_json(request.sync), model.device)
-    return _Worker(trainer=trainer, sender=sender, checkpoints=BackgroundWriter(ranks), source=Path(request.model_path))
+    sync, source = SyncConfig.model_validate_json(request.sync), Path(request.model_path)
+    outgoing = OutgoingWeights(WeightSender(sync, model.device), sync, source)
+    return _Worker(
+        trainer=trainer,
+        outgoing=outgoing,
+        checkpoints=BackgroundWriter(ranks),
+        source=source,
+        snapshot=config.snapshot,
+    )
 
 
 def _join(place: RankPlace, config: TrainerConfig, device: torch.device, stack: ExitStack) -> Ranks:
@@ -369,21 +383,6 @@ def _join(place: RankPlace, config: TrainerConfig, device: torch.device, stack: 
         return Ranks()
     ranks = joined(place.open_store(), place.rank, shape, device=device, timeout_s=config.collective_timeout_s)
     return stack.enter_context(ranks)
-
-
-def _read_request(stream: BinaryIO) -> protocol.WorkerRequest | None:
-    header = stream.read(protocol.HEADER_BYTES)
-    if not header or header == protocol.HEARTBEAT:  # the driver dismisses this rank
-        return None
-    body = _exactly(stream, protocol.body_length(header)) if len(header) == protocol.HEADER_BYTES else b""
-    if not body:
-        raise TrainError("the request stream ended in the middle of a frame: the driver has ended")
-    return protocol.decode_request(body)
-
-
-def _exactly(stream: BinaryIO, count: int) -> bytes:
-    body = stream.read(count)
-    return body if len(body) == count else b""
 
 
 if __name__ == "__main__":

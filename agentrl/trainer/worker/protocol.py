@@ -4,7 +4,8 @@ Invariant: a frame decodes into exactly one of the declared types or is refused,
 batch, bit for bit. Arrays travel as little-endian bytes with a declared type, and each length is checked before use. Nothing
 that is read can run code.
 
-A frame is the length of the body, 8 bytes little-endian, and the body; a reply may follow heartbeats, which have no body.
+A frame is the length of the body, the number of the request, each 8 bytes little-endian, and the body. A reply carries the
+number of its request. Heartbeats are frames without a body; they may come between replies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-HEADER_BYTES = 8
+_FIELD_BYTES = 8
+HEADER_BYTES = 2 * _FIELD_BYTES
 HEARTBEAT = bytes(HEADER_BYTES)
 """What a worker writes now and then while it works on a request: a header without a body."""
 MAX_FRAME_BYTES = 1 << 30
@@ -70,8 +72,18 @@ class TrainStep(msgspec.Struct, frozen=True, tag=True):
     advantages: Array
 
 
+class HoldWeights(msgspec.Struct, frozen=True, tag=True):
+    """Hold the present weights as `version`, to be sent or written; answered by `WeightsHeld`."""
+
+    version: int
+    dtype: str | None
+    """Type in which they are sent; None: as they are trained."""
+    again: bool
+    """Refuse unless the present weights were held as `version` before."""
+
+
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """Write the weights for the servers; answered by `Published`."""
+    """Write the weights that are held as `version` for the servers; answered by `Published`."""
 
     version: int
     directory: str
@@ -114,13 +126,10 @@ class OpenGroups(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeginSending(msgspec.Struct, frozen=True, tag=True):
-    """Hold the weights still as `version` and prepare to send them; answered by `SendingBegun`."""
+    """Prepare to send the weights that are held as `version`; answered by `SendingBegun`."""
 
     version: int
     groups: tuple[str, ...]
-    dtype: str
-    again: bool
-    """Refuse unless the present weights were sent or published as `version` before."""
 
 
 class StartSending(msgspec.Struct, frozen=True, tag=True):
@@ -130,8 +139,9 @@ class StartSending(msgspec.Struct, frozen=True, tag=True):
 
 
 class FinishSending(msgspec.Struct, frozen=True, tag=True):
-    """Close the abandoned groups, wait for the others and allow training again; answered by `SendingFinished`."""
+    """Close the abandoned ones of `groups` and wait for the others; answered by `SendingFinished`."""
 
+    groups: tuple[str, ...]
     abandoned: tuple[str, ...]
 
 
@@ -154,6 +164,17 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     """How many each of them has."""
     proximal_logprobs: Array
     """All of them, joined."""
+
+
+class WeightsHeld(msgspec.Struct, frozen=True, tag=True):
+    """The weights can be sent or written."""
+
+    snapshot: bool
+    """Whether they are a copy in host memory, which stays while the trainer steps."""
+    num_bytes: int
+    """Size of that copy, or what it would be."""
+    free_bytes: int | None
+    """Memory of the machine that was free when the worker decided; None: it did not ask, or does not know."""
 
 
 class Published(msgspec.Struct, frozen=True, tag=True):
@@ -199,7 +220,7 @@ class GroupsOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendingBegun(msgspec.Struct, frozen=True, tag=True):
-    """The weights do not change until `FinishSending`."""
+    """The groups are prepared."""
 
     manifest: Manifest
 
@@ -223,22 +244,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-WorkerRequest: TypeAlias = (
-    Setup
-    | TrainStep
-    | Publish
-    | Logprobs
-    | Save
-    | FinishSave
-    | Restore
-    | OpenGroups
-    | BeginSending
-    | StartSending
-    | FinishSending
-)
+SendingRequest: TypeAlias = OpenGroups | BeginSending | StartSending | FinishSending | Publish
+"""What rank 0 answers by itself and at once, also while the ranks work on another request."""
+WorkerRequest: TypeAlias = Setup | TrainStep | Logprobs | Save | FinishSave | Restore | HoldWeights | SendingRequest
 WorkerReply: TypeAlias = (
     Ready
     | Stepped
+    | WeightsHeld
     | Published
     | LogprobsReply
     | SaveBegun
@@ -255,8 +267,8 @@ _REQUESTS: msgspec.msgpack.Decoder[WorkerRequest] = msgspec.msgpack.Decoder(Work
 _REPLIES: msgspec.msgpack.Decoder[WorkerReply] = msgspec.msgpack.Decoder(WorkerReply)
 
 
-def encode_frame(message: WorkerRequest | WorkerReply) -> bytes:
-    """Return `message` as a frame.
+def encode_frame(message: WorkerRequest | WorkerReply, number: int = 0) -> bytes:
+    """Return `message` as a frame of the request `number`.
 
     Raises:
         InvariantError: when the body is longer than `MAX_FRAME_BYTES`.
@@ -266,7 +278,7 @@ def encode_frame(message: WorkerRequest | WorkerReply) -> bytes:
         raise InvariantError(
             f"{type(message).__name__} has {len(body)} bytes, but a message may have {MAX_FRAME_BYTES}; use smaller batches"
         )
-    return len(body).to_bytes(HEADER_BYTES, "little") + body
+    return len(body).to_bytes(_FIELD_BYTES, "little") + number.to_bytes(_FIELD_BYTES, "little") + body
 
 
 def encode_body(message: WorkerRequest | WorkerReply) -> bytes:
@@ -292,19 +304,29 @@ def raise_failure(failed: Failed) -> NoReturn:
     raise errors.TrainError(f"{failed.kind}: {failed.message}")
 
 
+def announced_length(header: bytes | bytearray) -> int:
+    """Return the length of the body that `header` announces, whether or not a body may be that long."""
+    return int.from_bytes(header[:_FIELD_BYTES], "little")
+
+
 def body_length(header: bytes | bytearray) -> int:
-    """Return the length of the body that follows an 8-byte `header`.
+    """Return the length of the body that follows `header`.
 
     Raises:
         InvariantError: when the length is over the limit.
     """
-    length = int.from_bytes(header, "little")
+    length = announced_length(header)
     if length > MAX_FRAME_BYTES:
         raise InvariantError(
             f"a frame header announces {length} bytes, but at most {MAX_FRAME_BYTES} are allowed; the stream is not one of "
             "frames"
         )
     return length
+
+
+def request_number(header: bytes | bytearray) -> int:
+    """Return the number of the request that `header` belongs to."""
+    return int.from_bytes(header[_FIELD_BYTES:HEADER_BYTES], "little")
 
 
 def decode_request(body: bytes | bytearray) -> WorkerRequest:

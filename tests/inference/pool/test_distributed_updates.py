@@ -22,7 +22,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ServerTimeout, TrainError, WeightSyncError
 from agentrl.inference.backend import Generation, Probe
-from agentrl.inference.pool.members import State
 from agentrl.inference.sglang.groups import GroupCalls
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.transport import Control, Transport
@@ -240,9 +239,9 @@ async def test_a_server_that_waits_for_a_trainer_ends_when_told_to(checkpoints: 
 
 
 @asynccontextmanager
-async def worker(checkpoint: Path, folder: Path) -> AsyncGenerator[RemoteTrainer]:
+async def worker(checkpoint: Path, folder: Path, **settings: object) -> AsyncGenerator[RemoteTrainer]:
     async with launch_trainer(
-        TrainerConfig(lr=1e-3),
+        TrainerConfig.model_validate({"lr": 1e-3, **settings}),
         AlgorithmConfig(),
         model_path=checkpoint,
         total_steps=10,
@@ -274,14 +273,65 @@ async def test_a_worker_trains_sends_and_gives_the_same_weights_again(checkpoint
             await all_serving(pool)  # through a new group, with the weights the trainer still has
             await trainer.step(random_batch(version=2))
             pool.report_dead(servers[0].url, "so it seems")
-            await seen(pool, lambda status: status.servers[0].state is State.WAITING)
-            assert "past version 2; the server gets weights with the next update" in pool.describe().servers[0].reason
+            await all_serving(pool)  # from the snapshot: the trainer itself is past this version
+            assert await servers[0].checksums() == written.tensor_checksums
             await pool.update_weights(WeightFeed(version=3, channel=trainer.channel))
             await all_serving(pool)
+            assert await servers[0].checksums() != written.tensor_checksums
 
 
-async def test_a_step_waits_until_the_weights_have_been_sent(checkpoints: list[Path], tmp_path: Path) -> None:
-    async with worker(checkpoints[0], tmp_path) as trainer:
+async def test_a_server_that_returns_during_a_step_gets_the_present_version(checkpoints: list[Path], tmp_path: Path) -> None:
+    async with (
+        served(checkpoints[0], 1) as [server],
+        worker(checkpoints[0], tmp_path) as trainer,
+        pool_of(server, health_interval_s=0.3) as pool,
+    ):
+        stepped = anyio.Event()
+
+        async def step() -> None:
+            await trainer.step(random_batch(version=1, samples=20))
+            stepped.set()
+
+        with anyio.fail_after(90):
+            await trainer.step(random_batch(version=1))
+            await pool.update_weights(WeightFeed(version=1, channel=trainer.channel))
+            before = await server.checksums()
+            os.kill(trainer.pid, signal.SIGSTOP)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(step)  # asked for before the server returns, and answered after
+                await anyio.wait_all_tasks_blocked()
+                pool.report_dead(server.url, "so it seems")
+                os.kill(trainer.pid, signal.SIGCONT)
+                await all_serving(pool)
+            assert stepped.is_set()
+            assert await server.checksums() == before
+            assert (await pool.generate(request(max_new_tokens=3))).spans[0].version == 1
+
+
+async def test_a_step_runs_while_a_server_is_stalled_in_loading(checkpoints: list[Path], tmp_path: Path) -> None:
+    async with (
+        served(checkpoints[0]) as servers,
+        worker(checkpoints[0], tmp_path) as trainer,
+        pool_of(*servers, health_interval_s=60) as pool,
+    ):
+        servers[1].watched.signal = signal.SIGSTOP
+        with anyio.fail_after(90):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(pool.update_weights, WeightFeed(version=1, channel=trainer.channel))
+                await servers[1].watched.reached.wait()
+                await trainer.step(random_batch(version=1))
+                assert pool.policy_version == 0  # the update still waits for the server
+                servers[1].kill(signal.SIGCONT)
+            assert pool.policy_version == 1
+            written = published(checkpoints[0], tmp_path / "as it was before the step")
+            for server in servers:
+                assert await server.checksums() == written
+
+
+async def test_without_a_snapshot_a_step_waits_until_the_weights_have_been_sent(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    async with worker(checkpoints[0], tmp_path, snapshot="stream") as trainer:
         stepped = anyio.Event()
 
         async def step() -> None:

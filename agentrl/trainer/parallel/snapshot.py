@@ -1,0 +1,143 @@
+"""Whole weights in the host memory of rank 0: copies that do not change when the trainer steps.
+
+Invariant: a copy has exactly the values of the trained tensor, cast once. However the weights are split (over which mesh, in
+even or uneven parts, with or without replicas), each element comes from one rank. Beside the copies, a rank holds the parts
+of one bucket.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # how torch's checkpoints place parts
+
+from agentrl.errors import InvariantError
+from agentrl.trainer.parallel.ranks import Ranks
+
+BUCKET_BYTES: Final = 64 << 20
+"""Bytes that are gathered at a time; a larger tensor is a bucket of its own."""
+_MAX_DIMS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The part of a tensor that one rank contributes."""
+
+    rank: int
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of its elements."""
+        return math.prod(self.shape)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the view of `whole` that the part fills."""
+        for dim, (offset, length) in enumerate(zip(self.offsets, self.shape, strict=True)):
+            whole = whole.narrow(dim, offset, length)
+        return whole
+
+
+def snapshot(tensors: Mapping[str, Tensor], ranks: Ranks, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Return contiguous copies of whole `tensors` in host memory; empty on ranks other than 0.
+
+    It is a collective where a tensor is split. On GPUs the copies are in pinned memory.
+
+    Args:
+        tensors: the same names, in the same order, on every rank; those that are not split are copied from rank 0.
+        ranks: the ranks that hold parts.
+        dtype: type of the copies; None: that of each tensor.
+
+    Raises:
+        InvariantError: the parts of a tensor do not make it up.
+    """
+    split = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    copies: dict[str, Tensor] = {}
+    if ranks.rank == 0:
+        copies = {name: _host_empty(tensor, dtype) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            if name not in split:
+                copies[name].copy_(tensor.detach(), non_blocking=True)
+    parts = _parts_of_all(split, ranks)
+    for names in _buckets(split, dtype):
+        _collect(names, split, parts, copies, ranks, dtype)
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        torch.cuda.synchronize()
+    return copies
+
+
+def _host_empty(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _buckets(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterable[list[str]]:
+    """Yield the names of `tensors` in groups of one type and at most `BUCKET_BYTES`, or of one tensor."""
+    names: list[str] = []
+    room, kind = 0, None
+    for name, tensor in tensors.items():
+        size = tensor.numel() * (dtype or tensor.dtype).itemsize
+        if names and (size > room or tensor.dtype != kind):
+            yield names
+            names = []
+        if not names:
+            room, kind = BUCKET_BYTES, tensor.dtype
+        names.append(name)
+        room -= size
+    if names:
+        yield names
+
+
+def _parts_of_all(tensors: Mapping[str, DTensor], ranks: Ranks) -> dict[str, list[_Part]]:
+    """Return, for each tensor, parts that make it up; of ranks with the same part only the lowest has it in the list."""
+    if not tensors:
+        return {}
+    own = torch.zeros(len(tensors), 2, _MAX_DIMS, dtype=torch.int64)
+    for row, tensor in zip(own, tensors.values(), strict=True):
+        shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        row[0, : len(offsets)], row[1, : len(shape)] = torch.tensor(offsets), torch.tensor(shape)
+    layouts = [layout.tolist() for layout in ranks.gathered(own)]
+    parts: dict[str, list[_Part]] = {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        for rank, layout in enumerate(layouts):
+            offsets, shape = (tuple(values[: tensor.ndim]) for values in layout[number])
+            if math.prod(shape):
+                found.setdefault((offsets, shape), rank)
+        parts[name] = [_Part(rank, offsets, shape) for (offsets, shape), rank in found.items()]
+        if (covered := sum(part.size for part in parts[name])) != tensor.numel():
+            raise InvariantError(f"{name}: expected parts of {tensor.numel()} elements together, the ranks have {covered}")
+    return parts
+
+
+def _collect(
+    names: Sequence[str],
+    tensors: Mapping[str, DTensor],
+    parts: Mapping[str, Sequence[_Part]],
+    copies: Mapping[str, Tensor],
+    ranks: Ranks,
+    dtype: torch.dtype | None,
+) -> None:
+    """Gather the parts of some tensors on rank 0, all as long as the longest rank's, and copy them into place."""
+    sizes = [sum(part.size for name in names for part in parts[name] if part.rank == rank) for rank in range(ranks.world)]
+    first = tensors[names[0]].to_local()
+    own = torch.empty(max(sizes), dtype=dtype or first.dtype, device=first.device)
+    at = 0
+    for name in names:
+        for part in parts[name]:
+            if part.rank == ranks.rank:
+                own[at : at + part.size].view(part.shape).copy_(tensors[name].to_local().detach())
+                at += part.size
+    for rank, flat in enumerate(ranks.collected(own)):
+        at = 0
+        for name in names:
+            for part in parts[name]:
+                if part.rank == rank:
+                    part.of(copies[name]).copy_(flat[at : at + part.size].view(part.shape), non_blocking=True)
+                    at += part.size

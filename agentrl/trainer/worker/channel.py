@@ -1,0 +1,206 @@
+"""The driver's side of sending weights from a trainer worker to servers: a `WeightChannel`.
+
+Invariant: what is sent as a version is what the trainer held as that version. Where the worker keeps a snapshot, sending
+and stepping do not wait for each other, and several sendings run at once; the snapshot stays until the next version is
+held. Where it does not (`trainer.snapshot: stream`), the driver never asks for a step while weights are being sent, and one
+sending follows the other.
+
+However a sending ends, its groups are finished or closed and the worker stays usable: a cancelled caller still waits for
+the worker's reply. That reply is immediate, except that the first sending of a version computes digests and `finish` waits
+for what is on the wire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol, TypeVar
+
+import anyio
+
+from agentrl.errors import UpdatePending
+from agentrl.trainer.worker.protocol import (
+    BeginSending,
+    FinishSending,
+    GroupsOpened,
+    HoldWeights,
+    OpenGroups,
+    SendingBegun,
+    SendingFinished,
+    SendingStarted,
+    StartSending,
+    WeightsHeld,
+    WorkerReply,
+    WorkerRequest,
+)
+from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
+
+logger = logging.getLogger(__name__)
+
+AnyReply = TypeVar("AnyReply", bound=WorkerReply)
+
+
+class Exchange(Protocol):
+    """One request and its reply, bounded by a deadline of its own."""
+
+    def __call__(self, request: WorkerRequest, expected: type[AnyReply], what: str, /) -> Awaitable[AnyReply]:
+        """Return the worker's reply."""
+        ...
+
+
+class TrainerChannel:
+    """The weights that a trainer worker holds for its servers, and its groups with them."""
+
+    def __init__(self, call: Exchange) -> None:
+        """Send requests to the worker through `call`."""
+        self._call = call
+        # Held while the weights change and while they must not change.
+        self._weights = anyio.Lock()
+        self._stepping = False
+        self._snapshot: bool | None = None
+        """Whether the worker keeps snapshots; None before the first version."""
+
+    @asynccontextmanager
+    async def stepping(self) -> AsyncGenerator[None]:
+        """Wait until weights of which there is no snapshot have been sent, and refuse to send such while the block runs."""
+        async with self._weights:
+            self._stepping = True
+            try:
+                yield
+            finally:
+                self._stepping = False
+
+    async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
+        """Open a group for each of `requests`, close those not in `keep`, and return where the servers join.
+
+        Raises:
+            ConfigError: when the address is not the worker's, or the backend cannot be used.
+            TrainError: when the worker died.
+
+        Cancellation: the groups are open.
+        """
+        request = OpenGroups(tuple(requests), tuple(keep))
+        return (await _shielded_exchange(self._call, request, GroupsOpened, "listening for servers")).addresses
+
+    @asynccontextmanager
+    async def holding(
+        self, version: int, *, dtype: str | None, again: bool = False, what: str, shield: bool = False
+    ) -> AsyncGenerator[None]:
+        """Hold the weights as `version` for the length of the block, or, in a snapshot, until the next call.
+
+        Args:
+            version: policy version of the weights.
+            dtype: type in which they are sent, a key of `WIRE_DTYPES`; None: as they are trained.
+            again: refuse unless the present weights were held as `version` before.
+            what: what the driver does, for messages.
+            shield: wait for the worker's reply even when cancelled.
+
+        Raises:
+            UpdatePending: when `again` is set and the trainer is in a step or has stepped since.
+            TrainError: when the worker died.
+        """
+        if again and self._stepping:
+            raise UpdatePending("the trainer is in a step; the server gets weights with the next update")
+        request = HoldWeights(version, dtype, again)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._weights)
+            exchange = _shielded_exchange if shield else _exchange
+            held = await exchange(self._call, request, WeightsHeld, what)
+            self._log_choice(held)
+            if held.snapshot:
+                await stack.aclose()
+            yield
+
+    @asynccontextmanager
+    async def sending(
+        self, version: int, groups: Sequence[str], *, dtype: str, again: bool
+    ) -> AsyncGenerator[WorkerSending]:
+        """Hold the weights while the block runs and prepare to send them; the arguments are `WeightChannel.sending`'s.
+
+        Raises:
+            UpdatePending: when `again` is set and the trainer does not have the version any more: a later one is being
+                published, or it keeps no snapshot and is in a step or has stepped since.
+            TrainError: when the worker died.
+
+        Cancellation: unfinished groups are closed; the trainer stays usable.
+        """
+        if again and self._snapshot:
+            async with self._begun(version, groups) as sending:
+                yield sending
+            return
+        what = f"preparing version {version} for the servers"
+        async with (
+            self.holding(version, dtype=dtype, again=again, what=what, shield=True),
+            self._begun(version, groups) as sending,
+        ):
+            yield sending
+
+    @asynccontextmanager
+    async def _begun(self, version: int, groups: Sequence[str]) -> AsyncGenerator[WorkerSending]:
+        request = BeginSending(version, tuple(groups))
+        begun = await _shielded_exchange(self._call, request, SendingBegun, f"beginning to send version {version}")
+        sending = WorkerSending(self._call, groups, begun.manifest)
+        try:
+            yield sending
+        finally:
+            if not sending.finished:
+                await sending.finish(groups)
+
+    def _log_choice(self, held: WeightsHeld) -> None:
+        if held.snapshot == self._snapshot:
+            return
+        self._snapshot = held.snapshot
+        size = f"{held.num_bytes / 2**30:.2f} GiB"
+        free = "" if held.free_bytes is None else f", with {held.free_bytes / 2**30:.2f} GiB of memory free"
+        if held.snapshot:
+            logger.info("weights are published from a snapshot in host memory: %s%s", size, free)
+        else:
+            logger.warning(
+                "weights are published without a snapshot in host memory, which would take %s%s: steps wait until weights "
+                "are sent, and a server that returns during a step waits for the next version (trainer.snapshot)",
+                size,
+                free,
+            )
+
+
+class WorkerSending:
+    """The sending of one version; a `Sending`."""
+
+    def __init__(self, call: Exchange, groups: Sequence[str], manifest: Manifest) -> None:
+        """Start with nothing sent; `TrainerChannel.sending` makes one."""
+        self._call, self._groups = call, tuple(groups)
+        self.manifest = manifest
+        """What is sent."""
+        self.finished = False
+        """Whether `finish` was called."""
+
+    async def start(self, groups: Sequence[str]) -> None:
+        """Start to send to `groups`.
+
+        Cancellation: the worker sends all the same.
+        """
+        await _shielded_exchange(self._call, StartSending(tuple(groups)), SendingStarted, "starting to send weights")
+
+    async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
+        """Close the abandoned groups and wait at most `sync.timeout_s` for the others.
+
+        Returns:
+            The error message of each group that failed.
+
+        Cancellation: waits all the same.
+        """
+        self.finished = True
+        request = FinishSending(self._groups, tuple(abandoned))
+        return (await _shielded_exchange(self._call, request, SendingFinished, "sending weights to the servers")).failures
+
+
+async def _exchange(call: Exchange, request: WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
+    return await call(request, expected, what)
+
+
+async def _shielded_exchange(call: Exchange, request: WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
+    """Return the reply, shielded from cancellation: otherwise nobody would know which groups are open."""
+    with anyio.CancelScope(shield=True):  # the call has its own deadline
+        return await call(request, expected, what)
+    raise AssertionError("unreachable: a shielded scope is never cancelled")

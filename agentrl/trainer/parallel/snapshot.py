@@ -26,7 +26,7 @@ _MAX_DIMS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _RankPart:
     """The part of a tensor that one rank contributes."""
 
     rank: int
@@ -94,7 +94,7 @@ def _buckets(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterab
         yield names
 
 
-def _parts_of_all(tensors: Mapping[str, DTensor], ranks: Ranks) -> dict[str, list[_Part]]:
+def _parts_of_all(tensors: Mapping[str, DTensor], ranks: Ranks) -> dict[str, list[_RankPart]]:
     """Return, for each tensor, parts that make it up; of ranks with the same part only the lowest has it in the list."""
     if not tensors:
         return {}
@@ -103,14 +103,14 @@ def _parts_of_all(tensors: Mapping[str, DTensor], ranks: Ranks) -> dict[str, lis
         shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         row[0, : len(offsets)], row[1, : len(shape)] = torch.tensor(offsets), torch.tensor(shape)
     layouts = [layout.tolist() for layout in ranks.gathered(own)]
-    parts: dict[str, list[_Part]] = {}
+    parts: dict[str, list[_RankPart]] = {}
     for number, (name, tensor) in enumerate(tensors.items()):
         found: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         for rank, layout in enumerate(layouts):
             offsets, shape = (tuple(values[: tensor.ndim]) for values in layout[number])
             if math.prod(shape):
                 found.setdefault((offsets, shape), rank)
-        parts[name] = [_Part(rank, offsets, shape) for (offsets, shape), rank in found.items()]
+        parts[name] = [_RankPart(rank, offsets, shape) for (offsets, shape), rank in found.items()]
         if (covered := sum(part.size for part in parts[name])) != tensor.numel():
             raise InvariantError(f"{name}: expected parts of {tensor.numel()} elements together, the ranks have {covered}")
     return parts
@@ -119,7 +119,7 @@ def _parts_of_all(tensors: Mapping[str, DTensor], ranks: Ranks) -> dict[str, lis
 def _collect(
     names: Sequence[str],
     tensors: Mapping[str, DTensor],
-    parts: Mapping[str, Sequence[_Part]],
+    parts: Mapping[str, Sequence[_RankPart]],
     copies: Mapping[str, Tensor],
     ranks: Ranks,
     dtype: torch.dtype | None,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from agentrl.errors import AgentRLError, ServerTimeout
 
@@ -179,3 +179,46 @@ class Deadline:
         if self._scope.cancelled_caught and anyio.current_time() >= self._scope.deadline:
             raise ServerTimeout(f"{self._message()} (deadline {self._seconds:g} s)", url=self._url)
         return done
+
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+class Pair(NamedTuple, Generic[First, Second]):
+    """The values of two context managers."""
+
+    first: First
+    second: Second
+
+
+@asynccontextmanager
+async def enter_both(
+    first: AbstractAsyncContextManager[First], second: AbstractAsyncContextManager[Second]
+) -> AsyncGenerator[Pair[First, Second], None]:
+    """Enter two context managers concurrently and yield their values; a server and a trainer each take seconds to start.
+
+    Each is left in the task that entered it. A failure of one ends the other.
+
+    Raises:
+        Exception: from the block, or from either manager on entry, in its background or on exit; of several, agentrl's
+            errors first.
+
+    Cancellation: both are left.
+    """
+    values: dict[int, Any] = {}
+    leave = anyio.Event()
+
+    async def hold(index: int, manager: AbstractAsyncContextManager[object], *, task_status: TaskStatus[None]) -> None:
+        async with manager as values[index]:
+            task_status.started()
+            await leave.wait()
+
+    async with task_group() as holders:
+        async with anyio.create_task_group() as starters:
+            for index, manager in enumerate((first, second)):
+                starters.start_soon(holders.start, hold, index, manager)
+        try:
+            yield Pair(values[0], values[1])
+        finally:
+            leave.set()

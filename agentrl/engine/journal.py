@@ -1,14 +1,12 @@
-"""The records of a run: metrics, trajectories, counters, the report, and the error budget that can stop it.
+"""The records of a run: metrics, trajectories, counters and the report.
 
 Invariant: each finished episode, step, drop, evaluation and checkpoint is recorded once, where it happens, under the keys
-of `agentrl.observe.metrics`. A workflow that always fails stops the run after `max_consecutive_failures` episodes; one that
-fails so often that no group completes stops it after as many groups. The error carries the first traceback.
+of `agentrl.observe.metrics`.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -28,7 +26,7 @@ from agentrl.engine.publisher import PublishReport
 from agentrl.engine.report import RunReport, Timer, Totals
 from agentrl.engine.resume import RunState
 from agentrl.engine.utilization import BusyMeter
-from agentrl.errors import ErrorBudgetExceeded, RolloutWorkerDied, RunStopped
+from agentrl.errors import RunStopped
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles
 from agentrl.observe.episode_record import EndedEpisode
@@ -37,9 +35,10 @@ from agentrl.observe.progress import Snapshot, evaluation_line
 from agentrl.observe.records import JsonLines
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.observe.trackers.feed import TrackerFeed
+from agentrl.rollout.budget import ErrorBudget
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.base import StepReport
-from agentrl.types import EpisodeFailure, Group, Trajectory
+from agentrl.types import Group, Trajectory
 from agentrl.watchdog.delays import loop_blocked_s
 
 _TIMED: Mapping[Timer, tuple[Actor, ActivityName]] = {
@@ -47,71 +46,6 @@ _TIMED: Mapping[Timer, tuple[Actor, ActivityName]] = {
     "rollout_wait_s": ("dispatcher", "wait_for_bound"),
     "train_s": ("trainer", "train"),
 }
-
-
-class ErrorBudget:
-    """Counts failed attempts of training episodes and the groups dropped for them."""
-
-    WINDOW = 64
-    """Number of recent episodes in the failure rate, which is checked once there are that many."""
-
-    def __init__(self, rollout: RolloutConfig) -> None:
-        """Take the limits of `rollout`."""
-        self._rollout = rollout
-        self._recent: deque[bool] = deque(maxlen=self.WINDOW)
-        self._in_a_row = 0
-        self._groups_in_a_row = 0
-        self._first: EpisodeFailure | None = None
-        self.by_reason: Counter[str] = Counter()
-        """Failed attempts so far, by stop reason."""
-
-    def record(self, episode: Trajectory) -> None:
-        """Count one finished attempt.
-
-        Raises:
-            ErrorBudgetExceeded: when too many have failed; the message carries the first failure's traceback.
-        """
-        failure = episode.failure
-        if failure is not None and failure.kind == RolloutWorkerDied.__name__:
-            # One death fails many episodes and says little about each; the workers' own limit ends the run.
-            self.by_reason[str(episode.stop_reason)] += 1
-            return
-        self._recent.append(failure is not None)
-        if failure is None:
-            self._in_a_row = 0
-            return
-        self._first = self._first or failure
-        self._in_a_row += 1
-        self.by_reason[str(episode.stop_reason)] += 1
-        if self._in_a_row >= self._rollout.max_consecutive_failures:
-            self._stop(f"{self._in_a_row} episodes in a row failed (max_consecutive_failures)")
-        rate = sum(self._recent) / self.WINDOW
-        if len(self._recent) == self.WINDOW and rate > self._rollout.max_failure_rate:
-            limit = self._rollout.max_failure_rate
-            self._stop(f"{rate:.0%} of the last {self.WINDOW} episodes failed (max_failure_rate {limit:.0%})")
-
-    def group_completed(self) -> None:
-        """Reset the count of groups dropped in a row."""
-        self._groups_in_a_row = 0
-
-    def group_dropped(self, reason: str) -> None:
-        """Count a group that was dropped for its failed members.
-
-        Raises:
-            ErrorBudgetExceeded: when too many were dropped in a row: the trainer would wait without end.
-        """
-        self._groups_in_a_row += 1
-        if self._groups_in_a_row >= self._rollout.max_consecutive_failures:
-            self._stop(
-                f"{self._groups_in_a_row} groups in a row were dropped, the last as {reason} (max_consecutive_failures): "
-                "there is nothing to train on; set rollout.incomplete_group: keep, or raise rollout.episode_retries"
-            )
-
-    def _stop(self, why: str) -> None:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
-        first = self._first
-        example = "" if first is None else f" The first one was {first.kind}: {first.message}\n{first.traceback}"
-        raise ErrorBudgetExceeded(f"{why}. All failures: {reasons}.{example}".rstrip())
 
 
 class Journal:

@@ -12,22 +12,21 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import anyio
 import orjson
 import yaml
-from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
 from agentrl.cluster.base import Launcher
 from agentrl.cluster.launchers import open_launcher
-from agentrl.concurrency import task_group
+from agentrl.concurrency import enter_both
 from agentrl.config import RunConfig
 from agentrl.data.given import write_task_files
 from agentrl.data.load import TaskSets, load_tasks
@@ -457,46 +456,3 @@ def _at(tree: object, path: tuple[str, ...]) -> object:
     for key in path:
         tree = cast("dict[str, object]", tree).get(key) if isinstance(tree, dict) else None
     return tree
-
-
-First = TypeVar("First")
-Second = TypeVar("Second")
-
-
-class Pair(NamedTuple, Generic[First, Second]):
-    """The values of two context managers."""
-
-    first: First
-    second: Second
-
-
-@asynccontextmanager
-async def enter_both(
-    first: AbstractAsyncContextManager[First], second: AbstractAsyncContextManager[Second]
-) -> AsyncGenerator[Pair[First, Second], None]:
-    """Enter two context managers concurrently and yield their values; a server and a trainer each take seconds to start.
-
-    Each is left in the task that entered it. A failure of one ends the other.
-
-    Raises:
-        Exception: from the block, or from either manager on entry, in its background or on exit; of several, agentrl's
-            errors first.
-
-    Cancellation: both are left.
-    """
-    values: dict[int, Any] = {}
-    leave = anyio.Event()
-
-    async def hold(index: int, manager: AbstractAsyncContextManager[object], *, task_status: TaskStatus[None]) -> None:
-        async with manager as values[index]:
-            task_status.started()
-            await leave.wait()
-
-    async with task_group() as holders:
-        async with anyio.create_task_group() as starters:
-            for index, manager in enumerate((first, second)):
-                starters.start_soon(holders.start, hold, index, manager)
-        try:
-            yield Pair(values[0], values[1])
-        finally:
-            leave.set()

@@ -62,19 +62,20 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
     norm of a large float32 tensor on a CPU is off by up to 1e-4.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = _global_norm(gradients)
+    parts = [local_part(gradient) if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    norm = _global_norm(gradients, parts)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([local_part(gradient) for gradient in gradients], scale)  # pyright: ignore[reportPrivateUsage] - the one fused call for many tensors
+    torch._foreach_mul_(parts, scale)  # pyright: ignore[reportPrivateUsage] - the one fused call for many tensors
     return float(norm)
 
 
-def _global_norm(gradients: Iterable[Tensor]) -> Tensor:
+def _global_norm(gradients: Iterable[Tensor], parts: Iterable[Tensor]) -> Tensor:
     """Return the L2 norm of all gradients: squares of local parts, summed over the mesh dimensions that split them."""
     sums: dict[tuple[str, ...], Tensor] = {}
     groups: dict[tuple[str, ...], list[dist.ProcessGroup]] = {}
-    for gradient in gradients:
+    for gradient, part in zip(gradients, parts, strict=True):
         split = _split_dimensions(gradient)
-        square = local_part(gradient).float().square().sum()
+        square = part.float().square().sum()
         sums[split] = sums[split] + square if split in sums else square
         if isinstance(gradient, DTensor):
             groups[split] = [gradient.device_mesh.get_group(name) for name in split]

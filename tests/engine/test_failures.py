@@ -20,7 +20,7 @@ from agentrl.client import Client
 from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.inflight import InFlight
-from agentrl.engine.journal import ErrorBudget, Journal
+from agentrl.engine.journal import Journal
 from agentrl.engine.resume import RunState
 from agentrl.engine.staleness import Admission
 from agentrl.errors import ErrorBudgetExceeded, InvariantError, RolloutWorkerDied, RunStopped, StallError
@@ -28,6 +28,7 @@ from agentrl.observe.progress import NoProgress, Snapshot
 from agentrl.observe.trackers.base import TrackedRun
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.observe.trackers.to_jsonl import JsonlTracker
+from agentrl.rollout.budget import ErrorBudget
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer

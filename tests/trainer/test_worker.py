@@ -16,6 +16,7 @@ import pytest
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError, TrainError
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker.packing import pack_batch
 from agentrl.trainer.worker.process import answer_requests
 from agentrl.trainer.worker.protocol import (
     HEADER_BYTES,
@@ -39,7 +40,6 @@ from agentrl.trainer.worker.protocol import (
     body_length,
     decode_reply,
     encode_frame,
-    pack_batch,
 )
 from agentrl.weights.types import GroupRequest
 from tests.trainer.helpers import random_batch

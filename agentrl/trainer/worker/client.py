@@ -31,8 +31,9 @@ from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.channel import AnyReply, TrainerChannel
 from agentrl.trainer.worker.connection import NumberedRequest, WorkerConnection
 from agentrl.trainer.worker.joined import attached_ranks, launched_ranks
+from agentrl.trainer.worker.packing import pack_batch, pack_sequences, split_logprobs, unpack_report
 from agentrl.trainer.worker.processes import SILENT_S, STREAM_ENDS, WorkerProcesses, WorkerRank
-from agentrl.trainer.worker.protocol import SendingRequest, pack_batch, pack_sequences, split_logprobs
+from agentrl.trainer.worker.protocol import SendingRequest
 from agentrl.trainer.worker.starting import ranks_with_pipes
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
@@ -113,7 +114,7 @@ class RemoteTrainer:
         """
         async with self.channel.stepping():
             reply = await self._call(pack_batch(batch), protocol.Stepped, f"training on {len(batch.samples)} samples")
-        return protocol.unpack_report(reply)
+        return unpack_report(reply)
 
     async def publish(self, version: int, directory: str) -> Publication:
         """Write the current weights to `directory/v<version>`, atomically, and return their path and digests.

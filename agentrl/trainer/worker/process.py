@@ -32,7 +32,7 @@ from agentrl.trainer.checkpoints.background import BackgroundWriter
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.checkpoints.write import CheckpointJob
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.worker import protocol
+from agentrl.trainer.worker import packing, protocol
 from agentrl.trainer.worker.lifeline import Lifeline
 from agentrl.trainer.worker.memory import free_memory
 from agentrl.trainer.worker.place import RankPlace
@@ -89,12 +89,12 @@ class _Worker:
         match request:
             case protocol.TrainStep():
                 self._forget_published()
-                return protocol.pack_report(self.trainer.step(protocol.unpack_batch(request)))
+                return packing.pack_report(self.trainer.step(packing.unpack_batch(request)))
             case protocol.HoldWeights():
                 return self._hold(request)
             case protocol.Logprobs():
-                values = self.trainer.logprobs(*protocol.unpack_sequences(request))
-                return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
+                values = self.trainer.logprobs(*packing.unpack_sequences(request))
+                return protocol.LogprobsReply(packing.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
             case protocol.Save():
                 return self._save(request)
             case protocol.FinishSave():

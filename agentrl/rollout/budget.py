@@ -1,0 +1,78 @@
+"""The failures that a run bears before it ends.
+
+Invariant: a workflow that always fails stops the run after `max_consecutive_failures` episodes; one that fails so often that
+no group completes stops it after as many groups. The error carries the first traceback.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from agentrl.errors import ErrorBudgetExceeded, RolloutWorkerDied
+from agentrl.rollout.config import RolloutConfig
+from agentrl.types import EpisodeFailure, Trajectory
+
+
+class ErrorBudget:
+    """Counts failed attempts of training episodes and the groups dropped for them."""
+
+    WINDOW = 64
+    """Number of recent episodes in the failure rate, which is checked once there are that many."""
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        """Take the limits of `rollout`."""
+        self._rollout = rollout
+        self._recent: deque[bool] = deque(maxlen=self.WINDOW)
+        self._in_a_row = 0
+        self._groups_in_a_row = 0
+        self._first: EpisodeFailure | None = None
+        self.by_reason: Counter[str] = Counter()
+        """Failed attempts so far, by stop reason."""
+
+    def record(self, episode: Trajectory) -> None:
+        """Count one finished attempt.
+
+        Raises:
+            ErrorBudgetExceeded: when too many have failed; the message carries the first failure's traceback.
+        """
+        failure = episode.failure
+        if failure is not None and failure.kind == RolloutWorkerDied.__name__:
+            # One death fails many episodes and says little about each; the workers' own limit ends the run.
+            self.by_reason[str(episode.stop_reason)] += 1
+            return
+        self._recent.append(failure is not None)
+        if failure is None:
+            self._in_a_row = 0
+            return
+        self._first = self._first or failure
+        self._in_a_row += 1
+        self.by_reason[str(episode.stop_reason)] += 1
+        if self._in_a_row >= self._rollout.max_consecutive_failures:
+            self._stop(f"{self._in_a_row} episodes in a row failed (max_consecutive_failures)")
+        rate = sum(self._recent) / self.WINDOW
+        if len(self._recent) == self.WINDOW and rate > self._rollout.max_failure_rate:
+            limit = self._rollout.max_failure_rate
+            self._stop(f"{rate:.0%} of the last {self.WINDOW} episodes failed (max_failure_rate {limit:.0%})")
+
+    def group_completed(self) -> None:
+        """Reset the count of groups dropped in a row."""
+        self._groups_in_a_row = 0
+
+    def group_dropped(self, reason: str) -> None:
+        """Count a group that was dropped for its failed members.
+
+        Raises:
+            ErrorBudgetExceeded: when too many were dropped in a row: the trainer would wait without end.
+        """
+        self._groups_in_a_row += 1
+        if self._groups_in_a_row >= self._rollout.max_consecutive_failures:
+            self._stop(
+                f"{self._groups_in_a_row} groups in a row were dropped, the last as {reason} (max_consecutive_failures): "
+                "there is nothing to train on; set rollout.incomplete_group: keep, or raise rollout.episode_retries"
+            )
+
+    def _stop(self, why: str) -> None:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
+        first = self._first
+        example = "" if first is None else f" The first one was {first.kind}: {first.message}\n{first.traceback}"
+        raise ErrorBudgetExceeded(f"{why}. All failures: {reasons}.{example}".rstrip())

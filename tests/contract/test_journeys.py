@@ -43,7 +43,7 @@ MAX_FILES_PER_CALL = 22
 """Driver side: from `chat.completions.create` to the server's socket and back, in the third turn of an episode."""
 MAX_FILES_PER_UPDATE = 11
 """Driver side: from `WeightPublisher.publish`, with the files written, until every server samples with the new weights."""
-MAX_FILES_PER_GROUP = 22
+MAX_FILES_PER_GROUP = 23
 """From the end of a group's last episode through buffer, batch and advantages to the end of the optimizer step."""
 TURNS = 3
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

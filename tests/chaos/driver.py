@@ -17,10 +17,11 @@ from agentrl.config import load_config
 from agentrl.jobs.train import train_run
 from agentrl.observe.progress import PlainProgress, Snapshot
 from agentrl.watchdog.signals import describe_results, interrupt_note
+from agentrl.weights.disk import partial_directory
 from tests.chaos.phases import Phase, announcer
 
 LOOK_S = 0.002
-"""Seconds between two looks at the waits of the run."""
+"""Seconds between two looks at the run."""
 WAITS: dict[str, Phase] = {
     "its worker to train batch": "step",
     "the servers to take version": "publication",
@@ -30,20 +31,27 @@ WAITS: dict[str, Phase] = {
 
 
 class AnnouncingProgress(PlainProgress):
-    """Plain lines, and announced phases."""
+    """Plain lines, and announced phases. `checkpoint` lasts from the copy of what is saved to its last file."""
+
+    def __init__(self, checkpoints: Path) -> None:
+        """Look for incomplete checkpoints in the directory `checkpoints`."""
+        super().__init__()
+        self._partial = partial_directory(checkpoints / "step-*")
 
     async def show(self, snapshot: Callable[[], Snapshot]) -> None:
         """Announce each phase once until cancelled.
 
         Cancellation: nothing is left behind.
         """
-        present: Phase | None = None
+        present: set[Phase] = set()
         while True:
             waits = "\n".join(snapshot().waits)
-            phase: Phase | None = next((phase for part, phase in WAITS.items() if part in waits), None)
-            if phase is not None and phase != present:
+            phases: set[Phase] = {phase for part, phase in WAITS.items() if part in waits}
+            if next(self._partial.parent.glob(self._partial.name), None) is not None:
+                phases.add("checkpoint")
+            for phase in phases - present:
                 announcer.announce(phase)
-            present = phase
+            present = phases
             await anyio.sleep(LOOK_S)
 
     def step(self, snapshot: Snapshot) -> None:
@@ -59,7 +67,7 @@ def main() -> None:
         train_run,
         run,
         existing="resume" if "--resume" in sys.argv else "error",
-        progress=AnnouncingProgress(),
+        progress=AnnouncingProgress(run.run_dir / "checkpoints"),
         may_exit=True,
     )
     with interrupt_note(partial(describe_results, run.run_dir)):

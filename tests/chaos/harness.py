@@ -31,6 +31,11 @@ from tests.chaos.proxy import Proxy, open_proxy
 STEPS = 6
 STRIKE_AFTER_STEPS = 2
 """Steps that have ended when a fault may strike, so that there is a checkpoint."""
+MAKE_READ_ONLY = (
+    "mkdir runs/aside && mount --bind runs/cell runs/aside && mount -o remount,bind,ro runs/aside "
+    "&& mount --move runs/aside runs/cell"
+)
+"""The mount is read-only before the run sees it: while a file is open for writing, it could not become so."""
 RUN_DEADLINE_S = 120.0
 END_DEADLINE_S = 15.0
 """Seconds in which everything that a run started has to end after its driver."""
@@ -191,7 +196,7 @@ class CellRun:
         elif fault.disk == "full":
             await self._inside("sh", "-c", "dd if=/dev/zero of=runs/filler bs=1M count=32 || true")
         elif fault.disk == "read-only":
-            await self._inside("sh", "-c", "mount --bind runs/cell runs/cell && mount -o remount,bind,ro runs/cell")
+            await self._inside("sh", "-c", MAKE_READ_ONLY)
         elif self.proxy is not None and fault.proxy is not None:
             await self.proxy.set_mode(fault.proxy)
         if fault.heals_after_s is not None:

@@ -13,17 +13,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import parse_config
 from agentrl.jobs.plan.memory import (
     GIB,
     ModelShape,
     TrainerMemory,
+    checkpoint_memory,
     memory_rows,
     model_shape_of,
     server_memory,
     shared_gpus,
     trainer_memory,
 )
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
+from tests.trainer.helpers import random_batch
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
 
@@ -243,3 +249,34 @@ def test_the_plan_s_rows_add_up(tmp_path: Path) -> None:
     shape = model_shape_of(GOOD["model"]["path"])
     assert isinstance(shape, ModelShape)
     assert f"{trainer_memory(parse_config(GOOD), shape).total / GIB:.1f} GiB" in rows["memory"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "launcher", "expected"),
+    [
+        ({}, "local", "45.0 GiB"),
+        ({"dp": 2, "tp": 2, "replicate": 2}, "local", "45.0 GiB, 5.6 GiB for each of 8 trainer processes"),
+        ({"dp": 2}, "ray", "22.5 GiB for each of 2 trainer processes on their machines"),
+    ],
+)
+def test_the_plan_counts_the_host_memory_of_a_checkpoint_s_copy(axes: dict[str, int], launcher: str, expected: str) -> None:
+    run = parse_config(GOOD | {"trainer": {"parallel": axes}, "cluster": {"launcher": launcher}})
+
+    assert f"host memory for the copy of a checkpoint while it is written: {expected}" in [
+        row for _, row in memory_rows(run)
+    ]
+
+
+def test_a_checkpoint_s_copy_is_as_large_as_what_a_trainer_stages(checkpoint: Path) -> None:
+    trainer = PolicyTrainer(
+        PolicyModel(checkpoint, device=torch.device("cpu")), TrainerConfig(), AlgorithmConfig(), total_steps=9
+    )
+    trainer.step(random_batch())
+    parts = trainer.stage()
+    staged = sum(len(part.data.data) for tensors in (parts.weights, parts.optimizer) for part in tensors.values())
+    shape = model_shape_of(str(checkpoint))
+    assert shape is not None
+
+    counted = checkpoint_memory(parse_config(GOOD | {"model": {"path": str(checkpoint)}}), shape)
+
+    assert counted == pytest.approx(staged, rel=0.05)  # random states and step counters come on top

@@ -28,6 +28,8 @@ _MAX_LOGITS = 1 << 27
 """The most logits that the trainer makes at once (agentrl.trainer.model)."""
 _BYTES_PER_LOGIT = 20
 """The head's output, its float32 copy, the scaled one, the log-softmax and the gradient."""
+_CHECKPOINT_BYTES = 12
+"""Bytes of a checkpoint for each parameter: the float32 weight and two moments of AdamW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +213,14 @@ def trainer_memory(run: RunConfig, shape: ModelShape) -> TrainerMemory:
     )
 
 
+def checkpoint_memory(run: RunConfig, shape: ModelShape) -> int:
+    """Return the bytes of host memory that a trainer process takes for its part of a checkpoint until it is on the disk.
+
+    Each element is in the part of one process, also where several hold it.
+    """
+    return _CHECKPOINT_BYTES * shape.num_parameters // run.trainer.parallel.shape.world
+
+
 def _gathered(run: RunConfig, shape: ModelShape) -> int:
     """Return the bytes of gathered weights."""
     return 0 if _is_whole(run) else (shape.outside + 2 * shape.layer) * ELEMENT_BYTES[run.trainer.dtype]
@@ -293,6 +303,7 @@ def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
     count = f"{shape.num_parameters / 1e9:.2f}e9 parameters{experts}"
     each_process = "each trainer process" if mesh.world > 1 else "trainer"
     rows = [("memory", f"{each_process} about {_gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}")]
+    rows.append(("", _checkpoint_row(run, shape)))
     if run.inference.urls:
         return rows
     server = server_memory(run, shape)
@@ -307,6 +318,16 @@ def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
         bound = "limit the server with inference.sglang_args: [--mem-fraction-static, share of the GPU]"
         rows.append(("", f"trainer and server share GPU {gpus[0]}: {least} GiB before the first cached token; {bound}"))
     return rows
+
+
+def _checkpoint_row(run: RunConfig, shape: ModelShape) -> str:
+    each, world = checkpoint_memory(run, shape), run.trainer.parallel.shape.world
+    row = "host memory for the copy of a checkpoint while it is written:"
+    if world == 1:
+        return f"{row} {_gib(each)} GiB"
+    if run.cluster.launcher != "local":
+        return f"{row} {_gib(each)} GiB for each of {world} trainer processes on their machines"
+    return f"{row} {_gib(each * world)} GiB, {_gib(each)} GiB for each of {world} trainer processes"
 
 
 def _gib(count: int) -> str:

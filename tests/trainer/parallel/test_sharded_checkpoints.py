@@ -23,7 +23,7 @@ from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.trainer.policy import PolicyTrainer
 from tests.support.ranks import on_ranks
-from tests.support.tiny import tiny_checkpoint
+from tests.support.tiny import build_model, build_tokenizer, tiny_checkpoint
 from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes
 from tests.trainer.parallel.steps import make_trainer
 
@@ -107,6 +107,22 @@ def test_any_mesh_continues_from_any_other(tmp_path: Path, written_by: MeshShape
     for found in on_ranks(read_by, restored, path, tmp_path / "saved"):
         assert found.state == expected.state
         assert found.loss == pytest.approx(expected.loss, abs=1e-6)  # tp sums in another order
+
+
+@pytest.mark.external
+def test_parts_of_unequal_sizes_continue_under_other_meshes(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    words = build_tokenizer(path)
+    build_model(
+        path, vocab_size=words + 1 - words % 2, eos_id=0
+    )  # odd: the ranks of tp have unequal parts of the embeddings
+    written_by = MeshShape(dp=3, tp=2)
+    [expected, *_] = on_ranks(written_by, trained_and_saved, path, tmp_path / "saved")
+
+    for read_by in (MeshShape(tp=2), MeshShape(dp=2), written_by):
+        for found in on_ranks(read_by, restored, path, tmp_path / "saved"):
+            assert found.state == expected.state
+            assert found.loss == pytest.approx(expected.loss, abs=1e-6)  # tp sums in another order
 
 
 def exported(ranks: Ranks, path: Path, folder: Path) -> dict[str, bytes]:

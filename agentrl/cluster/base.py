@@ -77,6 +77,11 @@ class Exit:
     log_tail: str
     """The end of its log, or why it cannot be read."""
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal or the loss of its node ended it."""
+        return self.code is None or self.code < 0
+
 
 class Child(Protocol):
     """A process that a launcher started."""

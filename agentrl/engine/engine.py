@@ -40,6 +40,7 @@ from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.stall import StallTimer, WaitBoard
 from agentrl.observe.trackers.feed import TrackerFeed
+from agentrl.observe.versions import last_version
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.group import DroppedGroup, run_group
@@ -132,7 +133,7 @@ class Engine:
         self._flights = InFlight(on_progress=self._watchdog.progress)
         self._backend = WatchedBackend(inference, self._flights)
         changed = Signal()
-        self._clock = VersionClock(start=_first_version(self._resume, inference), changed=changed)
+        self._clock = VersionClock(start=_first_version(self._resume, inference, run_dir), changed=changed)
         self._buffer = self._make_buffer(changed)
         self._journal = self._make_journal(run_dir, name, trackers)
         probe = probe_ids or renderer.encode_content(PROBE_TEXT)
@@ -344,9 +345,12 @@ def _make_draw(tasks: Sequence[Task] | TrainingTasks, seed: int, shuffle: bool, 
     return TaskDraw(training, seed, shuffle=shuffle, resume=resume.draw, digest=resume.tasks)
 
 
-def _first_version(resume: RunState, inference: Inference) -> int:
+def _first_version(resume: RunState, inference: Inference, run_dir: Path) -> int:
     """Return the version of the run's first publication: at least 1, and above every version that the servers have had.
 
-    Weights that a server was launched with are version 0, so a server that was restarted never passes for the run's.
+    Weights that a server was launched with are version 0, so a server that was restarted never passes for the run's. The
+    weights of a checkpoint keep their version unless the run used later ones, whose weights were lost.
     """
-    return max(resume.policy_version, inference.policy_version + 1)
+    used = last_version(run_dir) if resume.step else 0
+    continued = used + 1 if used > resume.policy_version else resume.policy_version
+    return max(continued, inference.policy_version + 1)

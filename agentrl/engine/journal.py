@@ -121,6 +121,14 @@ class Journal:
         yield
         self._worked(actor, activity, begin, time.perf_counter())
 
+    def publishing(self, version: int) -> None:
+        """Record a version before any server can have it: no later process of the run uses the number for other weights.
+
+        Raises:
+            RunStopped: when the disk refuses.
+        """
+        self._append("publishing", {"version": version})
+
     def published(self, ended: float, report: PublishReport) -> None:
         """Record in the timeline a publication that ended at `ended`, a moment of `time.perf_counter`.
 

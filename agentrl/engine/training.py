@@ -243,9 +243,11 @@ class TrainLoop:
 
         Raises:
             TrainError, WeightSyncError: when the weights did not arrive.
+            RunStopped: when the disk refuses the record of it.
 
         Cancellation: servers may have either version.
         """
+        self._journal.publishing(version)
         with self._board.waiting("the trainer", f"the servers to take version {version}"):
             published = await self._weights.publish(version)
         self._journal.published(time.perf_counter(), published)

@@ -37,6 +37,7 @@ EVENTS = {
     "step": "one line for each training step",
     "evaluation": "one line for each evaluation, when it ends; its episodes ran beside training",
     "evaluation_skipped": "an evaluation was due while one ran and one waited",
+    "publishing": "the servers are about to get the weights under a new version, which no later process uses for others",
     "episode_failed": "one line for each failed attempt",
     "dropped_group": "a group left the run untrained",
     "checkpoint": "a checkpoint was written",
@@ -187,6 +188,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("seconds", "seconds", "the evaluation took"),
     ),
     "evaluation_skipped": (("step", "step", "that is not evaluated"),),
+    "publishing": (("version", "version", "that the servers get; `policy_version` is the one before"),),
     "episode_failed": (
         ("group", "", "number of the group; null for an evaluation"),
         ("episode_id", "", "of the attempt"),

@@ -1,9 +1,9 @@
 """The processes of one trainer and what they say to each other.
 
-Invariant: every rank takes part in every exchange, in the same order. Exchanges run on a gloo group of their own, whose
-timeout is a year: ranks wait there for the driver's next request. Collectives of the model run on the default group, whose
-timeout is `trainer.collective_timeout_s`. Nothing that crosses a rank boundary is pickled. Ranks that get the same samples
-compute the same numbers; only those of the first of them count.
+Invariant: every rank takes part in every exchange, in the same order. Exchanges run on gloo groups of their own. Ranks wait
+for the driver's next request on one whose timeout is a year. The others, like those of the model, have the timeout
+`trainer.collective_timeout_s`: once there is a request, no rank waits longer for one that is stopped. Nothing that crosses a
+rank boundary is pickled. Ranks that get the same samples compute the same numbers; only those of the first of them count.
 """
 
 from __future__ import annotations
@@ -87,11 +87,12 @@ class Ranks:
 class ManyRanks(Ranks):
     """One of several processes."""
 
-    def __init__(self, rank: int, shape: MeshShape, control: dist.ProcessGroup) -> None:
-        """Use the group `control` for what is not the model's; `joined` makes it."""
+    def __init__(self, rank: int, shape: MeshShape, *, idle: dist.ProcessGroup, control: dist.ProcessGroup) -> None:
+        """Use two groups for what is not the model's: `idle` to wait for rank 0, and `control` for the rest."""
         self.rank, self.world = rank, shape.world
         self.data_rank, self.data_world, self.averaged = shape.data_rank(rank), shape.data_world, shape.averaged
         self._shape = shape
+        self._idle = idle
         self._control = control
 
     def mesh(self, device: torch.device) -> TrainerMesh:
@@ -99,14 +100,17 @@ class ManyRanks(Ranks):
         return make_mesh(self._shape, self.rank, device)
 
     def share(self, body: bytes | None) -> bytes:
-        """Broadcast rank 0's bytes: first their number, then the bytes."""
+        """Broadcast rank 0's bytes: first their number, for which the others wait as long as it takes, then the bytes."""
         size = torch.tensor([0 if body is None else len(body)])
-        dist.broadcast(size, 0, group=self._control)
+        dist.broadcast(size, 0, group=self._idle)
+        if not int(size):
+            return b""
+        # The kernel takes a few bytes for a stopped rank too; an exchange that needs its answer fails.
+        self.gathered(size)
         data = torch.empty(int(size), dtype=torch.uint8)
         if body:
             data.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
-        if len(data):
-            dist.broadcast(data, 0, group=self._control)
+        dist.broadcast(data, 0, group=self._control)
         return data.numpy().tobytes()
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -121,7 +125,8 @@ class ManyRanks(Ranks):
 
     def beside(self) -> ManyRanks:
         """Make a group, which is collective."""
-        return ManyRanks(self.rank, self._shape, _control_group())
+        group = _gloo_group(_IDLE)  # a rank's disk may be slow, and the driver's wait for the thread has a deadline
+        return ManyRanks(self.rank, self._shape, idle=group, control=group)
 
     def gathered(self, own: Tensor) -> list[Tensor]:
         """Gather over all ranks."""
@@ -163,15 +168,16 @@ def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.devi
         rank: of this process, from 0.
         shape: of their mesh, which has their number.
         device: on which this process computes; it decides the backend, `gloo` or `nccl`.
-        timeout_s: after which a collective of the model fails, seconds.
+        timeout_s: after which a collective fails, seconds.
 
     Raises:
         RuntimeError: the other ranks did not join in time.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=shape.world, timeout=timedelta(seconds=timeout_s))
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=shape.world, timeout=timeout)
     try:
-        yield ManyRanks(rank, shape, _control_group())
+        yield ManyRanks(rank, shape, idle=_gloo_group(_IDLE), control=_gloo_group(timeout))
     except BaseException:
         if shape.world == 1:  # with several, the end of this process frees the others; leaving would wait for them
             dist.destroy_process_group()
@@ -179,8 +185,8 @@ def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.devi
     dist.destroy_process_group()
 
 
-def _control_group() -> dist.ProcessGroup:
-    """Return a group of all ranks that may be idle for as long as the run."""
-    group = dist.new_group(backend="gloo", timeout=_IDLE)
+def _gloo_group(timeout: timedelta) -> dist.ProcessGroup:
+    """Return a group of all ranks whose exchanges fail after `timeout`."""
+    group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
     return group

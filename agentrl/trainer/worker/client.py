@@ -32,7 +32,7 @@ from agentrl.trainer.worker.channel import AnyReply, TrainerChannel
 from agentrl.trainer.worker.connection import NumberedRequest, WorkerConnection
 from agentrl.trainer.worker.joined import attached_ranks, launched_ranks
 from agentrl.trainer.worker.packing import pack_batch, pack_sequences, split_logprobs, unpack_report
-from agentrl.trainer.worker.processes import SILENT_S, STREAM_ENDS, WorkerProcesses, WorkerRank
+from agentrl.trainer.worker.processes import SILENT_S, STREAM_ENDS, RankEnd, WorkerProcesses, WorkerRank
 from agentrl.trainer.worker.protocol import SendingRequest
 from agentrl.trainer.worker.starting import ranks_with_pipes
 from agentrl.types import Float32Array, Int32Array
@@ -224,7 +224,7 @@ class RemoteTrainer:
                 self._broken = f"{what} got no reply"
                 raise
             if isinstance(reply, protocol.Failed) and reply.kind == TrainerDied.__name__:
-                self._processes.report_death(0, reply.message)
+                self._processes.report_end(0, RankEnd(reason=reply.message, is_cause=False))
                 self._broken = f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}")
         if isinstance(reply, protocol.Failed):
@@ -237,6 +237,7 @@ class RemoteTrainer:
         async with task_group() as tasks:
             tasks.start_soon(self._name_silence, what)
             reply = await self._connection.exchange(request)
+            self._processes.silence_ended(0)
             tasks.cancel_scope.cancel()
         return reply
 
@@ -247,6 +248,7 @@ class RemoteTrainer:
             with anyio.move_on_after(self._silent_s) as wait:
                 await self._connection.sign()
             if wait.cancelled_caught and not silent:
+                self._processes.silence_began(0, anyio.current_time() - self._silent_s)
                 logger.warning(
                     "the trainer worker (pid %d) has given no sign of life for %g s while %s: it is stopped or hangs; the "
                     "run waits for it, at most %g s in all (trainer.call_timeout_s)",
@@ -256,6 +258,7 @@ class RemoteTrainer:
                     self._timeout_s,
                 )
             elif silent and not wait.cancelled_caught:
+                self._processes.silence_ended(0)
                 logger.warning("the trainer worker (pid %d) gives signs of life again", self.pid)
             silent = wait.cancelled_caught
 

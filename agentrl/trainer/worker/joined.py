@@ -25,13 +25,15 @@ from agentrl.cluster.handshake import checked_token
 from agentrl.cluster.meeting import Attendee, Meeting, open_meeting
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError
-from agentrl.trainer.worker.processes import KILL_S, STREAM_ENDS
+from agentrl.trainer.worker.processes import STREAM_ENDS, RankEnd
 from agentrl.trainer.worker.protocol import HEARTBEAT
 from agentrl.trainer.worker.starting import rank_spec
 from agentrl.weights.types import is_loopback
 
 logger = logging.getLogger(__name__)
 
+_LAST_WORDS_S = 0.5
+"""Seconds after the end of a connection in which the last words of the rank, or how its process ended, may arrive."""
 _CHUNKS = 16
 """Pieces of a reply that are received before the trainer reads them."""
 
@@ -99,15 +101,15 @@ class JoinedRank:
         self.stream = MemberStream(member)
         self._child = child
 
-    async def ended(self) -> str:
+    async def ended(self) -> RankEnd:
         """Wait until its connection closes, or its process ends."""
         end: Exit | None = None
         async with task_group() as waiting:
 
             async def closed() -> None:
                 await self.stream.closed.wait()
-                with anyio.move_on_after(KILL_S if self._child is not None else 0):
-                    await anyio.sleep_forever()  # its process ends meanwhile, and says more
+                with anyio.move_on_after(_LAST_WORDS_S):
+                    await anyio.sleep_forever()  # its last words are read meanwhile, or its process ends, and say more
                 waiting.cancel_scope.cancel()
 
             waiting.start_soon(closed)
@@ -115,8 +117,11 @@ class JoinedRank:
                 end = await self._child.ended()
                 waiting.cancel_scope.cancel()
         if end is not None:
-            return f"{end.reason}; the end of its log:\n{end.log_tail}"
-        return "its connection closed: it was killed or its machine is gone; its log is where its scheduler keeps it"
+            return RankEnd(reason=f"{end.reason}; the end of its log:\n{end.log_tail}", is_cause=end.was_killed)
+        where = self._child.spec.log_path if self._child is not None else "where its scheduler keeps it"
+        return RankEnd(
+            reason=f"its connection closed: it was killed or its machine is gone; its log is {where}", is_cause=True
+        )
 
     async def log_end(self) -> str:
         """Return the end of its log, where a launcher of this driver has it."""

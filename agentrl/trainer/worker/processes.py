@@ -1,7 +1,7 @@
 """The ranks of one trainer, as the driver sees them: which one ends or falls silent first, and the end of all.
 
-Invariant: where one rank ends, all end within `KILL_S` seconds, and what is reported is the one that ended first: the
-others fail because it is gone.
+Invariant: where one rank ends, all end within `GRACE_S + KILL_S` seconds, and what is reported is the cause: a rank whose
+connection to another one breaks may be heard of before that one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -29,8 +30,30 @@ KILL_S = 2.0
 """Seconds that a killed rank gets to end."""
 SILENT_S = 10.0
 """Seconds without a heartbeat after which a rank that should give one is reported."""
+GRACE_S = 1.0
+"""Seconds after the error of one rank in which another may turn out to be its cause."""
+_LOST_ANOTHER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "remote process exited",
+    "ncclRemoteError",
+    "Socket Timeout",
+)
+"""What gloo, NCCL and their store say in a rank that has lost another one."""
 STREAM_ENDS = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 """What reading from a rank raises when it has ended, or when this side has closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How a rank ended."""
+
+    reason: str
+    """For messages, with the end of its log where the driver can read it."""
+    is_cause: bool
+    """Whether it was killed or its machine is gone; otherwise it ended itself, perhaps because another rank was gone."""
 
 
 class WorkerRank(Protocol):
@@ -48,8 +71,8 @@ class WorkerRank(Protocol):
         """Frames to the rank and, from rank 0, replies; the others send heartbeats."""
         ...
 
-    async def ended(self) -> str:
-        """Wait until the rank has ended, and return how, with the end of its log where the driver can read it.
+    async def ended(self) -> RankEnd:
+        """Wait until the rank has ended, and return how.
 
         Cancellation: the rank continues.
         """
@@ -77,7 +100,14 @@ class WorkerProcesses:
     def __init__(self, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S) -> None:
         self.ranks = ranks
         self._silent_s = silent_s
+        self._ended = anyio.Event()
+        """Set with the first report."""
         self._died = anyio.Event()
+        """Set when the cause is known."""
+        self._ends: dict[int, RankEnd] = {}
+        """Of each rank, what was reported of it first, in the order of the reports."""
+        self._found = anyio.Event()
+        """Set when one of them is a cause."""
         self._first_death: str | None = None
         self._ending = False
         self._silent_since: dict[int, float] = {}
@@ -102,6 +132,7 @@ class WorkerProcesses:
         """
         processes = cls(ranks, silent_s=silent_s)
         async with task_group() as watching:
+            watching.start_soon(processes._judge)
             for number in range(len(ranks)):
                 watching.start_soon(processes._watch, number)
                 if number:
@@ -117,7 +148,7 @@ class WorkerProcesses:
         return f"rank {number} ({self.ranks[number].where})" if len(self.ranks) > 1 else ""
 
     async def _watch(self, number: int) -> None:
-        self.report_death(number, await self.ranks[number].ended())
+        self.report_end(number, await self.ranks[number].ended())
 
     async def _listen(self, number: int) -> None:
         """Follow the heartbeats of a rank other than 0, and take its last words, if it sends any."""
@@ -126,26 +157,45 @@ class WorkerProcesses:
         while header is not None:
             if length := protocol.body_length(header):
                 body = await _received(stream, min(length, protocol.MAX_LAST_WORDS))
-                self.report_death(number, _last_words(body or b""))
+                self.report_end(number, RankEnd(reason=_last_words(body or b""), is_cause=False))
                 return
             seen = anyio.current_time()
             with anyio.move_on_after(self._silent_s) as wait:
                 header = await _received(stream, protocol.HEADER_BYTES)
             if wait.cancelled_caught:
                 logger.warning("the trainer's %s gives no sign of life: it is stopped or hangs", self.name(number))
-                self._silent_since[number] = seen
+                self.silence_began(number, seen)
                 header = await _received(stream, protocol.HEADER_BYTES)
-                del self._silent_since[number]
+                self.silence_ended(number)
                 if header is not None:
                     logger.warning("the trainer's %s gives signs of life again", self.name(number))
 
-    def report_death(self, number: int, reason: str) -> None:
-        """Kill all ranks because one ends; the first report is the one that is shown."""
-        if self._first_death is None and not self._ending:
-            name = self.name(number)
-            self._first_death = f"{self._describe_silence(number)}{name and name + ': '}{reason}"
-            self._died.set()
-            self.kill()
+    def report_end(self, number: int, end: RankEnd) -> None:
+        """Take note of how a rank ends; all ranks are killed because of it, and one of the first reports is shown."""
+        if not self._ending:
+            self._ends.setdefault(number, end)
+            self._ended.set()
+            if end.is_cause or len(self._ends) == len(self.ranks):
+                self._found.set()
+
+    async def _judge(self) -> None:
+        """Wait for the first report, and a little for that of its cause, and kill all ranks."""
+        await self._ended.wait()
+        with anyio.move_on_after(GRACE_S):
+            await self._found.wait()
+        number = min(self._ends, key=lambda number: _suspicion(self._ends[number]))
+        name = self.name(number)
+        self._first_death = f"{self._describe_silence(number)}{name and name + ': '}{self._ends[number].reason}"
+        self._died.set()
+        self.kill()
+
+    def silence_began(self, number: int, since: float) -> None:
+        """Remember that a rank has given no sign of life since a time of `anyio.current_time`."""
+        self._silent_since[number] = since
+
+    def silence_ended(self, number: int) -> None:
+        """Forget it, where it was remembered."""
+        self._silent_since.pop(number, None)
 
     def _describe_silence(self, dead: int) -> str:
         """Return who fell silent before rank `dead` ended: the cause, if that rank waited for it in vain."""
@@ -158,11 +208,11 @@ class WorkerProcesses:
         return f"{', '.join(silent)}: it was stopped or hung; then " if silent else ""
 
     async def obituary(self) -> str:
-        """Return how the first rank ended, and the end of its log.
+        """Return how the rank ended that is the cause, and the end of its log.
 
         Cancellation: nothing is left behind.
         """
-        with anyio.move_on_after(KILL_S):
+        with anyio.move_on_after(GRACE_S + KILL_S):
             await self._died.wait()
         return self._first_death or f"still running but its output is closed{await self.first.log_end()}"
 
@@ -204,6 +254,13 @@ async def worker_ended(log_path: Path) -> None:
 def rank_log(log_path: Path, rank: int) -> Path:
     """Return the log of one rank: `trainer.log` for rank 0, `trainer-1.log` for rank 1."""
     return log_path if rank == 0 else log_path.with_stem(f"{log_path.stem}-{rank}")
+
+
+def _suspicion(end: RankEnd) -> int:
+    """Return a number that is lower for what is rather the cause of the other ends."""
+    if end.is_cause:
+        return 0
+    return 2 if any(words in end.reason for words in _LOST_ANOTHER) else 1
 
 
 async def _received(stream: ByteStream, count: int) -> bytes | None:

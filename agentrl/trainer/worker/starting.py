@@ -17,7 +17,7 @@ from agentrl.cluster.base import ProcessSpec
 from agentrl.cluster.local import LocalChild, LocalLauncher
 from agentrl.concurrency import task_group
 from agentrl.trainer.worker.place import RankPlace
-from agentrl.trainer.worker.processes import rank_log
+from agentrl.trainer.worker.processes import RankEnd, rank_log
 
 WORKER_MODULE = "agentrl.trainer.worker.process"
 
@@ -33,9 +33,10 @@ class LocalRank:
         self.host: str | None = child.host
         self.stream = StapledByteStream(child.stdin, child.stdout)
 
-    async def ended(self) -> str:
+    async def ended(self) -> RankEnd:
         """Wait for the exit code."""
-        return f"{(await self._child.ended()).reason}{await self.log_end()}"
+        end = await self._child.ended()
+        return RankEnd(reason=f"{end.reason}{await self.log_end()}", is_cause=end.was_killed)
 
     async def log_end(self) -> str:
         """Return the end of its log."""

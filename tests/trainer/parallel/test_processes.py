@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.cluster.base import ProcessSpec
+from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, TrainerDied, TrainError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.place import RankPlace
+from agentrl.trainer.worker.processes import WorkerProcesses
+from agentrl.trainer.worker.starting import local_ranks
 from agentrl.weights.disk import verify_directory
+from tests.support.processes import until_ended
 from tests.trainer.helpers import random_batch
 
 _CONFIG = TrainerConfig.model_validate({"lr": 1e-3, "parallel": {"dp": 2}})
+
+
+@dataclass(slots=True)
+class Killed:
+    """A process that was killed, and when."""
+
+    at: float = 0.0
+
+    async def later(self, pid: int, delay_s: float) -> None:
+        await anyio.sleep(delay_s)
+        self.at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
 
 
 @asynccontextmanager
@@ -29,6 +51,12 @@ async def _trainer(checkpoint: Path, folder: Path) -> AsyncGenerator[RemoteTrain
     algorithm = AlgorithmConfig()
     async with launch_trainer(_CONFIG, algorithm, model_path=checkpoint, total_steps=10, seed=5, log_path=log) as trainer:
         yield trainer
+
+
+async def _step_on(trainer: RemoteTrainer) -> None:
+    """Train one step after the other, so that one is in progress."""
+    while True:
+        await trainer.step(random_batch(version=1, samples=7))
 
 
 def _is_alive(pid: int) -> bool:
@@ -65,6 +93,51 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
             await trainer.step(random_batch(version=1, samples=7))
     assert len(trainer.pids) == 2
     assert not any(map(_is_alive, trainer.pids))
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_rank_that_is_killed_inside_a_step_is_named_and_the_other_ends(tmp_path: Path, checkpoint: Path) -> None:
+    async with _trainer(checkpoint, tmp_path) as trainer:
+        await trainer.step(random_batch(version=1, samples=7))
+        killed = Killed()
+        async with task_group() as tasks:
+            tasks.start_soon(killed.later, trainer.pids[1], 0.5)
+            with pytest.raises(TrainerDied, match=r"rank 1 \(pid \d+\): signal SIGKILL"):
+                await _step_on(trainer)
+        with anyio.fail_after(30):
+            await until_ended(trainer.pids[0])
+        assert time.monotonic() - killed.at < 5
+
+
+_LOSES_ANOTHER = "import sys; sys.stdin.close(); sys.exit('RuntimeError: Connection closed by peer [127.0.0.1]:1')"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("cause", "named"),
+    [
+        ("import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)", "signal SIGKILL"),
+        ("import sys, time; time.sleep(0.3); sys.exit('ValueError: a bug')", "exit code 1.*ValueError: a bug"),
+    ],
+)
+async def test_the_cause_is_shown_and_not_the_rank_that_lost_its_connection_first(
+    tmp_path: Path, cause: str, named: str
+) -> None:
+    specs = [
+        ProcessSpec(
+            name=f"rank {number}",
+            role="trainer",
+            command=(sys.executable, "-c", program),
+            environment={},
+            log_path=tmp_path / f"{number}.log",
+        )
+        for number, program in enumerate([_LOSES_ANOTHER, cause, "import sys; sys.stdin.read()"])
+    ]
+    async with local_ranks(specs) as ranks, WorkerProcesses.watching(ranks) as processes:
+        with anyio.fail_after(30):
+            await ranks[2].ended()
+        assert re.match(rf"rank 1 \(pid \d+\): {named}", await processes.obituary(), re.DOTALL)
 
 
 def test_a_gpu_that_is_missing_is_an_error_on_every_rank() -> None:

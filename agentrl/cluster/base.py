@@ -1,7 +1,7 @@
 """The seam of the launchers: what a process needs, how it ended, and what starts it. No torch, no ray.
 
-Invariant: whoever starts processes through a launcher stops each of them. A launcher adds nothing to what runs: the same
-command and environment give the same process under each of them, on this machine or on another node.
+Invariant: the caller that starts processes through a launcher stops each of them. A launcher adds nothing to what runs:
+the same command and environment give the same process under each of them, on this machine or on another node.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Child(Protocol):
     def lines(self) -> AsyncIterator[str]:
         """Return the lines of standard output from now on; the log gets them as they are read.
 
-        One task at a time reads them, to the end: the process blocks when nobody reads.
+        One task at a time reads them, to the end: the process blocks when nothing reads.
         """
         ...
 

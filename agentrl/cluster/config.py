@@ -47,6 +47,14 @@ class ClusterConfig(Config):
     resize: Literal["off", "advise", "at_restart"] = "advise"
     """What a run does whose trainer or servers idle: nothing, advise another split, or take it when it is resumed."""
 
+    @field_validator("listen")
+    @classmethod
+    def _port(cls, given: str) -> str:
+        host, _, port = given.rpartition(":")
+        if host and port.isdecimal() and int(port) > 65535:
+            raise ValueError(f"expected a port of at most 65535, got {port}")
+        return given
+
     @field_validator("split", mode="before")
     @classmethod
     def _accept_auto(cls, given: object) -> object:

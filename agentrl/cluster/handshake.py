@@ -33,6 +33,7 @@ _Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+_Pid = Annotated[int, msgspec.Meta(ge=0, le=2**22)]
 
 
 class Challenge(msgspec.Struct, frozen=True, tag=True):
@@ -49,7 +50,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     world: _Rank
     machine: _Text
     """Name of its machine, for messages."""
-    pid: _Rank
+    pid: _Pid
     address: _Text
     """Its address on the connection to the driver; on rank 0 the ranks meet there."""
     store_port: _Port

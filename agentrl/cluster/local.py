@@ -165,7 +165,7 @@ def open_log(path: Path) -> BinaryIO:
 async def _start(spec: ProcessSpec) -> LocalChild:
     port = _any_port() if any(PORT_WORD in word for word in spec.command) else 0
     command = spec.command_on(LOOPBACK, port)
-    # The token opens the driver to whoever has it; only what joins the driver needs it.
+    # The token opens the driver to each process that has it; only what joins the driver needs it.
     inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     with open_log(spec.log_path) as log:
         try:

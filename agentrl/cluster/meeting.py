@@ -1,6 +1,6 @@
 """The driver's side of the meeting with trainer ranks that join over TCP.
 
-Invariant: only a process that proves to know the token becomes a member, each rank once. Whoever sends anything else is
+Invariant: only a process that proves to know the token becomes a member, each rank once. What sends anything else is
 refused without harm: at most `MAX_STRANGERS` connections are open before they have proved it, each for `GREET_S`. Every
 connection closes with the block.
 """
@@ -100,7 +100,7 @@ class Meeting:
         )
 
     async def greet(self, stream: SocketStream) -> None:
-        """Let whoever has connected join, or refuse it."""
+        """Let what has connected join, or refuse it."""
         peer = _peer(stream)
         kept = False
         try:

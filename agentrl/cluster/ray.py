@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -298,9 +299,9 @@ async def open_ray(config: ClusterConfig) -> AsyncGenerator[RayLauncher]:
     """
     ray = import_ray()
     connected_before: bool = ray.is_initialized()
-    if not connected_before:
-        await _connect(config)
     try:
+        if not connected_before:
+            await _connect(config)
         async with task_group() as tasks:
             yield RayLauncher(tasks, config.start_timeout_s)
             tasks.cancel_scope.cancel()
@@ -433,12 +434,13 @@ async def _connect(config: ClusterConfig) -> None:
 
 
 def _start_here(connect: Callable[..., object]) -> None:
-    """Start a cluster of this machine, in the main thread, as Ray demands; SIGTERM stays with its present handler."""
+    """Start a cluster of this machine; in the main thread, where Ray takes over SIGTERM, its handler stays."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         connect(object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False)
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 async def _check_answers(address: str, timeout_s: float) -> None:

@@ -1,6 +1,6 @@
 """Where the episodes of the policy run: in this process (`episode.LocalRunner`) or in workers (`remote.RemoteRunner`).
 
-Invariant: whoever drives episodes sees no difference. An episode ends as a trajectory, its turns are reported as they are
+Invariant: the caller of a runner sees no difference. An episode ends as a trajectory, its turns are reported as they are
 recorded, and its model calls go to one backend.
 """
 

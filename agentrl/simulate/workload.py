@@ -75,7 +75,7 @@ class RecordedSource:
         chosen = self._groups[int(rng.integers(len(self._groups)))]
         order = rng.permutation(len(chosen))
         count = self._retries + 1
-        return [chosen[int(order[(member + again * (member + 1)) % len(chosen)])] for again in range(count)]
+        return [chosen[int(order[(member + again) % len(chosen)])] for again in range(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,11 +61,11 @@ class TrainerConfig(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward and backward pass; weights and optimizer state stay float32."""
     parallel: ParallelConfig = ParallelConfig()
-    collective_timeout_s: float = Field(default=600.0, gt=0)
+    collective_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that a trainer process waits for another one within a step; then the step fails."""
     snapshot: Literal["auto", "host", "stream"] = "auto"
-    """`host`: each published version is first copied to host memory, and steps do not wait until it is sent. `stream`: no
-    copy stays, so steps wait. `auto`: `host`, unless the copy would take over a third of the free memory."""
+    """`host`: a copy of the published weights stays in host memory, so a server that comes back gets them at any time, also
+    during a step. `stream`: no copy stays. `auto`: `host`, unless it would take over a third of the free memory."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the worker."""
     lr: float = Field(default=1e-6, gt=0)

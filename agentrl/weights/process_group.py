@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -106,6 +107,10 @@ def join(address: GroupAddress, rank: int, timeout: timedelta) -> ProcessGroup:
     return ProcessGroup(connect(address, timeout), address, rank, timeout)
 
 
+_ENVIRONMENT = threading.Lock()
+"""Held while the environment differs: each server's group is made in a thread of its own."""
+
+
 @contextmanager
 def _errors_stay_in_the_group() -> Generator[None]:
     """Let a NCCL group that is made in the block clean itself up after a timeout, instead of ending this process.
@@ -114,15 +119,16 @@ def _errors_stay_in_the_group() -> Generator[None]:
     collective timed out would train on with what it received until then.
     """
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    before = os.environ.get(name)
-    os.environ[name] = "2"  # CleanUpOnly
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+    with _ENVIRONMENT:
+        before = os.environ.get(name)
+        os.environ[name] = "2"  # CleanUpOnly
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
 
 def _gloo_device(host: str, rank: int) -> object:

@@ -159,7 +159,7 @@ class WeightSender:
         self._peers: dict[str, _Peer] = {}
         self._jobs: dict[str, _Job] = {}
         self._lock = threading.Lock()
-        """Guards the two above; nobody holds it while waiting."""
+        """Guards the two above; held while a group opens, never while weights are sent."""
 
     @property
     def sending(self) -> bool:

@@ -35,7 +35,9 @@ def write_run(folder: Path, *, steps: int = 8, timed: bool = True) -> None:
     index = [INDEX_HEADER, *(summary(one, number) for number, one in enumerate(records, 1))]
     (episodes / "index.jsonl").write_text("".join(json.dumps(line) + "\n" for line in index))
     metrics = [step_line(number) for number in range(1, steps + 1)]
-    metrics.append({"event": "checkpoint", "step": 3, "path": "p", "seconds": 0.5, "wall_s": 0, "policy_version": 3})
+    metrics.append(
+        {"event": "checkpoint", "step": 3, "path": "p", "seconds": 2.5, "held_s": 0.5, "wall_s": 0, "policy_version": 3}
+    )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
 
 

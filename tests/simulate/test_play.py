@@ -113,7 +113,7 @@ def test_a_failed_member_runs_again_and_then_drops_its_group() -> None:
     assert min(step.episodes for step in kept.steps) == 11
 
 
-def test_a_run_whose_episodes_all_fail_says_so() -> None:
+def test_a_run_whose_episodes_all_fail_names_the_failure() -> None:
     with pytest.raises(InvariantError, match="no batch forms"):
         play_run(SHAPE, FLEET, COSTS, _Stuck())
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import anyio
+from anyio.abc import ByteStream
 
 from agentrl.cluster.base import Launcher, ProcessSpec
 from agentrl.cluster.config import ClusterConfig, listen_address
@@ -24,6 +25,8 @@ from agentrl.rollout.remote.wire import StartWorker, StreamWire, Wire, local_wor
 
 LEAVE_S = 2.0
 """Seconds that a worker gets to end by itself before its node stops it."""
+JOIN_S = 120.0
+"""Seconds that a worker gets to join the driver after its process has started."""
 _END_S = 2.0
 """Seconds that a worker has to end after its connection."""
 OpenNodes: TypeAlias = Callable[[], AbstractAsyncContextManager[StartWorker]]
@@ -55,7 +58,7 @@ async def launched_worker(launcher: Launcher, point: JoinPoint, name: str, log_p
 
     Raises:
         ConfigError, LaunchError: it cannot be started.
-        RolloutWorkerDied: it ended before it joined.
+        RolloutWorkerDied: it ended before it joined, or did not join in time.
 
     Cancellation: it ends.
     """
@@ -80,11 +83,18 @@ async def launched_worker(launcher: Launcher, point: JoinPoint, name: str, log_p
         ended = await child.ended()
         raise RolloutWorkerDied(f"{name} ended before it joined the driver: {ended.reason}; its log:\n{ended.log_tail}")
 
+    stream: ByteStream | None = None
     try:
         async with task_group() as waiting:
             waiting.start_soon(fail_when_ended)
-            stream = await point.joined(token)
+            with anyio.move_on_after(JOIN_S) as deadline:
+                stream = await point.joined(token)
             waiting.cancel_scope.cancel()
+        if deadline.cancelled_caught or stream is None:
+            raise RolloutWorkerDied(
+                f"{name} has not joined the driver at {address} within {JOIN_S:g} s; its node must reach that address "
+                f"(cluster.listen). Its log:\n{await child.log_tail()}"
+            )
         async with stream:
             yield StreamWire(stream, obituary)
     finally:

@@ -18,7 +18,7 @@ from anyio.abc import TaskStatus
 
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
-from agentrl.errors import RolloutWorkerDied, RunStopped
+from agentrl.errors import LaunchError, RolloutWorkerDied, RunStopped
 from agentrl.inference.backend import Backend
 from agentrl.rollout.remote.frames import WorkerSetup
 from agentrl.rollout.remote.link import TASK_NAME, WorkerLink
@@ -121,6 +121,10 @@ class RemoteRunner:
                         del self._links[index]
             except RolloutWorkerDied as error:
                 how = str(error)
+            except LaunchError as error:
+                if first:
+                    raise
+                how = f"{name} cannot be started again: {error}"
             now = anyio.current_time()
             deaths = [*(death for death in deaths if now - death < _WINDOW_S), now]
             if len(deaths) > RESTARTS:

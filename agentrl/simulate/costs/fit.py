@@ -241,7 +241,9 @@ def _fit_trainer(steps: Sequence[dict[str, Any]], gpus: int) -> TrainerCost:
 
 def _fit_update(run_dir: Path, steps: Sequence[dict[str, Any]]) -> UpdateCost:
     later = steps[1:]
-    saved = {line["step"]: line["seconds"] for line in read_metrics(run_dir) if line["event"] == "checkpoint"}
+    saved = {
+        line["step"]: line.get("held_s", line["seconds"]) for line in read_metrics(run_dir) if line["event"] == "checkpoint"
+    }
 
     def mean(key: str) -> float:
         return float(np.mean([line.get(key, 0.0) for line in later]))

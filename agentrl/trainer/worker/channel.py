@@ -200,7 +200,7 @@ async def _exchange(call: Exchange, request: WorkerRequest, expected: type[AnyRe
 
 
 async def _shielded_exchange(call: Exchange, request: WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
-    """Return the reply, shielded from cancellation: otherwise nobody would know which groups are open."""
+    """Return the reply, shielded from cancellation: otherwise the driver would not know which groups are open."""
     with anyio.CancelScope(shield=True):  # the call has its own deadline
         return await call(request, expected, what)
     raise AssertionError("unreachable: a shielded scope is never cancelled")

@@ -39,7 +39,7 @@ _CHUNKS = 16
 
 
 class MemberStream(ByteStream):
-    """A connection that is always read, so that its end is noticed although nobody waits for a reply."""
+    """A connection that is always read, so that its end is noticed although no caller waits for a reply."""
 
     def __init__(self, member: Attendee) -> None:
         self._socket = member.stream

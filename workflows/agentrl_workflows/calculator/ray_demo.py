@@ -70,10 +70,14 @@ def follow(demo: list[str], cluster: LocalRayCluster, log: Path) -> int:
             step = _STEP.search(line)
             if step is None or killed or 3 * int(step[1]) < int(step[2]):
                 continue
-            node = cluster.node_of(log) or cluster.nodes[0]
-            tell(f"Killing node {node[:8]}, on which trainer rank 0 runs")
+            found = cluster.node_of(log)
+            node = found or cluster.nodes[0]
+            where = "on which trainer rank 0 runs" if node == found else "the first one"
+            tell(f"Killing node {node[:8]}, {where}")
             cluster.kill_node(node)
             killed = True
+    if not killed and not process.returncode:
+        raise RunStopped("the demo ended before a third of its steps was reported, so no node was killed")
     return process.returncode
 
 

@@ -20,7 +20,7 @@ from agentrl.watchdog.signals import describe_results, interrupt_note
 from agentrl.weights.disk import partial_directory
 from tests.chaos.phases import Phase, announcer
 
-LOOK_S = 0.002
+LOOK_S = 0.001
 """Seconds between two looks at the run."""
 WAITS: dict[str, Phase] = {
     "its worker to train batch": "step",

@@ -48,7 +48,8 @@ async def test_two_ranks_train_until_a_node_is_lost(cluster: LocalRayCluster, ch
             node = cluster.node_of(log) or cluster.node_of(tmp_path / "trainer-1.log")
             assert node is not None
             cluster.kill_node(node)
-            with anyio.fail_after(30), pytest.raises(TrainerDied, match=rf"on node \S+ \({node[:8]}\)"):
+            lost = rf"rank \d \([^\n]*on node \S+ \({node[:8]}\)\): (its connection closed|signal SIGKILL|node)"
+            with anyio.fail_after(30), pytest.raises(TrainerDied, match=lost):
                 await step_on(trainer)
             for pid in trainer.pids:
                 await until_ended(pid)

@@ -374,8 +374,8 @@ class TrainLoop:
 
     async def _save_last(self) -> None:
         """Save the weights of the last whole step on the way to the end of the run, which an error does not change."""
-        begun = self._saved_step if self._writing is None else self._writing.step
-        if self._held is not None and self._held.step != begun:
+        await self._finish_begun_save()  # if it failed, the present step is saved in its place
+        if self._held is not None and self._held.step != self._saved_step:
             try:
                 await self._save()
             except AgentRLError as error:

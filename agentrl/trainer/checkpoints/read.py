@@ -87,6 +87,10 @@ def read_checkpoint(directory: Path, *, rank: int = 0, world: int = 1) -> Checkp
         index = msgspec.json.decode((directory / SHARDS_FILE).read_bytes(), type=ShardIndex)
         every = [*index.weights.values(), *index.optimizer.values()]
         names = sorted({part.file for tensor in every for part in tensor.slices})
+        if unchecked := {SHARDS_FILE, *names} - record.files.keys():
+            raise TrainError(
+                f"{directory} is damaged: {STATE_FILE} has no digest of {sorted(unchecked)}; use an earlier checkpoint"
+            )
         files = {name: read_safetensors(directory / name) for name in names}
         return Checkpoint(
             path=directory,

@@ -7,6 +7,7 @@ directory.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from agentrl.trainer.parallel.ranks import Ranks
 
 Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,9 @@ def _agreed(ranks: Ranks, action: Callable[[], Result]) -> Result:
         result = action()
     except TrainError as error:
         problem = str(error)
+    except Exception as error:  # noqa: BLE001 - the other ranks' threads would wait for this one
+        _log.exception("a checkpoint cannot be written")
+        problem = f"a checkpoint cannot be written: {type(error).__name__}: {error}"
     first = ranks.first_error(problem)
     if first is not None:
         raise TrainError(first)

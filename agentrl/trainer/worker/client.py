@@ -128,7 +128,7 @@ class RemoteTrainer:
         """
         what = f"publishing version {version}"
         async with self.channel.holding(version, dtype=None, what=what):
-            reply = await self._call(protocol.Publish(version, directory), protocol.Published, what)
+            reply = await self._call(protocol.Publish(version, _whole_path(directory)), protocol.Published, what)
         return Publication(
             version=reply.version, path=reply.path, checksum=reply.checksum, tensor_checksums=reply.tensor_checksums
         )
@@ -163,7 +163,7 @@ class RemoteTrainer:
 
         Cancellation: the directory is complete or absent; this trainer cannot be used again.
         """
-        await self._call(protocol.Save(directory, note), protocol.SaveBegun, f"saving {directory}")
+        await self._call(protocol.Save(_whole_path(directory), note), protocol.SaveBegun, f"saving {directory}")
 
     async def finish_save(self, *, wait: bool) -> SaveReport | None:
         """Return the checkpoint that `save` began, once it is on the disk; each is returned once.
@@ -189,7 +189,7 @@ class RemoteTrainer:
         Cancellation: this trainer cannot be used again.
         """
         async with self.channel.stepping():
-            reply = await self._call(protocol.Restore(directory), protocol.Restored, f"restoring {directory}")
+            reply = await self._call(protocol.Restore(_whole_path(directory)), protocol.Restored, f"restoring {directory}")
         return RestoreReport(policy_version=reply.policy_version, steps=reply.steps, note=reply.note)
 
     async def set_up(self, setup: protocol.Setup) -> None:
@@ -303,7 +303,7 @@ async def launch_trainer(
         RemoteTrainer.connected(processes, config.call_timeout_s) as trainer,
     ):
         setup = protocol.Setup(
-            model_path=str(model_path),
+            model_path=_whole_path(str(model_path)),
             trainer=config.model_dump_json(),
             algorithm=algorithm.model_dump_json(),
             sync=_sync_from(ranks[0], sync or SyncConfig()).model_dump_json(),
@@ -348,3 +348,8 @@ def _environment(config: TrainerConfig) -> dict[str, str]:
 def _check_model(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path}: expected a local Hugging Face model directory with a config.json (model.path)")
+
+
+def _whole_path(directory: str) -> str:
+    """Return the path from the root: servers, and ranks that others started, run in working directories of their own."""
+    return str(Path(directory).absolute())

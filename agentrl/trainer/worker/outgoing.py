@@ -121,9 +121,7 @@ class OutgoingWeights:
     def _write(self, request: protocol.Publish) -> protocol.Published:
         held = _expect(self._to_write, request.version)
         tensors = {name: raw_tensor(tensor) for name, tensor in held.tensors.items()}
-        # Absolute, because a server may run in another working directory.
-        directory = Path(request.directory).absolute()
-        done = publish(tensors, version=request.version, directory=directory, source=self._source)
+        done = publish(tensors, version=request.version, directory=Path(request.directory), source=self._source)
         self._to_write = None  # the files have them from now on
         return protocol.Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
 

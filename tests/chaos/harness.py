@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,12 @@ from tests.chaos.proxy import Proxy, open_proxy
 STEPS = 6
 STRIKE_AFTER_STEPS = 2
 """Steps that have ended when a fault may strike, so that there is a checkpoint."""
-MAKE_READ_ONLY = (
-    "mkdir runs/aside && mount --bind runs/cell runs/aside && mount -o remount,bind,ro runs/aside "
-    "&& mount --move runs/aside runs/cell"
-)
-"""The mount is read-only before the run sees it: while a file is open for writing, it could not become so."""
+DISK_FAULTS = {
+    "full": "dd if=/dev/zero of=runs/filler bs=1M count=32 || true",
+    "read-only": "mkdir runs/aside && mount --bind runs/cell runs/aside && mount -o remount,bind,ro runs/aside "
+    "&& mount --move runs/aside runs/cell",
+}
+"""Commands. The mount is read-only before the run sees it: while a file is open for writing, it could not become so."""
 RUN_DEADLINE_S = 120.0
 END_DEADLINE_S = 15.0
 """Seconds in which everything that a run started has to end after its driver."""
@@ -193,10 +194,9 @@ class CellRun:
         watched.struck_at = time.monotonic()
         if fault.signal is not None:
             os.kill(pid, getattr(signal, fault.signal))
-        elif fault.disk == "full":
-            await self._inside("sh", "-c", "dd if=/dev/zero of=runs/filler bs=1M count=32 || true")
-        elif fault.disk == "read-only":
-            await self._inside("sh", "-c", MAKE_READ_ONLY)
+        elif fault.disk is not None:
+            with frozen(self.cell.name):  # entering the namespace takes longer than a step
+                await self._inside("sh", "-c", DISK_FAULTS[fault.disk])
         elif self.proxy is not None and fault.proxy is not None:
             await self.proxy.set_mode(fault.proxy)
         if fault.heals_after_s is not None:
@@ -341,11 +341,26 @@ def marked(cell: str) -> Sequence[tuple[int, str]]:
     return found
 
 
+@contextmanager
+def frozen(cell: str) -> Generator[None]:
+    """Freeze the processes of a cell for the duration of the block."""
+    pids = [pid for pid, _ in marked(cell)]
+    _send(pids, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _send(pids, signal.SIGCONT)
+
+
+def _send(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def kill_marked(cell: str) -> None:
     """Kill the processes of a cell."""
-    for pid, _ in marked(cell):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _send([pid for pid, _ in marked(cell)], signal.SIGKILL)
 
 
 def _python_path() -> str:

@@ -19,8 +19,9 @@ export AGENTRL_CLUSTER_TOKEN
 
 # The trainer ranks wait for the driver. A rank that ends with an error starts again and joins again.
 srun --kill-on-bad-exit=0 --output='trainer-%t.log' bash -c \
-  "until python -m agentrl.trainer.worker.process --attach $driver:$port; do sleep 5; done" &
+  "trap : TERM; until python -m agentrl.trainer.worker.process --attach $driver:$port; do sleep 5; done" &
 
+trap : TERM # the driver gets it too, and ends the run with its last checkpoint
 agentrl train "$run_file" \
   --cluster.launcher attach --cluster.listen "$driver:$port" \
   --trainer.parallel.dp "$SLURM_NTASKS"

@@ -113,10 +113,10 @@ class PolicyModel:
         """
         self.path = Path(path)
         self.device = device
-        self.module = _load_module(self.path)
+        self.ranks = ranks or Ranks()
+        self.module = _load_on_all(self.path, self.ranks)
         self.vocab_size = int(self._head.get_parameter("weight").shape[0])
         self._max_logits = max_logits
-        self.ranks = ranks or Ranks()
         for module in self.module.modules():
             _switch_dropout_off(module)
         if gradient_checkpointing:
@@ -344,6 +344,20 @@ def torch_tensor(raw: RawTensor) -> Tensor:
     if not len(raw.data):
         return torch.empty(raw.shape, dtype=dtype)
     return torch.frombuffer(bytearray(raw.data), dtype=dtype).reshape(raw.shape)
+
+
+def _load_on_all(path: Path, ranks: Ranks) -> PreTrainedModel:
+    """Return the model; where one rank cannot load it, all raise that error, and none waits for it in a collective."""
+    module, problem = None, None
+    try:
+        module = _load_module(path)
+    except ConfigError as error:
+        problem = str(error)
+    first = ranks.first_error(problem)
+    if first is not None:
+        raise ConfigError(first)
+    assert module is not None
+    return module
 
 
 def _load_module(path: Path) -> PreTrainedModel:

@@ -190,7 +190,7 @@ def answer_requests(
         if worker is None:
             return
         stack.callback(worker.outgoing.close)
-        stack.callback(worker.checkpoints.close)
+        stack.push(partial(_close_writer, worker.checkpoints))
         inbox = Requests(requests, partial(_answer_aside, worker, answers))
         while (call := inbox.next()) is not None:
             answers.answer(call, partial(_at_work, lifeline, worker.share))
@@ -240,10 +240,16 @@ def follow_rank_0(setup: BinaryIO, replies: BinaryIO, place: RankPlace, lifeline
                 _send_last_words(replies, str(error))
             lifeline.wait()
             return
-        stack.callback(worker.checkpoints.close)
+        stack.push(partial(_close_writer, worker.checkpoints))
         while body := worker.ranks.share(None):
             with suppress(AgentRLError):  # as above
                 together(worker.ranks, partial(worker.answer, protocol.decode_request(body)))
+
+
+def _close_writer(writer: BackgroundWriter, kind: type[BaseException] | None, *_: object) -> None:
+    """Wait for the checkpoint that is being written; after an error the threads of other ranks may never answer."""
+    if kind is None:
+        writer.close()
 
 
 def together(ranks: Ranks, action: Callable[[], Result]) -> Result:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from agentrl.errors import InvariantError
+from agentrl.errors import ConfigError, InvariantError
+from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
 from tests.support.ranks import on_ranks
@@ -90,6 +91,20 @@ def test_a_bad_id_is_an_error_on_every_rank_and_no_rank_waits(tmp_path: Path) ->
     path = tiny_checkpoint(tmp_path / "model")
     found = on_ranks(2, ids_out_of_range, path)
     assert [text.partition(":")[0] for text in found] == ["InvariantError", "InvariantError"]
+
+
+def model_that_one_rank_lacks(ranks: Ranks, path: Path) -> str:
+    try:
+        PolicyModel(path if ranks.rank == 0 else path / "missing", device=torch.device("cpu"), ranks=ranks)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_model_that_one_rank_lacks_is_an_error_on_every_rank_and_no_rank_waits(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    message = f"{path / 'missing'}: expected a local Hugging Face model directory with a config.json"
+    assert on_ranks(2, model_that_one_rank_lacks, path) == [message] * 2
 
 
 def error_of_rank_1(ranks: Ranks) -> str | None:

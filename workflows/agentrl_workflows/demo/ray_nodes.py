@@ -64,6 +64,8 @@ def ray_cluster() -> Generator[LocalRayCluster]:
         raise ConfigError("a Ray cluster needs a package that is missing: pip install 'agentrl[ray]'") from None
     # Ray gives its processes a low priority otherwise, which they pass on.
     os.environ.update(RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0")
+    # Ray writes the address of the cluster there, too, and expects the folder to exist.
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         head = {
             "num_cpus": HEAD_CPUS,

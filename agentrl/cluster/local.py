@@ -162,11 +162,14 @@ def open_log(path: Path) -> BinaryIO:
         raise ConfigError(f"cannot write the log {path}: {error.strerror}") from error
 
 
+def inherited_environment() -> dict[str, str]:
+    """Return what a process gets of the driver's environment: all but the token, which opens the driver to its owner."""
+    return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+
+
 async def _start(spec: ProcessSpec) -> LocalChild:
     port = _any_port() if any(PORT_WORD in word for word in spec.command) else 0
     command = spec.command_on(LOOPBACK, port)
-    # The token opens the driver to each process that has it; only what joins the driver needs it.
-    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     with open_log(spec.log_path) as log:
         try:
             process = await anyio.open_process(
@@ -174,7 +177,7 @@ async def _start(spec: ProcessSpec) -> LocalChild:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=STDOUT if spec.role == "server" else log,
-                env={**inherited, **spec.environment},
+                env={**inherited_environment(), **spec.environment},
                 start_new_session=True,
             )
         except OSError as error:

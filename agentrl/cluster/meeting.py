@@ -81,7 +81,7 @@ class Meeting:
             first = joined[0][1]
             welcome = Welcome(first.address, first.store_port)
             for member, hello in joined:
-                with suppress(*_STREAM_ENDS):  # its end is noticed by who reads from it
+                with suppress(*_STREAM_ENDS):  # the reader of its stream reports the end
                     signed = handshake.sign(welcome, self._token, "driver", hello.nonce)
                     await member.stream.send(handshake.encode_greeting(signed))
             return [member for member, _ in joined]

@@ -63,7 +63,7 @@ def test_a_read_can_be_repeated_until_its_bytes_are_confirmed():
     assert process.read("stdout", 4) == b""
 
 
-def test_output_that_nobody_reads_stops_the_process_and_not_the_memory():
+def test_unread_output_stops_the_process_and_not_the_memory():
     process = python(f"import sys; sys.stdout.write('x' * {4 * MAX_UNREAD}); sys.stdout.flush()")
     first = process.read("stdout", 0)
     assert len(first) < 2 * MAX_UNREAD

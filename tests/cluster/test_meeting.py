@@ -158,7 +158,7 @@ def meddle(meeting: Meeting, data: bytes) -> None:
             assert connection.recv(1) == b""
 
 
-async def test_a_stranger_that_says_nothing_keeps_nobody_waiting() -> None:
+async def test_a_silent_stranger_delays_no_rank() -> None:
     async with meeting_of(1) as meeting:
         with socket.create_connection(meeting.address), socket.create_connection(meeting.address):
             async with anyio.create_task_group() as tasks:

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import EpisodeFiles
-from agentrl.observe.episode_record import INDEX_HEADER, EpisodeSummary
+from agentrl.observe.episode_record import INDEX_HEADER
 from agentrl.observe.records import encode_line
 from agentrl.runs.reading import read_index
 from agentrl.runs.run import Run, open_run
@@ -20,6 +20,7 @@ from agentrl.runs.table import EpisodeTable
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import TASKS, make_engine, run
+from tests.support.summaries import episode_summary
 
 HELD_OUT = TASKS[:2]
 
@@ -97,37 +98,13 @@ async def test_token_ids_have_text_where_the_run_has_a_tokenizer(finished: Run, 
     assert "".join(texts).startswith(stored.trajectory.turns[0].message["content"])
 
 
-def row(number: int, **changes: object) -> EpisodeSummary:
-    first = EpisodeSummary(
-        episode_id=str(number),
-        task_id="t",
-        purpose="training",
-        group=number // 8,
-        step=1 + number // 64,
-        policy_version=1,
-        started_s=0.0,
-        ended_s=1.0,
-        episode_return=float(number),
-        final_reward=float(number),
-        success=True,
-        turns=1,
-        output_tokens=5,
-        context_tokens=5,
-        branches=1,
-        forks={},
-        stop_reason="completed",
-        failure=None,
-        players=[],
-        min_version=1,
-        max_version=1,
-        file="step-000001",
-        line=number + 1,
-    )
-    return msgspec.structs.replace(first, **changes)
-
-
 def test_a_table_sorts_and_selects() -> None:
-    rows = [row(0), row(1, failure="E", episode_return=None, success=None), row(9, forks={"history_edited": 1}), row(3)]
+    rows = [
+        episode_summary(0),
+        episode_summary(1, failure="E", episode_return=None, success=None),
+        episode_summary(9, forks={"history_edited": 1}),
+        episode_summary(3),
+    ]
     table = EpisodeTable(rows)
     assert [each.episode_id for each in table.best(2)] == ["9", "3"]
     assert [each.episode_id for each in table.worst(2)] == ["0", "3"]
@@ -141,7 +118,7 @@ def test_a_table_sorts_and_selects() -> None:
 
 def test_fifty_thousand_lines_of_an_index_are_read_at_once(tmp_path: Path) -> None:
     (tmp_path / "episodes").mkdir()
-    lines = b"".join(msgspec.json.encode(row(number)) + b"\n" for number in range(50_000))
+    lines = b"".join(msgspec.json.encode(episode_summary(number)) + b"\n" for number in range(50_000))
     (tmp_path / "episodes" / "index.jsonl").write_bytes(encode_line(INDEX_HEADER) + lines)
     assert len(read_index(tmp_path)) == 50_000
 
@@ -150,7 +127,7 @@ def test_half_a_line_and_lines_that_a_mark_takes_back_are_left_out(tmp_path: Pat
     folder = tmp_path / "episodes"
     folder.mkdir()
     mark = {"event": "resumed", "step": 1, "groups_admitted": 1, "groups_open": [], "evaluations_due": []}
-    lines = [encode_line(INDEX_HEADER), *(msgspec.json.encode(row(number)) + b"\n" for number in (0, 8))]
+    lines = [encode_line(INDEX_HEADER), *(msgspec.json.encode(episode_summary(number)) + b"\n" for number in (0, 8))]
     (folder / "index.jsonl").write_bytes(b"".join([*lines, encode_line(mark), lines[2], b'{"episode']))
     assert [each.episode_id for each in read_index(tmp_path)] == ["0", "8"]
 
@@ -160,7 +137,7 @@ async def test_a_pruned_episode_is_named_and_left_out_of_streams(tmp_path: Path)
     files = EpisodeFiles(tmp_path / "episodes", next_step=1)
     await files.close()
     with (tmp_path / "episodes" / "index.jsonl").open("ab") as index:
-        index.write(msgspec.json.encode(row(0)) + b"\n")
+        index.write(msgspec.json.encode(episode_summary(0)) + b"\n")
     found = open_run(tmp_path)
     assert list(found.read_episodes()) == []
     with pytest.raises(ConfigError, match=r"episode 0: engine\.keep_episode_steps"):
@@ -207,6 +184,6 @@ def test_a_missing_package_of_a_table_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ConfigError, match=r"needs pandas; pip install 'agentrl\[tables\]'"):
-        EpisodeTable([row(0)]).to_pandas()
+        EpisodeTable([episode_summary(0)]).to_pandas()
     with pytest.raises(ConfigError, match=r"needs polars; pip install 'agentrl\[tables\]'"):
-        EpisodeTable([row(0)]).to_polars()
+        EpisodeTable([episode_summary(0)]).to_polars()

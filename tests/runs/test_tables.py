@@ -6,48 +6,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
 import pytest
 
-from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.runs.table import EpisodeTable
+from tests.support.summaries import episode_summary
 
 pytestmark = pytest.mark.external
 
 
-def summary(number: int, **changes: object) -> EpisodeSummary:
-    first = EpisodeSummary(
-        episode_id=str(number),
-        task_id="t",
-        purpose="training",
-        group=number // 8,
-        step=1,
-        policy_version=1,
-        started_s=0.0,
-        ended_s=1.0,
-        episode_return=float(number),
-        final_reward=float(number),
-        success=True,
-        turns=1,
-        output_tokens=5,
-        context_tokens=5,
-        branches=1,
-        forks={"history_edited": 2},
-        stop_reason="completed",
-        failure=None,
-        players=["left"],
-        min_version=1,
-        max_version=1,
-        file="step-000001",
-        line=number + 1,
-    )
-    return msgspec.structs.replace(first, **changes)
-
-
 @pytest.fixture
 def table() -> EpisodeTable:
-    failed = summary(1, episode_return=None, final_reward=None, success=None, failure="WorkflowError", group=None)
-    return EpisodeTable([summary(0), failed, summary(2)])
+    failed = episode_summary(1, episode_return=None, final_reward=None, success=None, failure="WorkflowError", group=None)
+    return EpisodeTable([episode_summary(0, forks={"history_edited": 2}, players=["left"]), failed, episode_summary(2)])
 
 
 def test_pandas_computes_with_the_table(table: EpisodeTable) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio.abc import ByteStream, Process
 
+from agentrl.cluster.local import inherited_environment
 from agentrl.errors import RunStopped
 from agentrl.foreign import visible
 
@@ -134,7 +135,7 @@ async def local_worker(_name: str, log_path: Path) -> AsyncGenerator[ProcessWire
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": module_path()},
+                env={**inherited_environment(), "PYTHONPATH": module_path()},
                 start_new_session=True,
             )
     except OSError as error:

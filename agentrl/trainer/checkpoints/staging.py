@@ -1,4 +1,4 @@
-"""What a rank puts into a checkpoint, copied to host memory, and what it takes out of one.
+"""Copy the parts of a rank to host memory for a checkpoint, and load its parts from one.
 
 Invariant: each element is in the copies of exactly one rank, as the bytes that training uses, so a trainer that takes its
 parts out continues bit for bit. No rank holds the whole model at once: weights are gathered one tensor at a time, each for

@@ -1,4 +1,4 @@
-"""Tensor parallel ranks do what one process does, and what they hold in common stays the same on all of them."""
+"""Tensor parallel ranks compute what one process computes, and their common weights stay equal on all of them."""
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ INTERRUPTIONS = {"embedded": 24, "sglang": 200}
 """Updates that must come while a completion is half-way."""
 SPARE = 4
 """Updates more than that: a completion may end between the driver's look at it and the pause of a busy server."""
+TOKENS_AFTER_A_BORDER = 10
+"""Fewest that follow the first border of a cut completion on average: the verdict is on more than a token of each."""
 LONG_TOKENS = 800
 """Output limit of the completions that an update waits for: it comes in the first quarter of one of them."""
 SHORT_INTERRUPTIONS = 8
@@ -57,8 +59,8 @@ async def test_every_token_of_interrupted_episodes_has_the_log_prob_of_its_recor
     # A wrong label would show: almost every token tells its version from the one before.
     assert judged.power > 0.99
     assert not judged.mislabelled.any()
-    # A number and no share: on a faster server more short calls end between two updates.
-    assert judged.interrupted.sum() >= wanted * LONG_TOKENS // 2
+    # A border falls anywhere in a completion, so half of its tokens follow, on a fast server as on a slow one.
+    assert judged.interrupted.sum() >= TOKENS_AFTER_A_BORDER * outcome.split_turns
     assert all(one.probe_difference is not None and one.probe_difference < TOLERANCE for one in outcome.run.updates)
 
 

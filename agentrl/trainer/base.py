@@ -1,6 +1,10 @@
 """The seam between the engine and a trainer: batches and versions in, reports and weights out.
 
-Invariant: weights change only in `step`; `publish` writes exactly the weights after the last step.
+Invariant: weights change only in `step`; a version that leaves the trainer has exactly the weights that `hold` took as that
+version, or, where `hold` was not called, those after the last step.
+
+A caller that trains the next batch while servers load a version calls `hold` first, reads `steps_while_sending`, and only
+then begins the step.
 """
 
 from __future__ import annotations
@@ -61,8 +65,19 @@ class Trainer(Protocol):
         """The trainer's end of the process groups through which servers receive weights from its memory."""
         ...
 
+    @property
+    def steps_while_sending(self) -> bool:
+        """Whether the weights held last are a copy, so that `step` may run while they are sent or written.
+
+        False before the first `hold`. Files that `publish` has written do not change in any case.
+        """
+        ...
+
     async def step(self, batch: TrainBatch) -> StepReport:
         """Train on `batch` and return the metrics of the step.
+
+        Where `steps_while_sending` is true, the step runs beside the sending or writing of what is held. Where it is false,
+        the step waits until a sending or writing in progress has ended; one that begins after the step is refused.
 
         Raises:
             TrainError: when the worker fails, or after too many non-finite steps in a row.
@@ -71,8 +86,31 @@ class Trainer(Protocol):
         """
         ...
 
+    async def hold(self, version: int, *, dtype: str | None) -> None:
+        """Take the present weights as `version`: the next `publish` or `channel.sending` of that version has exactly these.
+
+        Args:
+            version: policy version of the weights.
+            dtype: type in which they are sent, a key of `WIRE_DTYPES`; None: they are written as they are trained.
+
+        Raises:
+            InvariantError: when the trainer is in a step.
+            TrainError: when the worker fails.
+
+        Cancellation: the weights are held or not; the trainer cannot be used again.
+        """
+        ...
+
     async def publish(self, version: int, directory: str) -> Publication:
-        """Write the current weights under `directory` as `version`, atomically, in HF format with safetensors."""
+        """Write weights under `directory` as `version`, atomically, in HF format with safetensors.
+
+        They are those that `hold` took as `version` to be written, or else the present ones.
+
+        Raises:
+            InvariantError: when the trainer is in a step, and `hold` took no copy.
+            UpdatePending: when the trainer has stepped since `hold`, which took no copy.
+            TrainError: when the files cannot be written.
+        """
         ...
 
     async def logprobs(

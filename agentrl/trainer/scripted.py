@@ -79,15 +79,16 @@ class ScriptedChannel:
         """Every sending, in order."""
         self.published_version: int | None = None
         """Version under which servers got the present weights; None after a step."""
+        self.held_version: int | None = None
+        """Version that the trainer's `hold` took to be sent."""
         self.stepping = False
-        """Set it to refuse calls as a trainer in a step does."""
+        """Set it to refuse calls as a trainer without a snapshot does in a step."""
         self.failures: dict[str, str] = {}
         """`ScriptedSending.failures` of the sendings to come."""
 
     async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
         """Return an address that nothing listens on for each of `requests`."""
         await anyio.lowlevel.checkpoint()
-        self._check_idle()
         self.groups = (self.groups & set(keep)) | {request.name for request in requests}
         return [GroupAddress(request.name, "scripted", 1, 1 + request.ranks, "gloo") for request in requests]
 
@@ -96,8 +97,9 @@ class ScriptedChannel:
         self, version: int, groups: Sequence[str], *, dtype: str, again: bool
     ) -> AsyncGenerator[ScriptedSending]:
         """Yield a sending that sends nothing."""
-        if again:
-            self._check_idle()
+        again = again or version == self.held_version
+        if again and self.stepping:
+            raise UpdatePending("the trainer is in a step; the server gets weights with the next update")
         if again and self.published_version != version:
             raise UpdatePending(f"the trainer's weights are past version {version}; the server gets weights later")
         if not self.groups >= set(groups):
@@ -112,10 +114,6 @@ class ScriptedChannel:
             if sending.abandoned is None:
                 await sending.finish(groups)
             self.groups -= {*(sending.abandoned or ()), *sending.failures}
-
-    def _check_idle(self) -> None:
-        if self.stepping:
-            raise UpdatePending("the trainer is in a step; the server gets weights with the next update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +146,7 @@ class ScriptedTrainer:
         hold_publish: Mapping[int, anyio.Event] | None = None,
         hold_saves: Mapping[int, anyio.Event] | None = None,
         fail_saves: Collection[int] = (),
+        steps_while_sending: bool = False,
         source: Path | None = None,
     ) -> None:
         """Write the script.
@@ -159,6 +158,7 @@ class ScriptedTrainer:
             hold_publish: events that publications wait for, by version.
             hold_saves: events that the writing of checkpoints waits for, by number (from 0).
             fail_saves: numbers of the checkpoints that cannot be written.
+            steps_while_sending: whether it keeps a copy of the weights that it holds.
             source: HF checkpoint whose config and tokenizer files are published with the tiny weights.
         """
         self.batches: list[TrainBatch] = []
@@ -171,6 +171,10 @@ class ScriptedTrainer:
         """The notes in them."""
         self.channel = ScriptedChannel()
         """The channel that records sendings."""
+        self.steps_while_sending = steps_while_sending
+        """Whether steps leave the held version as it is, and so do not end its sendings."""
+        self.held: list[int] = []
+        """The versions that `hold` took, in order."""
         self.started = anyio.Event()
         """Set when the first step has begun."""
         self._skip = frozenset(skip_steps)
@@ -183,6 +187,8 @@ class ScriptedTrainer:
         self._writing: _ScriptedSave | None = None
         self._source = source
         self._applied = 0
+        self._to_write: tuple[int, int] | None = None
+        """Version that `hold` took to be written, and the steps applied to it."""
 
     async def step(self, batch: TrainBatch) -> StepReport:
         """Record `batch` and return the scripted report.
@@ -194,7 +200,8 @@ class ScriptedTrainer:
         """
         number = len(self.batches)
         self.batches.append(batch)
-        self.channel.published_version = None
+        if not self.steps_while_sending:
+            self.channel.published_version = None
         self.started.set()
         if number in self._hold_steps:
             await self._hold_steps[number].wait()
@@ -208,28 +215,54 @@ class ScriptedTrainer:
         self._applied += 1
         return StepReport(metrics=metrics)
 
+    async def hold(self, version: int, *, dtype: str | None) -> None:
+        """Remember the steps applied, for `publish`, or let the channel send `version`, also again.
+
+        Cancellation: changes nothing.
+        """
+        await anyio.lowlevel.checkpoint()
+        self.held.append(version)
+        if dtype is None:
+            self._to_write = version, self._applied
+        else:
+            self.channel.held_version = self.channel.published_version = version
+
     async def publish(self, version: int, directory: str) -> Publication:
         """Write one tiny tensor, whose value is the number of steps applied, as policy `version`.
 
+        Raises:
+            UpdatePending: a step has changed the weights that `hold` took without a copy.
+
         Cancellation: the directory is complete or absent.
         """
+        applied, self._to_write = self._applied_to(version), None
         if version in self._hold_publish:
             await self._hold_publish[version].wait()
         await anyio.lowlevel.checkpoint()
-        publication = publish(_tensors(self._applied), version=version, directory=Path(directory), source=self._source)
+        publication = publish(_tensors(applied), version=version, directory=Path(directory), source=self._source)
         self.publications.append(publication)
         return publication
+
+    def _applied_to(self, version: int) -> int:
+        """Return the number of steps applied to the weights that leave as `version`."""
+        held, applied = self._to_write or (version, self._applied)
+        if held != version:
+            return self._applied
+        if applied != self._applied and not self.steps_while_sending:
+            raise UpdatePending(f"the scripted trainer has stepped since it held version {version}, and keeps no copy")
+        return applied
 
     async def logprobs(
         self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None
     ) -> list[Float32Array]:
-        """Return, for each sequence, the `scripted_logprobs` of the version that servers got last, at any temperature.
+        """Return, for each sequence, the `scripted_logprobs` of the version held or sent last, at any temperature.
 
         Cancellation: nothing is left behind.
         """
         await anyio.lowlevel.checkpoint()
         versions = [publication.version for publication in self.publications[-1:]]
         versions += [sending.manifest.version for sending in self.channel.sendings[-1:]]
+        versions += self.held[-1:]
         return [scripted_logprobs(ids, max(versions, default=0)) for ids in sequences]
 
     async def save(self, directory: str, note: str = "") -> None:

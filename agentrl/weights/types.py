@@ -134,17 +134,13 @@ class WeightChannel(Protocol):
     """The trainer's end of all groups."""
 
     async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
-        """Open a group for each of `requests`, close the groups not in `keep`, and return where the servers join.
-
-        Raises:
-            UpdatePending: when the trainer is in a step.
-        """
+        """Open a group for each of `requests`, close the groups not in `keep`, and return where the servers join."""
         ...
 
     def sending(
         self, version: int, groups: Sequence[str], *, dtype: str, again: bool
     ) -> AbstractAsyncContextManager[Sending]:
-        """Hold the weights still while the block runs and prepare to send them as `version`.
+        """Prepare to send weights as `version`: what was held as that version, or else the present ones, held still.
 
         Args:
             version: policy version of the weights.
@@ -153,7 +149,9 @@ class WeightChannel(Protocol):
             again: whether `version` was sent before; the call is refused when the weights have changed since.
 
         Raises:
-            UpdatePending: when `again` is set and the trainer is in a step or has stepped since.
+            UpdatePending: when the version was held or sent before, no copy was kept, and the trainer is in a step or has
+                stepped since.
+            InvariantError: when it was not, and the trainer is in a step.
 
         Cancellation: unfinished groups are closed; the trainer stays usable.
         """

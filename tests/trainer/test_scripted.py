@@ -8,7 +8,7 @@ import anyio
 import numpy as np
 import pytest
 
-from agentrl.errors import TrainError
+from agentrl.errors import TrainError, UpdatePending
 from agentrl.trainer.base import Trainer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.weights.disk import verify_directory
@@ -89,3 +89,24 @@ async def test_a_checkpoint_appears_whole(tmp_path: Path) -> None:
 
     assert trainer.saved == [str(tmp_path / "step-1")]
     verify_directory(tmp_path / "step-1")
+
+
+async def test_a_version_that_it_holds_outlives_a_step_only_where_it_keeps_a_copy(tmp_path: Path) -> None:
+    for keeps in (True, False):
+        trainer = ScriptedTrainer(steps_while_sending=keeps)
+        unchanged = await trainer.publish(0, str(tmp_path / f"{keeps}"))
+        await trainer.hold(1, dtype=None)
+        await trainer.hold(1, dtype="float32")
+        await trainer.step(random_batch())
+
+        if keeps:
+            async with trainer.channel.sending(1, [], dtype="float32", again=False) as sending:
+                assert sending.manifest.version == 1
+            held = await trainer.publish(1, str(tmp_path / f"{keeps}"))
+            assert held.tensor_checksums == unchanged.tensor_checksums
+        else:
+            with pytest.raises(UpdatePending, match="past version 1"):
+                async with trainer.channel.sending(1, [], dtype="float32", again=False):
+                    raise AssertionError("unreachable: the weights have changed")
+            with pytest.raises(UpdatePending, match="stepped since it held version 1"):
+                await trainer.publish(1, str(tmp_path / f"{keeps}"))

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 import anyio
 
-from agentrl.errors import UpdatePending
+from agentrl.errors import InvariantError, UpdatePending
 from agentrl.trainer.worker.protocol import (
     BeginSending,
     FinishSending,
@@ -60,6 +60,26 @@ class TrainerChannel:
         self._stepping = False
         self._snapshot: bool | None = None
         """Whether the worker keeps snapshots; None before the first version."""
+        self._held: tuple[int, str | None] | None = None
+        """Version and type that `hold` took and nothing has used yet."""
+
+    @property
+    def steps_while_sending(self) -> bool:
+        """Whether the weights held last are a snapshot; false before the first."""
+        return self._snapshot is True
+
+    async def hold(self, version: int, *, dtype: str | None) -> None:
+        """Take the present weights as `version`; the next `sending` or `holding` of it uses these, or is refused.
+
+        Raises:
+            InvariantError: when the trainer is in a step.
+            TrainError: when the worker died.
+
+        Cancellation: this trainer cannot be used again.
+        """
+        self._held = None
+        async with self.holding(version, dtype=dtype, what=f"holding version {version}"):
+            self._held = version, dtype
 
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
@@ -89,6 +109,8 @@ class TrainerChannel:
     ) -> AsyncGenerator[None]:
         """Hold the weights as `version` for the length of the block, or, in a snapshot, until the next call.
 
+        What `hold` took as that version is used; without a snapshot it must still be what the trainer has.
+
         Args:
             version: policy version of the weights.
             dtype: type in which they are sent, a key of `WIRE_DTYPES`; None: as they are trained.
@@ -97,11 +119,19 @@ class TrainerChannel:
             shield: wait for the worker's reply even when cancelled.
 
         Raises:
-            UpdatePending: when `again` is set and the trainer is in a step or has stepped since.
+            UpdatePending: when `again` is set or `hold` was called, and the trainer is in a step or has stepped since.
+            InvariantError: when neither is so and the trainer is in a step.
             TrainError: when the worker died.
         """
-        if again and self._stepping:
-            raise UpdatePending("the trainer is in a step; the server gets weights with the next update")
+        if self._held == (version, dtype):
+            self._held, again = None, True
+            if self._snapshot:
+                yield
+                return
+        if self._stepping:
+            if again:
+                raise UpdatePending("the trainer is in a step; the server gets weights with the next update")
+            raise InvariantError(f"{what}: the trainer is in a step, which changes the weights; call `hold` before the step")
         request = HoldWeights(version, dtype, again)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._weights)
@@ -119,8 +149,9 @@ class TrainerChannel:
         """Hold the weights while the block runs and prepare to send them; the arguments are `WeightChannel.sending`'s.
 
         Raises:
-            UpdatePending: when `again` is set and the trainer does not have the version any more: a later one is being
-                published, or it keeps no snapshot and is in a step or has stepped since.
+            UpdatePending: when `again` is set or `hold` was called, and the trainer does not have the version any more: a
+                later one is being published, or it keeps no snapshot and is in a step or has stepped since.
+            InvariantError: when neither is so and the trainer is in a step.
             TrainError: when the worker died.
 
         Cancellation: unfinished groups are closed; the trainer stays usable.

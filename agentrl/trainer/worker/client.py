@@ -102,8 +102,19 @@ class RemoteTrainer:
         """Whether the worker waits for a request, so that it ends by itself when its input closes."""
         return self._broken is None
 
+    @property
+    def steps_while_sending(self) -> bool:
+        """Whether the weights held last are a snapshot, so that `step` may run while they are sent or written."""
+        return self.channel.steps_while_sending
+
+    async def hold(self, version: int, *, dtype: str | None) -> None:
+        """Take the present weights as `version`; errors and cancellation are those of `TrainerChannel.hold`."""
+        await self.channel.hold(version, dtype=dtype)
+
     async def step(self, batch: TrainBatch) -> StepReport:
         """Train on `batch` and return the metrics of the step.
+
+        It runs while a snapshot is sent or written, and waits for a sending or writing of weights that are none.
 
         Raises:
             TrainError: when the worker dies, misses its deadline, or stops after too many non-finite steps in a row.
@@ -117,11 +128,13 @@ class RemoteTrainer:
         return unpack_report(reply)
 
     async def publish(self, version: int, directory: str) -> Publication:
-        """Write the current weights to `directory/v<version>`, atomically, and return their path and digests.
+        """Write weights to `directory/v<version>`, atomically, and return their path and digests.
 
-        Earlier versions stay; `agentrl.weights.disk.prune` removes them.
+        They are those that `hold` took as `version` to be written, or else the present ones. Earlier versions stay;
+        `agentrl.weights.disk.prune` removes them.
 
         Raises:
+            UpdatePending, InvariantError: as for `TrainerChannel.holding`.
             TrainError: naming the path and the cause, such as a full disk; earlier versions are untouched.
 
         Cancellation: the directory is complete or absent; this trainer cannot be used again.

@@ -53,6 +53,7 @@ the run writes it:
 | `logs/` | what servers and trainer print |
 | `tracked.jsonl`, `tensorboard/`, `wandb/` | what [trackers](../howto/trackers.md) wrote, where `track` names them |
 | `wandb-id.txt`, `mlflow-id.txt` | by which a resumed run finds its curves there |
+| `splits.json` | the GPUs of trainer and servers at each start, where `cluster.split` divides them |
 | `summary.json` | how the run ended, written at its end |
 
 The file of a step is plain while the step is open; when the step has ended, the run compresses it to

@@ -7,11 +7,8 @@ even by SIGKILL. Output that the driver has not read yet stays here; when it fil
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -20,13 +17,12 @@ from contextlib import suppress
 from typing import Literal
 
 from agentrl.cluster.base import HOST_WORD, PORT_WORD, STOP_S, TAIL_BYTES
+from agentrl.cluster.network import free_port, interface_of
 
 MAX_UNREAD = 1 << 20
 """Bytes of one stream that wait for the driver."""
 _DRAIN_S = 1.0
 """Seconds that the output of an ended process gets to arrive."""
-_SIOCGIFADDR = 0x8915
-"""The request of ioctl(2) for the address of an interface."""
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -185,26 +181,8 @@ def node_environment(inherited: Mapping[str, str], host: str) -> dict[str, str]:
     Without the latter, gloo and NCCL may listen where ranks on other nodes do not reach them.
     """
     environment = {name: value for name, value in inherited.items() if not name.startswith("RAY_")}
-    interface = interface_with(host)
+    interface = interface_of(host)
     if interface is not None:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         environment.setdefault("NCCL_SOCKET_IFNAME", interface)
     return environment
-
-
-def interface_with(host: str) -> str | None:
-    """Return the name of the network interface that has the IPv4 address `host`; None where no interface has it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an IPv4 address
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == host:
-                    return name
-    return None
-
-
-def free_port(host: str) -> int:
-    """Return a port of `host` that is free at this moment."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as probe:
-        return int(probe.getsockname()[1])

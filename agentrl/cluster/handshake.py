@@ -87,6 +87,11 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
+def new_token() -> str:
+    """Return a random token, for a meeting whose ranks the driver starts itself."""
+    return secrets.token_urlsafe(32)
+
+
 def checked_token(token: str | None, variable: str) -> str:
     """Return the token.
 

@@ -5,11 +5,9 @@ Invariant: a rank answers only a driver that knows the token too. Nothing here i
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
-import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 """Seconds between two attempts to reach the driver."""
-_SIOCGIFADDR = 0x8915
-"""Asks Linux for the IPv4 address of an interface."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,19 +143,3 @@ def _take(connection: socket.socket, count: int) -> bytes:
             raise _TryAgain("the driver closed the connection before it had all ranks")
         data += received
     return data
-
-
-def interface_of(address: str) -> str | None:
-    """Return the name of the network interface that has an IPv4 address; None where there is none to be found.
-
-    Example:
-        >>> interface_of("127.0.0.1"), interface_of("192.0.2.1")
-        ('lo', None)
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an IPv4 address
-                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(found[20:24]) == address:
-                    return name
-    return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
 from agentrl.cluster.base import PORT_WORD, STOP_S, TOKEN_VARIABLE, Exit, ProcessSpec, describe_code, read_tail
+from agentrl.cluster.network import free_port
 from agentrl.errors import ConfigError, LaunchError
 
 LOOPBACK = "127.0.0.1"
@@ -168,7 +168,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 async def _start(spec: ProcessSpec) -> LocalChild:
-    port = _any_port() if any(PORT_WORD in word for word in spec.command) else 0
+    port = free_port(LOOPBACK) if any(PORT_WORD in word for word in spec.command) else 0
     command = spec.command_on(LOOPBACK, port)
     with open_log(spec.log_path) as log:
         try:
@@ -183,11 +183,6 @@ async def _start(spec: ProcessSpec) -> LocalChild:
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]} for {spec.name}: {error}") from error
     return LocalChild(spec, process, port)
-
-
-def _any_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -92,6 +92,11 @@ class RankedSplit:
         """The larger of both, which bounds a step where rollouts and training overlap."""
         return max(self.rollout_s, self.train_s)
 
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """The order of splits: by the shortest step, then by the sum of both times, then by the fewest trainer GPUs."""
+        return self.slower_s, self.rollout_s + self.train_s, self.split.train
+
 
 def server_rate(speeds: GpuSpeeds, requests: float) -> float:
     """Return the tokens/s of one server with `requests` running: R k / (k + h).
@@ -116,8 +121,6 @@ def rank_splits(
 ) -> list[RankedSplit]:
     """Return every feasible split of `total` GPUs, the one with the shortest step first.
 
-    Equal steps are ordered by the sum of both times, then by the fewest trainer GPUs, so the order is always the same.
-
     Args:
         total: GPUs.
         demand: what a step asks for.
@@ -140,7 +143,7 @@ def rank_splits(
                 train_s=trained / trainer_rate(speeds, train) + speeds.sync_s,
             )
         )
-    return sorted(found, key=lambda one: (one.slower_s, one.rollout_s + one.train_s, one.split.train))
+    return sorted(found, key=lambda one: one.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

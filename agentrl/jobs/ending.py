@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.config import RunConfig
-from agentrl.jobs.plan.split import advise_move
+from agentrl.jobs.plan.advice import advise_driver, advise_move
 from agentrl.observe.progress import duration_text
 from agentrl.runs.reading import read_metrics
+from agentrl.runs.run import open_run
 from agentrl.watchdog.signals import describe_results
 
 _Line: TypeAlias = Mapping[str, Any]
@@ -36,8 +37,8 @@ def describe_end(run: RunConfig, error: BaseException | None) -> str:
         rows += [("success", _course(steps, "success_rate", ".3f")), ("return", _course(steps, "return_mean", "+.3f"))]
     if ends:
         rows += _counts(ends[-1])
-    if run.cluster.resize != "off" and (move := advise_move(run)) is not None:
-        rows.append(("split", f"{move} (cluster.split, or cluster.resize: at_restart)"))
+    if run.cluster.resize != "off":
+        rows += _advice(run)
     rows.append(("checkpoint", saved[-1] if saved else "none: nothing was saved"))
     lines = [f"{name:<11} {text}" for name, text in rows]
     if evaluations:
@@ -46,12 +47,21 @@ def describe_end(run: RunConfig, error: BaseException | None) -> str:
     return "\n".join([*lines, "next", *(f"  {command}" for command in commands)])
 
 
+def _advice(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield what the run's own idle time says about its GPUs and its driver."""
+    if (move := advise_move(run)) is not None:
+        yield "split", f"{move} (cluster.split, or cluster.resize: at_restart)"
+    if (driver := advise_driver(run)) is not None:
+        yield "driver", driver
+
+
 def describe_interrupted_run(run: RunConfig) -> str:
     """Return where the results of an interrupted run are, with its summary if it did something."""
     where = describe_results(run.run_dir)
     if not (run.run_dir / "metrics.jsonl").is_file():
         return where
-    return f"{where}\n{describe_end(run, KeyboardInterrupt())}"
+    resolved = open_run(run.run_dir).config or run
+    return f"{where}\n{describe_end(resolved, KeyboardInterrupt())}"
 
 
 def _headline(run: RunConfig, steps: Sequence[_Line], events: Sequence[_Line], error: BaseException | None) -> str:

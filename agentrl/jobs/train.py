@@ -42,8 +42,10 @@ from agentrl.jobs.errors import describe_error
 from agentrl.jobs.files import write_json
 from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.mesh import mesh_problems
+from agentrl.jobs.plan.model import model_problems
 from agentrl.jobs.plan.plan import describe_plan, resolved_yaml
 from agentrl.jobs.plan.split import resolve_run
+from agentrl.jobs.plan.split_record import record_split
 from agentrl.jobs.rollouts import check_tasks_travel, make_runner
 from agentrl.jobs.run_lock import run_lock
 from agentrl.jobs.trackers import load_trackers, make_feed
@@ -91,7 +93,7 @@ def load_parts(run: RunConfig, objects: RunObjects | None = None) -> Parts:
     """
     if missing := missing_gpus(run):
         raise ConfigError("; ".join(missing) + "; set it to auto or cpu, or run on a machine that has the GPUs")
-    if problems := mesh_problems(run):
+    if problems := model_problems(run) + mesh_problems(run):
         raise ConfigError("; ".join(problems))
     if run.inference.backend == "sglang" and not run.inference.urls and run.cluster.launcher != "ray":
         find_sglang_python(run.inference)
@@ -157,10 +159,10 @@ async def train_run(
     Cancellation: servers and trainer are ended, within 5 seconds; the run directory keeps what was recorded. A signal first
         ends the engine, which saves a checkpoint within 20 seconds.
     """
-    run = resolve_run(run, resumes=existing == "resume")
-    deaths: list[float] = []
+    given, deaths = run, list[float]()
     progress = progress or make_progress()
     while True:
+        run = resolve_run(given, resumes=existing == "resume")
         try:
             return await _train_once(run, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit)
         except TrainerDied as error:
@@ -201,7 +203,7 @@ async def _train_once(
             checkpoint = find_checkpoint(run, parts.tasks, accept_changed_tasks) if existing == "resume" else None
             if checkpoint is not None and checkpoint.is_complete(run):
                 return _conclude_complete(run, checkpoint)
-            _prepare_directory(run, existing, objects)
+            _prepare_directory(run, existing, objects, 0 if checkpoint is None else checkpoint.state.step)
         try:
             async with (
                 watched(on_exit=conclude if may_exit else None) as watch,
@@ -287,7 +289,7 @@ def _trainer(run: RunConfig, launcher: Launcher) -> AbstractAsyncContextManager[
     )
 
 
-def _prepare_directory(run: RunConfig, existing: Existing, objects: RunObjects | None) -> None:
+def _prepare_directory(run: RunConfig, existing: Existing, objects: RunObjects | None, step: int) -> None:
     folder = run.run_dir
     used = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
     if used and existing == "error":
@@ -303,6 +305,7 @@ def _prepare_directory(run: RunConfig, existing: Existing, objects: RunObjects |
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(resolved_yaml(run))
         (folder / "plan.txt").write_text(describe_plan(run) + "\n")
+        record_split(run, step)
         if objects is not None and objects.tasks is not None:
             write_task_files(folder, objects.tasks.train.finite, objects.tasks.evaluation)
     except OSError as error:

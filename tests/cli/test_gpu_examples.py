@@ -13,6 +13,7 @@ from agentrl.config import load_config
 from agentrl.inference.launch.sglang import tensor_parallel
 from agentrl.jobs.plan.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
 from agentrl.jobs.plan.mesh import mesh_problems
+from agentrl.jobs.plan.model import model_problems
 from agentrl.jobs.plan.plan import describe_plan, missing_here
 
 ROOT = Path(__file__).parents[2]
@@ -74,3 +75,9 @@ def test_trainer_and_servers_take_the_gpus_that_the_name_states(path: Path) -> N
     assert mesh_problems(run) == []
     servers = run.inference.servers * tensor_parallel(run.inference)
     assert run.trainer.parallel.shape.world + servers - len(shared_gpus(run)) == stated
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_only_the_mixture_of_experts_is_refused_as_its_comment_states(path: Path) -> None:
+    refused = model_problems(load_config(path)) != []
+    assert refused == ("`--dry-run` refuses to train it" in path.read_text()) == ("235b-a22b" in path.stem)

@@ -8,7 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
-from agentrl.cluster.agent import MAX_UNREAD, HostedProcess, interface_with, node_environment
+from agentrl.cluster.agent import MAX_UNREAD, HostedProcess, node_environment
+from agentrl.cluster.network import interface_of
 from tests.support.processes import until_ended
 
 _STARTED: list[HostedProcess] = []
@@ -121,7 +122,7 @@ def test_the_environment_is_the_nodes_without_rays_variables(monkeypatch: pytest
 
 @pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up with a call of Linux")
 def test_the_interface_of_the_address_is_set_unless_the_node_names_one():
-    name = interface_with("127.0.0.1")
+    name = interface_of("127.0.0.1")
     assert name is not None
     assert node_environment({}, "127.0.0.1")["GLOO_SOCKET_IFNAME"] == name
     assert node_environment({"GLOO_SOCKET_IFNAME": "ib0"}, "127.0.0.1")["GLOO_SOCKET_IFNAME"] == "ib0"

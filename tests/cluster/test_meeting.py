@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from agentrl.cluster import handshake
 from agentrl.cluster.handshake import Challenge, Hello, Refused, Signed, Welcome
-from agentrl.cluster.joining import Seat, interface_of, join_driver
+from agentrl.cluster.joining import Seat, join_driver
 from agentrl.cluster.meeting import Meeting, open_meeting
+from agentrl.cluster.network import interface_of
 from agentrl.cluster.rank_numbers import RankNumbers, numbers_in
 from agentrl.errors import ConfigError, InvariantError, LaunchError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from agentrl.client import Client
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.plan.gpus import missing_gpus
+from agentrl.jobs.plan.model import model_problems
 from agentrl.jobs.plan.plan import describe_plan, missing_here, resolved_yaml
 from agentrl.jobs.plan.rewards import reward_warnings
 from agentrl.jobs.train import load_parts
@@ -152,3 +154,33 @@ def test_rewards_of_turns_that_the_estimator_would_spread_are_warned_about() -> 
     assert reward_warnings(parse_config(by_turns, ["--algorithm.advantage", "turn"])) == []
     assert reward_warnings(parse_config(HERE, [])) == []
     assert reward_warnings(parse_config(GOOD, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "experts"),
+    [
+        ("Qwen3-235B-A22B", None, 128),
+        ("mixed", {"model_type": "mixtral", "num_local_experts": 8}, 8),
+        ("mixed", {"text_config": {"model_type": "deepseek_v3", "n_routed_experts": 256}}, 256),
+    ],
+)
+def test_a_mixture_of_experts_is_refused_with_what_is_supported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, config: dict[str, Any] | None, experts: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if config is not None:
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "config.json").write_text(json.dumps(config))
+    run = parse_config(HERE | {"model": {"path": model}})
+    [line] = model_problems(run)
+    assert line in missing_here(run)
+    assert f"is a mixture of {experts} experts" in line
+    assert line.endswith("use a dense model of the architectures Qwen2, Qwen3, Llama or Mistral")
+    with pytest.raises(ConfigError, match=f"is a mixture of {experts} experts"):
+        load_parts(run)
+
+
+@pytest.mark.parametrize("config", [{"model_type": "qwen3"}, {"num_experts": 1}, {"num_experts": None}])
+def test_a_dense_model_is_not_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_problems(parse_config(HERE | {"model": {"path": str(tmp_path)}})) == []

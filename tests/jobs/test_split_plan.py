@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import RunConfig, parse_config
+from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError
+from agentrl.jobs.ending import describe_end
+from agentrl.jobs.plan.advice import WINDOW_STEPS, advise_driver, advise_move, busy_windows
+from agentrl.jobs.plan.memory import model_shape_of, trainer_memory
 from agentrl.jobs.plan.plan import describe_plan, resolved_yaml
-from agentrl.jobs.plan.split import WINDOW_STEPS, advise_move, busy_windows, resolve_run, split_rows
+from agentrl.jobs.plan.split import resolve_run, split_rows
+from agentrl.jobs.plan.split_record import read_splits, record_split
+from agentrl.simulate.costs.hardware import gpu_sheet
 
 GOOD: dict[str, Any] = {
     "workflow": "my:Agent",
@@ -48,8 +53,6 @@ def test_a_resolved_run_file_gives_the_same_split(eight_gpus: Path) -> None:
     run = resolve_run(parse_config(GOOD), eight_gpus)
     file = eight_gpus / "run.yaml"
     file.write_text(resolved_yaml(run))
-    from agentrl.config import load_config
-
     assert gpus_of(resolve_run(load_config(file), eight_gpus)) == gpus_of(run)
 
 
@@ -106,24 +109,32 @@ def test_a_run_without_a_split_has_no_row() -> None:
     assert split_rows(parse_config({**GOOD, "cluster": {}})) == []
 
 
-def write_steps(run: RunConfig, shares: list[tuple[float, float]]) -> None:
-    run.run_dir.mkdir(parents=True)
-    lines = [
-        {"event": "step", "step": number, "trainer_busy_share": trainer, "tokens_per_s": servers}
-        for number, (trainer, servers) in enumerate(shares, 1)
-    ]
-    (run.run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+def write_steps(
+    run: RunConfig, shares: list[tuple[float, float]], *, driver: float = 0.3, without: tuple[str, ...] = ()
+) -> None:
+    """Append steps to the metrics of a run: busy share of the trainer, tokens/s of the servers."""
+    file = run.run_dir / "metrics.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    done = len(file.read_text().splitlines()) if file.exists() else 0
+    with file.open("a") as metrics:
+        for number, (trainer, servers) in enumerate(shares, done + 1):
+            line = {"event": "step", "step": number, "wall_s": float(number), "tokens_per_s": servers}
+            line |= {"trainer_busy_share": trainer, "driver_busy_cores": driver}
+            metrics.write(json.dumps({key: value for key, value in line.items() if key not in without}) + "\n")
 
 
-def idle_trainer(eight_gpus: Path, *flags: str) -> RunConfig:
-    given = [f"--runs_dir={eight_gpus}/runs", "--cluster.split={train: 6, rollout: 2}", *flags]
-    run = resolve_run(parse_config(GOOD, given), eight_gpus)
-    write_steps(run, [(0.3, 1000.0)] * (2 * WINDOW_STEPS + 3))
-    return parse_config(GOOD, given)
+def run_file(eight_gpus: Path, *flags: str) -> RunConfig:
+    return parse_config(GOOD, [f"--runs_dir={eight_gpus}/runs", "--cluster.split={train: 6, rollout: 2}", *flags])
+
+
+IDLE_TRAINER = [(0.3, 1000.0)] * (2 * WINDOW_STEPS + 3)
+BUSY_TRAINER = [(1.0, 400.0)] * (2 * WINDOW_STEPS - 1) + [(1.0, 1000.0)]
+BALANCED = [(1.0, 1000.0)] * (2 * WINDOW_STEPS)
 
 
 def test_a_run_whose_trainer_idles_advises_to_move_gpus_to_rollouts(eight_gpus: Path) -> None:
-    run = resolve_run(idle_trainer(eight_gpus), eight_gpus)
+    run = resolve_run(run_file(eight_gpus), eight_gpus)
+    write_steps(run, IDLE_TRAINER)
     assert gpus_of(run) == (6, 2)
     move = advise_move(run, eight_gpus)
     assert move is not None
@@ -131,13 +142,122 @@ def test_a_run_whose_trainer_idles_advises_to_move_gpus_to_rollouts(eight_gpus: 
     assert "faster" in str(move)
 
 
-def test_a_resumed_run_moves_gpus_only_where_the_run_file_allows_it(eight_gpus: Path) -> None:
-    allowed = idle_trainer(eight_gpus, "--cluster.resize=at_restart", "--name=moves")
-    assert gpus_of(resolve_run(allowed, eight_gpus)) == (6, 2)
-    train, servers = gpus_of(resolve_run(allowed, eight_gpus, resumes=True))
+def start(run: RunConfig, root: Path, step: int, *, resumes: bool) -> RunConfig:
+    """Return the run as `train_run` starts it after a step, with its split recorded."""
+    resolved = resolve_run(run, root, resumes=resumes)
+    resolved.run_dir.mkdir(parents=True, exist_ok=True)
+    record_split(resolved, step)
+    return resolved
+
+
+def test_a_resumed_run_starts_from_the_split_that_it_last_had(eight_gpus: Path) -> None:
+    file = run_file(eight_gpus, "--cluster.resize=at_restart")
+    first = start(file, eight_gpus, 0, resumes=False)
+    assert gpus_of(first) == (6, 2)
+    write_steps(first, IDLE_TRAINER)
+    second = start(file, eight_gpus, 20, resumes=True)
+    train, servers = gpus_of(second)
     assert (train < 6, train + servers) == (True, 8)
-    advised = idle_trainer(eight_gpus, "--name=stays")
-    assert gpus_of(resolve_run(advised, eight_gpus, resumes=True)) == (6, 2)
+    write_steps(second, BALANCED)
+    third = start(file, eight_gpus, 40, resumes=True)
+    assert gpus_of(third) == (train, servers)
+    write_steps(third, BUSY_TRAINER)
+    fourth = start(file, eight_gpus, 60, resumes=True)
+    assert gpus_of(fourth)[0] > train
+    assert [(one.step, one.train) for one in read_splits(first.run_dir)] == [
+        (0, 6),
+        (20, train),
+        (40, train),
+        (60, gpus_of(fourth)[0]),
+    ]
+
+
+def test_steps_under_an_earlier_split_advise_nothing(eight_gpus: Path) -> None:
+    file = run_file(eight_gpus, "--cluster.resize=at_restart")
+    write_steps(start(file, eight_gpus, 0, resumes=False), IDLE_TRAINER)
+    second = start(file, eight_gpus, len(IDLE_TRAINER), resumes=True)
+    assert advise_move(second, eight_gpus) is None
+    write_steps(second, [(0.1, 1000.0)] * WINDOW_STEPS)
+    assert resolve_run(file, eight_gpus, resumes=True) == second
+
+
+def test_a_run_file_decides_where_it_forbids_the_move_or_the_number_of_gpus_has_changed(eight_gpus: Path) -> None:
+    moved = run_file(eight_gpus, "--cluster.resize=at_restart")
+    write_steps(start(moved, eight_gpus, 0, resumes=False), IDLE_TRAINER)
+    assert gpus_of(start(moved, eight_gpus, 20, resumes=True)) != (6, 2)
+    assert gpus_of(resolve_run(run_file(eight_gpus), eight_gpus, resumes=True)) == (6, 2)
+    grown = run_file(eight_gpus, "--cluster.resize=at_restart", "--cluster.gpus=16")
+    assert gpus_of(resolve_run(grown, eight_gpus, resumes=True)) == (6, 2)
+    assert gpus_of(resolve_run(moved, eight_gpus)) == (6, 2)
+
+
+def test_a_record_of_something_else_is_named(eight_gpus: Path) -> None:
+    run = start(run_file(eight_gpus, "--cluster.resize=at_restart"), eight_gpus, 0, resumes=False)
+    (run.run_dir / "splits.json").write_text('{"splits": 6}')
+    with pytest.raises(ConfigError, match=r"splits\.json: expected the splits of the run"):
+        resolve_run(run, eight_gpus, resumes=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "change"),
+    [
+        ([], "set rollout.runner: processes and rollout.workers"),
+        (["--rollout.runner=processes", "--rollout.workers=2"], "make fewer and longer ones"),
+    ],
+)
+def test_a_driver_without_time_is_named_in_place_of_another_split(eight_gpus: Path, flags: list[str], change: str) -> None:
+    run = resolve_run(run_file(eight_gpus, *flags), eight_gpus)
+    write_steps(run, IDLE_TRAINER, driver=1.02)
+    assert advise_move(run, eight_gpus) is None
+    text = advise_driver(run)
+    assert text is not None
+    assert text.startswith("1.0 cores busy")
+    assert change in text
+    assert f"driver      {text}" in describe_end(run, None)
+
+
+def test_a_driver_with_time_left_is_not_named(eight_gpus: Path) -> None:
+    run = resolve_run(run_file(eight_gpus), eight_gpus)
+    write_steps(run, IDLE_TRAINER, driver=0.8)
+    assert advise_driver(run) is None
+
+
+def test_steps_that_do_not_say_how_busy_the_trainer_was_are_no_idle_time(eight_gpus: Path) -> None:
+    run = resolve_run(run_file(eight_gpus), eight_gpus)
+    write_steps(run, IDLE_TRAINER, without=("trainer_busy_share", "driver_busy_cores"))
+    assert advise_move(run, eight_gpus) is None
+    assert advise_driver(run) is None
+
+
+LONG = ["--model.path=/models/Qwen3-32B", "--cluster.gpus=64", "--inference.sglang_args=--tp-size 4"]
+AXES = ["--trainer.parallel.tp=auto", "--trainer.parallel.cp=auto"]
+
+
+def test_split_and_mesh_are_decided_together(eight_gpus: Path) -> None:
+    flags = [*LONG, "--trainer.microbatch_tokens=65536", *AXES]
+    run = resolve_run(parse_config(GOOD, flags), eight_gpus)
+    mesh, shape = run.trainer.parallel.shape, model_shape_of(run.model.path)
+    assert shape is not None
+    assert mesh.cp * mesh.tp > 1
+    assert mesh.world + 4 * run.inference.servers == 64
+    assert trainer_memory(run, shape).total <= gpu_sheet("h100").memory
+    alone = resolve_run(parse_config(GOOD, [*flags, "--cluster.split={train: 32, rollout: 32}"]), eight_gpus)
+    assert alone.trainer.parallel.shape.world == 32
+    file = eight_gpus / "run.yaml"
+    file.write_text(resolved_yaml(run))
+    assert resolve_run(load_config(file), eight_gpus) == load_config(file)
+
+
+def test_a_mesh_is_not_larger_than_the_gpus_that_train_need(eight_gpus: Path) -> None:
+    run = resolve_run(parse_config(GOOD, ["--model.path=/models/Qwen3-8B", *AXES]), eight_gpus)
+    assert (run.trainer.parallel.tp, run.trainer.parallel.cp) == (1, 1)
+    assert run.trainer.parallel.shape.world > 1
+
+
+def test_a_named_split_on_which_no_mesh_fits_is_an_error(eight_gpus: Path) -> None:
+    run = parse_config(GOOD, [*LONG, *AXES, "--cluster.split={train: 4, rollout: 60}"])
+    with pytest.raises(ConfigError, match=r"auto finds no mesh of 4 GPU\(s\) \(h100\) .* raise cluster\.split\.train"):
+        resolve_run(run, eight_gpus)
 
 
 def test_windows_count_whole_steps_from_the_end() -> None:

@@ -15,7 +15,7 @@ import anyio
 from agentrl.cli.check.report import CheckReport
 from agentrl.cluster.base import TOKEN_VARIABLE
 from agentrl.cluster.config import ClusterConfig, listen_address
-from agentrl.cluster.handshake import checked_token
+from agentrl.cluster.handshake import checked_token, new_token
 from agentrl.cluster.meeting import open_meeting
 from agentrl.cluster.ray import import_ray, open_ray
 from agentrl.config import RunConfig
@@ -44,7 +44,7 @@ def _own_token(_config: ClusterConfig) -> str:
 async def _listening(config: ClusterConfig) -> str:
     """Listen where trainer ranks would join."""
     host, _ = listen_address(config)
-    async with open_meeting(listen_address(config), 1, "no rank joins this meeting") as meeting:
+    async with open_meeting(listen_address(config), 1, new_token()) as meeting:
         port = meeting.address[1]
         only = "; only ranks on this machine reach it: set cluster.listen for others" if is_loopback(host) else ""
         return f"trainer ranks can join at {host}:{port}{only}"

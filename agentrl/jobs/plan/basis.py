@@ -11,7 +11,8 @@ from pathlib import Path
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import tensor_parallel
-from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory, trainer_memory
+from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory
+from agentrl.jobs.plan.mesh import meshes_that_fit
 from agentrl.runs.run import open_run
 from agentrl.simulate.costs.fit import fit_run
 from agentrl.simulate.costs.hardware import GPUS, SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
@@ -130,27 +131,15 @@ def assumed_basis(run: RunConfig, gpu: str = DEFAULT_GPU, *, output_tokens: int 
     return Basis(costs, source, episodes)
 
 
-def sizes_that_fit(run: RunConfig, total: int, gpu: str) -> list[int]:
-    """Return the numbers of trainer GPUs below `total` that the mesh allows and whose memory is enough.
+def splittable_meshes(run: RunConfig, total: int, gpu: str) -> dict[int, RunConfig]:
+    """Return the run with its mesh for each number of trainer GPUs that fits and leaves a server of `total` GPUs.
 
-    None fits where a server has no room for the weights.
+    None fits where a server has no room for the weights, or the shape of the model is unknown.
 
     Raises:
         ConfigError: the GPU is unknown.
     """
     shape, memory = model_shape_of(run.model.local_path or run.model.path), gpu_sheet(gpu).memory
     if shape is None or server_memory(run, shape).fixed > SERVER_MEMORY_SHARE * memory:
-        return []
-    mesh = run.trainer.parallel.shape
-    others = mesh.world // mesh.dp
-    return [
-        count
-        for count in range(others, total, others)
-        if trainer_memory(with_dp(run, count // others), shape).total <= memory
-    ]
-
-
-def with_dp(run: RunConfig, dp: int) -> RunConfig:
-    """Return `run` with another `trainer.parallel.dp`."""
-    parallel = run.trainer.parallel.model_copy(update={"dp": dp})
-    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})
+        return {}
+    return meshes_that_fit(run, total - gpus_per_server(run), memory)

@@ -6,7 +6,6 @@ Invariant: nothing is started; a mesh without problems here is one that every tr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -38,49 +37,92 @@ def with_mesh(run: RunConfig, root: Path = Path("/")) -> RunConfig:
     if "auto" not in (parallel.dp, parallel.tp, parallel.cp, parallel.replicate):
         return run
     gpus = _gpus_of(run, root) if parallel.dp == "auto" else None
-    shape = model_shape_of(run.model.local_path or run.model.path)
-    searched = shape is not None and gpus != 0
-    ways = dict.fromkeys(("tp", "cp"), _AUTO_WAYS if searched else (1,))
-    tps = ways["tp"] if parallel.tp == "auto" else (parallel.tp,)
-    cps = ways["cp"] if parallel.cp == "auto" else (parallel.cp,)
-    replicate = 1 if parallel.replicate == "auto" else parallel.replicate
-    meshes = sorted(product(tps, cps), key=lambda pair: (pair[0] * pair[1], pair[0]))
-    candidates = [_with_axes(run, tp, cp, replicate, gpus) for tp, cp in meshes]
-    return _first_that_fits([each for each in candidates if each is not None], shape, gpus, replicate, meshes)
-
-
-def _with_axes(run: RunConfig, tp: int, cp: int, replicate: int, gpus: int | None) -> RunConfig | None:
-    """Return the run with these axes; None where they do not divide the GPUs that `dp: auto` takes."""
-    given, others = run.trainer.parallel.dp, tp * cp * replicate
-    if given != "auto":
-        dp = given
-    elif not gpus:
-        dp = 1
-    elif gpus % others:
-        return None
-    else:
-        dp = gpus // others
-    parallel = ParallelConfig(dp=dp, tp=tp, cp=cp, replicate=replicate)
-    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})
-
-
-def _first_that_fits(
-    candidates: list[RunConfig],
-    shape: ModelShape | None,
-    gpus: int | None,
-    replicate: int,
-    meshes: Iterable[tuple[int, int]],
-) -> RunConfig:
+    forms = mesh_forms(run, searched=gpus != 0)
+    candidates = [each for each in (_with_axes(run, form, gpus) for form in forms) if each is not None]
     if not candidates:
-        others = ", ".join(str(tp * cp * replicate) for tp, cp in meshes)
+        others = ", ".join(str(_others(form)) for form in forms)
         raise ConfigError(
             f"trainer.parallel.dp: auto, and the trainer has {gpus} GPU(s), which tp x cp x replicate of {others} does not "
             "divide; change one of the three, or give dp a number"
         )
+    return _first_that_fits(candidates, model_shape_of(run.model.local_path or run.model.path))
+
+
+def with_dp(run: RunConfig, dp: int) -> RunConfig:
+    """Return `run` with another `trainer.parallel.dp`."""
+    return with_parallel(run, run.trainer.parallel.model_copy(update={"dp": dp}))
+
+
+def mesh_forms(run: RunConfig, *, searched: bool = True) -> list[ParallelConfig]:
+    """Return every mesh of dp 1 that `trainer.parallel` allows, with a number for each axis, the smallest tp x cp first.
+
+    Meshes that the model forbids are left out, unless all are: the plan then names what is wrong.
+
+    Args:
+        run: the run.
+        searched: whether `tp: auto` and `cp: auto` stand for several numbers; without it, or where the shape of the model is
+            unknown, they are 1.
+    """
+    parallel = run.trainer.parallel
+    known = model_shape_of(run.model.local_path or run.model.path) is not None
+    ways = _AUTO_WAYS if searched and known else (1,)
+    tps = ways if parallel.tp == "auto" else (parallel.tp,)
+    cps = ways if parallel.cp == "auto" else (parallel.cp,)
+    replicate = 1 if parallel.replicate == "auto" else parallel.replicate
+    pairs = sorted(product(tps, cps), key=lambda pair: (pair[0] * pair[1], pair[0]))
+    forms = [ParallelConfig(tp=tp, cp=cp, replicate=replicate) for tp, cp in pairs]
+    return [form for form in forms if not mesh_problems(with_parallel(run, form))] or forms
+
+
+def meshes_that_fit(run: RunConfig, most: int, memory: float) -> dict[int, RunConfig]:
+    """Return `run` with the smallest tp x cp that fits, for each number of trainer GPUs up to `most`; dp takes the rest.
+
+    Numbers that no mesh divides, or at which a process needs more memory, are left out.
+
+    Args:
+        run: the run; its dp does not count.
+        most: GPUs.
+        memory: bytes of a GPU.
+    """
+    shape = model_shape_of(run.model.local_path or run.model.path)
+    found: dict[int, RunConfig] = {}
+    if shape is None:
+        return found
+    for form in mesh_forms(run):
+        others = _others(form)
+        for gpus in range(others, most + 1, others):
+            if gpus not in found:
+                sized = with_parallel(run, form.model_copy(update={"dp": gpus // others}))
+                if trainer_memory(sized, shape).total <= memory:
+                    found[gpus] = sized
+    return dict(sorted(found.items()))
+
+
+def _others(form: ParallelConfig) -> int:
+    """Return the product of the axes but dp."""
+    mesh = form.shape
+    return mesh.world // mesh.dp
+
+
+def with_parallel(run: RunConfig, parallel: ParallelConfig) -> RunConfig:
+    """Return `run` with another mesh."""
+    return run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})
+
+
+def _with_axes(run: RunConfig, form: ParallelConfig, gpus: int | None) -> RunConfig | None:
+    """Return the run with the axes of `form`; None where they do not divide the GPUs that `dp: auto` takes."""
+    dp, others = run.trainer.parallel.dp, _others(form)
+    if dp == "auto":
+        if gpus and gpus % others:
+            return None
+        dp = gpus // others if gpus else 1
+    return with_parallel(run, form.model_copy(update={"dp": dp}))
+
+
+def _first_that_fits(candidates: list[RunConfig], shape: ModelShape | None) -> RunConfig:
     if shape is None or len(candidates) == 1:  # without a choice, the plan shows the memory and the user decides
         return candidates[0]
-    possible = [each for each in candidates if not mesh_problems(each)]
-    for each in possible:
+    for each in candidates:
         if trainer_memory(each, shape).total <= _AUTO_BYTES:
             return each
     raise ConfigError(

@@ -24,6 +24,7 @@ from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, runs_
 from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.memory import memory_rows, running_requests
 from agentrl.jobs.plan.mesh import mesh_problems
+from agentrl.jobs.plan.model import model_problems
 from agentrl.jobs.plan.split import split_rows
 from agentrl.jobs.rollouts import num_workers
 from agentrl.jobs.trackers import load_trackers
@@ -157,7 +158,7 @@ def missing_here(config: RunConfig) -> list[str]:
             )
     except ConfigError as error:
         missing.append(str(error))
-    missing += missing_gpus(config) + mesh_problems(config)
+    missing += missing_gpus(config) + model_problems(config) + mesh_problems(config)
     for probe in probes:
         try:
             probe()

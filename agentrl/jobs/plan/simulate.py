@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agentrl.cluster.split import Split
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, gpus_per_server, sizes_that_fit
-from agentrl.jobs.plan.mesh import with_mesh
-from agentrl.jobs.plan.split import resolve_run
+from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, gpus_per_server, splittable_meshes
+from agentrl.jobs.plan.memory import model_shape_of
+from agentrl.jobs.plan.split import resolve_run, with_best_mesh
 from agentrl.simulate.advice import AdvisedChange, advise_changes, count_changes, describe_bottleneck, describe_driver
 from agentrl.simulate.costs.model import CostModel, RunShape
 from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
@@ -101,7 +101,7 @@ def simulate_file(run: RunConfig, order: SimulationOrder) -> SimulationReport:
     for name, number in (("--gpus", order.gpus), ("--steps", order.steps), ("--output-tokens", order.output_tokens)):
         if number is not None and number < 1:
             raise ConfigError(f"{name}: expected at least 1, got {number}")
-    run = with_mesh(run) if order.gpus is not None else resolve_run(run)
+    run = with_best_mesh(run, order.gpus, order.gpu) if order.gpus is not None else resolve_run(run)
     shape = shape_of_run(run.model_copy(update={"engine": run.engine.model_copy(update={"steps": 1_000_000})}), order.steps)
     shape = replace(shape, total_steps=None)
     if order.fitted_from is None:
@@ -179,13 +179,22 @@ def _prediction_json(one: Prediction) -> dict[str, Any]:
 def _cluster(run: RunConfig, order: SimulationOrder) -> tuple[Cluster, float | None]:
     """Return the GPUs to split, and the ratio to play; without `--gpus`, the split of the run file."""
     server_gpus, fleet = gpus_per_server(run), fleet_of_run(run)
-    if order.gpus is None and order.ratio is None:
-        split = Split(train=fleet.trainer_gpus, rollout=fleet.servers * server_gpus)
-        cluster = Cluster(gpus=split.total, train_sizes=range(1, split.total), server_gpus=server_gpus)
-        return cluster, split.rollout / split.train
-    total = order.gpus or fleet.trainer_gpus + fleet.servers * server_gpus
-    sizes = range(1, total) if order.fitted_from is not None else sizes_that_fit(run, total, order.gpu)
-    return Cluster(gpus=total, train_sizes=sizes, server_gpus=server_gpus), order.ratio
+    given = Split(train=fleet.trainer_gpus, rollout=fleet.servers * server_gpus)
+    total, ratio = order.gpus or given.total, order.ratio
+    sizes = _train_sizes(run, total, order.gpu)
+    if order.gpus is None and ratio is None:
+        sizes, ratio = sorted({*sizes, given.train}), given.rollout / given.train
+    return Cluster(gpus=total, train_sizes=sizes, server_gpus=server_gpus), ratio
+
+
+def _train_sizes(run: RunConfig, total: int, gpu: str) -> list[int]:
+    """Return the numbers of trainer processes that form a mesh and, where the model has a shape and runs on GPUs, fit."""
+    on_gpus = run.inference.backend == "sglang" and run.trainer.device != "cpu"
+    if on_gpus and model_shape_of(run.model.local_path or run.model.path) is not None:
+        return list(splittable_meshes(run, total, gpu))
+    mesh = run.trainer.parallel.shape
+    others = mesh.world // mesh.dp
+    return list(range(others, total, others))
 
 
 @contextmanager

@@ -1,28 +1,29 @@
 """`cluster.split`: how many GPUs train and how many serve, resolved before anything starts, and corrected at a restart.
 
-Invariant: a resolved run names its split in `trainer.parallel.dp`, `inference.servers` and `cluster.split`, all three alike,
-so that reading its file again gives the same run. The formula and its reasons: `agentrl.cluster.split`.
+Invariant: a resolved run names its split in `trainer.parallel`, `inference.servers` and `cluster.split`, all three alike,
+and its GPUs in `cluster.gpus`, so that reading its file again gives the same run. The mesh of the trainer is chosen with
+the split: the smallest tp x cp with which a process fits. The formula: `agentrl.cluster.split`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from agentrl.cluster.split import BusyShares, RankedSplit, Split, SplitMove, advise_resize
+from agentrl.cluster.split import RankedSplit, Split
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, gpus_per_server, local_gpu, sizes_that_fit, with_dp
+from agentrl.jobs.plan.advice import advise_move, split_of
+from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, gpus_per_server, local_gpu, splittable_meshes
 from agentrl.jobs.plan.gpus import count_gpus
 from agentrl.jobs.plan.memory import model_shape_of
-from agentrl.jobs.plan.mesh import with_mesh
-from agentrl.runs.reading import read_metrics
+from agentrl.jobs.plan.mesh import mesh_forms, with_dp, with_mesh, with_parallel
+from agentrl.jobs.plan.split_record import RecordedSplit, read_splits
 from agentrl.simulate.costs.settings import shape_of_run
 from agentrl.simulate.predict import Cluster, rank_cluster
 
-WINDOW_STEPS = 10
-"""Steps of a window in which idle time is measured."""
+logger = logging.getLogger(__name__)
 
 
 def resolve_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -> RunConfig:
@@ -31,78 +32,90 @@ def resolve_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False
     Args:
         run: the run.
         root: of the files that tell this machine's GPUs.
-        resumes: whether the run continues; with `cluster.resize: at_restart` it then takes the split that its own idle time
-            asks for.
+        resumes: whether the run continues. With `cluster.resize: at_restart` it then keeps the split that it last had, or
+            takes the one that its own idle time asks for, as long as there are as many GPUs to divide.
 
     Raises:
-        ConfigError: the GPUs are unknown or too few, or a field contradicts the split.
+        ConfigError: the GPUs are unknown or too few, no mesh fits, or a field contradicts the split.
     """
     if run.cluster.split is None:
         return with_mesh(run, root)
     _check_fields(run)
-    # The other axes of the mesh, with dp left to the split.
-    run = with_mesh(with_dp(run, 1), root)
-    chosen = _named_split(run, root) or _agreeing_split(run, _ranked(run, root))
-    if resumes and run.cluster.resize == "at_restart":
-        move = advise_move(_with_split(run, chosen), root)
-        chosen = chosen if move is None else move.better
-    return _with_split(run, chosen)
+    total, gpu = _total(run, root), local_gpu(root) or DEFAULT_GPU
+    run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"gpus": total})})
+    last = read_splits(run.run_dir)[-1:] if resumes and run.cluster.resize == "at_restart" else []
+    if last and last[0].gpus == total:
+        return _continued(run, last[0], gpu, root)
+    return _with_split(run, _named_split(run, total) or _agreeing_split(run, rank_run(run, total, gpu)), gpu)
 
 
 def split_rows(run: RunConfig, root: Path = Path("/")) -> list[tuple[str, str]]:
     """Return the plan's rows on the split of a resolved run; none where the run file has no `cluster.split`."""
     if run.cluster.split is None:
         return []
-    split, gpu = _split_of(run), local_gpu(root)
+    split, known, total = split_of(run), local_gpu(root), _total(run, root)
     after = {"off": "", "advise": "; the end of the run advises", "at_restart": "; a resumed run corrects it"}
-    row = ("split", f"{split} of {_total(run, root)}{after[run.cluster.resize]}")
+    row = ("split", f"{split} of {total}{after[run.cluster.resize]}")
     if model_shape_of(run.model.local_path or run.model.path) is None:
         return [row]
-    ranked = _ranked(run, root)
+    gpu = known or DEFAULT_GPU
+    ranked = rank_run(run, total, gpu)
     best = [*(one for one in ranked if one.split == split), *(one for one in ranked if one.split != split)][:3]
     times = "; ".join(f"{one.split}: {one.rollout_s:.3g} s of rollouts, {one.train_s:.3g} s of training" for one in best)
-    source = f"data sheet of the {gpu or DEFAULT_GPU}{'' if gpu else ', as the GPU is unknown'}"
+    source = f"data sheet of the {gpu}{'' if known else ', as the GPU is unknown'}"
     return [row, ("", f"formula, for a step, by the {source}: {times}")]
 
 
-def advise_move(run: RunConfig, root: Path = Path("/")) -> SplitMove | None:
-    """Return the better split on which the last two windows of a run's steps agree; None: there is none.
+def rank_run(run: RunConfig, total: int, gpu: str) -> list[RankedSplit]:
+    """Return the feasible splits of `total` GPUs, each with the mesh that it would have, the shortest step first.
 
     Args:
-        run: the resolved run, whose directory is read.
-        root: of the files that tell this machine's GPU.
+        run: the run; its dp and its number of servers do not count.
+        total: GPUs.
+        gpu: a key of the data sheets.
+
+    Raises:
+        ConfigError: no split is feasible, or the shape of the model is unknown.
     """
-    has_run = (run.run_dir / "metrics.jsonl").is_file()
-    if not has_run or run.inference.backend != "sglang" or run.inference.urls:
-        return None
-    windows = busy_windows([line for line in read_metrics(run.run_dir) if line["event"] == "step"])
-    if len(windows) < 2:
-        return None
-    now = _split_of(run)
-    sizes = sizes_that_fit(run, now.total, local_gpu(root) or DEFAULT_GPU)
-    return advise_resize(now, windows, train_sizes=sizes, server_gpus=gpus_per_server(run))
+    meshes = splittable_meshes(run, total, gpu)
+    groups: dict[int, tuple[RunConfig, list[int]]] = {}
+    for train, sized in meshes.items():
+        mesh = sized.trainer.parallel.shape
+        groups.setdefault(mesh.tp * mesh.cp, (sized, []))[1].append(train)
+    if not groups:  # the ranking names what is missing
+        groups[0] = with_parallel(run, mesh_forms(run)[-1]), []
+    ranked: list[RankedSplit] = []
+    for sized, trains in groups.values():  # GPUs that share a sample change what a token costs
+        basis = assumed_basis(sized, gpu)
+        cluster = Cluster(gpus=total, train_sizes=trains, server_gpus=gpus_per_server(run))
+        ranked += rank_cluster(cluster, shape_of_run(run), basis.costs, basis.source)
+    return sorted(ranked, key=lambda one: one.rank)
 
 
-def busy_windows(steps: Sequence[Mapping[str, Any]]) -> list[BusyShares]:
-    """Return how busy both sides were in each full window of `step` lines, the newest last.
+def with_best_mesh(run: RunConfig, total: int, gpu: str) -> RunConfig:
+    """Return `run` with the mesh of the best split of `total` GPUs, for `simulate --gpus`.
 
-    The servers count as saturated in the step with the most tokens/s, so a server that never was looks busier than it is.
+    Raises:
+        ConfigError: as for `rank_run`.
     """
-    most = max((line["tokens_per_s"] for line in steps), default=0.0)
-    first = len(steps) % WINDOW_STEPS
-    windows = [steps[at : at + WINDOW_STEPS] for at in range(first, len(steps), WINDOW_STEPS)]
-    return [
-        BusyShares(
-            trainer=sum(line.get("trainer_busy_share", 0.0) for line in window) / WINDOW_STEPS,
-            servers=sum(line["tokens_per_s"] for line in window) / WINDOW_STEPS / most,
-        )
-        for window in windows
-        if most
-    ]
+    if "auto" not in (run.trainer.parallel.tp, run.trainer.parallel.cp):
+        return with_mesh(with_dp(run, 1))
+    return splittable_meshes(run, total, gpu)[rank_run(run, total, gpu)[0].split.train]
+
+
+def _continued(run: RunConfig, last: RecordedSplit, gpu: str, root: Path) -> RunConfig:
+    """Return the run with the split that it last had, or with a better one."""
+    before = _with_split(run, last.split, gpu)
+    move = advise_move(before, root)
+    if move is None:
+        logger.info("cluster.resize: at_restart: the run keeps its split (%s)", last.split)
+        return before
+    logger.warning("cluster.resize: at_restart: %s", move)
+    return _with_split(run, move.better, gpu)
 
 
 def _check_fields(run: RunConfig) -> None:
-    split, inference = run.cluster.split, run.inference
+    split, inference, parallel = run.cluster.split, run.inference, run.trainer.parallel
     assert split is not None
     if inference.backend != "sglang" or inference.urls or inference.device == "cpu" or run.trainer.device == "cpu":
         raise ConfigError(
@@ -110,9 +123,10 @@ def _check_fields(run: RunConfig) -> None:
             "inference.backend: sglang without inference.urls, and no device to cpu"
         )
     named = split.train != "auto" and split.rollout != "auto"
-    if run.inference.servers != 1 and not (named and run.inference.servers * gpus_per_server(run) == split.rollout):
+    if inference.servers != 1 and not (named and inference.servers * gpus_per_server(run) == split.rollout):
         raise ConfigError("inference.servers: cluster.split sets the number of servers; remove one of the two")
-    if run.trainer.parallel.dp not in (1, "auto") and not (named and run.trainer.parallel.shape.world == split.train):
+    resolved = named and "auto" not in (parallel.tp, parallel.cp, parallel.replicate)
+    if parallel.dp not in (1, "auto") and not (resolved and parallel.shape.world == split.train):
         raise ConfigError("trainer.parallel.dp: cluster.split sets it; remove one of the two")
 
 
@@ -130,20 +144,13 @@ def _total(run: RunConfig, root: Path) -> int:
     return count
 
 
-def _ranked(run: RunConfig, root: Path) -> list[RankedSplit]:
-    gpu, total = local_gpu(root) or DEFAULT_GPU, _total(run, root)
-    cluster = Cluster(gpus=total, train_sizes=sizes_that_fit(run, total, gpu), server_gpus=gpus_per_server(run))
-    basis = assumed_basis(run, gpu)
-    return rank_cluster(cluster, shape_of_run(run), basis.costs, basis.source)
-
-
-def _named_split(run: RunConfig, root: Path) -> Split | None:
+def _named_split(run: RunConfig, total: int) -> Split | None:
     """Return the split whose two numbers the run file gives; None where one of them is `auto`."""
-    split, mesh, ways = run.cluster.split, run.trainer.parallel.shape, gpus_per_server(run)
+    split, ways = run.cluster.split, gpus_per_server(run)
     assert split is not None
     if split.train == "auto" or split.rollout == "auto":
         return None
-    others, total = mesh.world // mesh.dp, _total(run, root)
+    others = min(form.shape.world for form in mesh_forms(run))
     if split.train + split.rollout > total or split.train % others or split.rollout % ways:
         raise ConfigError(
             f"cluster.split: {{train: {split.train}, rollout: {split.rollout}}} of {total} GPUs: their sum must not exceed "
@@ -167,14 +174,9 @@ def _agreeing_split(run: RunConfig, ranked: Sequence[RankedSplit]) -> Split:
     )
 
 
-def _split_of(run: RunConfig) -> Split:
-    return Split(train=run.trainer.parallel.shape.world, rollout=run.inference.servers * gpus_per_server(run))
-
-
-def _with_split(run: RunConfig, split: Split) -> RunConfig:
+def _with_split(run: RunConfig, split: Split, gpu: str) -> RunConfig:
     """Return `run` with the fields that the split sets; on one machine the servers take the GPUs after the trainer's."""
-    mesh, inference = run.trainer.parallel.shape, run.inference
-    sized = with_dp(run, split.train // (mesh.world // mesh.dp))
+    sized, inference = _with_mesh_of(run, split, gpu), run.inference
     changed: dict[str, object] = {"servers": split.rollout // gpus_per_server(run)}
     if run.cluster.launcher == "local" and inference.device in ("auto", "cuda"):
         first = int(run.trainer.device.partition(":")[2] or 0)
@@ -187,3 +189,18 @@ def _with_split(run: RunConfig, split: Split) -> RunConfig:
             "cluster": run.cluster.model_copy(update={"split": named}),
         }
     )
+
+
+def _with_mesh_of(run: RunConfig, split: Split, gpu: str) -> RunConfig:
+    """Return `run` with a mesh of the trainer's GPUs; where the file leaves no choice, the plan shows its memory."""
+    forms = mesh_forms(run)
+    if len(forms) == 1:
+        return with_dp(with_parallel(run, forms[0]), split.train // forms[0].shape.world)
+    meshes = splittable_meshes(run, split.total, gpu)
+    if split.train not in meshes:
+        raise ConfigError(
+            f"trainer.parallel: auto finds no mesh of {split.train} GPU(s) ({gpu}) on which a trainer process fits, beside "
+            f"servers on {split.rollout}; raise cluster.split.train, lower trainer.microbatch_tokens, set "
+            "trainer.gradient_checkpointing: true, or give tp and cp numbers"
+        )
+    return meshes[split.train]

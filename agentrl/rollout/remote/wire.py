@@ -6,27 +6,23 @@ Invariant: no process outlives the block that started it, nor do the programs th
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from subprocess import PIPE
 from typing import Protocol, TypeAlias
 
 import anyio
-from anyio.abc import ByteStream, Process
+from anyio.abc import ByteStream
 
-from agentrl.cluster.local import inherited_environment
-from agentrl.errors import RunStopped
-from agentrl.foreign import visible
+from agentrl.cluster.base import ProcessSpec
+from agentrl.cluster.local import LocalChild, LocalLauncher
 
 LEAVE_S = 4.0
 """Seconds that a worker gets to end by itself after its input is closed."""
-KILL_S = 1.0
-"""Seconds that a killed worker gets to end."""
+_END_S = 1.0
+"""Seconds that a worker has to end after its output."""
 _READ_BYTES = 1 << 18
-_TAIL_BYTES = 4_000
 
 
 class Wire(Protocol):
@@ -72,27 +68,25 @@ class ProcessWire:
 
     shares_clock = True
 
-    def __init__(self, process: Process, log_path: Path) -> None:
-        """Speak to `process`, whose log is `log_path`."""
-        self._process, self._log_path = process, log_path
+    def __init__(self, child: LocalChild) -> None:
+        """Speak to `child`, whose log is a file of this machine."""
+        self._child = child
 
     async def send(self, data: bytes) -> None:
         """Write all of `data`; see `Wire`."""
-        assert self._process.stdin is not None
-        await self._process.stdin.send(data)
+        await self._child.stdin.send(data)
 
     async def receive(self) -> bytes:
         """Return the next bytes; see `Wire`."""
-        assert self._process.stdout is not None
-        return await self._process.stdout.receive(_READ_BYTES)
+        return await self._child.stdout.receive(_READ_BYTES)
 
     async def obituary(self) -> str:
         """Return how the process ended; see `Wire`."""
-        with anyio.move_on_after(KILL_S):
-            await self._process.wait()
-        code = self._process.returncode
-        how = "its output is closed, but it still runs" if code is None else f"exit code {code}"
-        return f"pid {self._process.pid}, {how}; the end of {self._log_path}:\n{_tail(self._log_path)}"
+        child = self._child
+        how = "its output is closed, but it still runs"
+        with anyio.move_on_after(_END_S):
+            how = (await child.ended()).reason
+        return f"{child.where}, {how}; the end of {child.spec.log_path}:\n{await child.log_tail()}"
 
 
 class StreamWire:
@@ -118,56 +112,34 @@ class StreamWire:
 
 
 @asynccontextmanager
-async def local_worker(_name: str, log_path: Path) -> AsyncGenerator[ProcessWire]:
+async def local_worker(name: str, log_path: Path) -> AsyncGenerator[ProcessWire]:
     """Yield a worker process of this machine, which appends its output to `log_path`.
 
     Raises:
-        RunStopped: the process cannot be started.
+        ConfigError: the log cannot be written.
+        LaunchError: the process cannot be started.
 
     Cancellation: its input is closed, so that it ends by itself; after `LEAVE_S` it is killed.
     """
-    command = [sys.executable, "-P", "-m", "agentrl.rollout.remote.process"]
+    spec = ProcessSpec(
+        name=name,
+        role="rollout",
+        command=(sys.executable, "-P", "-m", "agentrl.rollout.remote.process"),
+        environment={"PYTHONPATH": module_path()},
+        log_path=log_path,
+    )
+    [child] = await LocalLauncher().start([spec])
     try:
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("ab") as log:
-            process = await anyio.open_process(
-                command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                env={**inherited_environment(), "PYTHONPATH": module_path()},
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise RunStopped(f"a rollout worker cannot be started: {error}") from error
-    try:
-        yield ProcessWire(process, log_path)
+        yield ProcessWire(child)
     finally:
         with anyio.CancelScope(shield=True):
-            await _end(process)
+            with anyio.move_on_after(LEAVE_S):
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    await child.stdin.aclose()
+                await child.ended()
+            await child.reap()  # with the programs that it started
 
 
 def module_path() -> str:
     """Return where this process finds modules, for one that starts in another directory."""
     return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-
-
-async def _end(process: Process) -> None:
-    assert process.stdin is not None
-    with anyio.move_on_after(LEAVE_S):
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await process.stdin.aclose()
-        await process.wait()
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # with the programs that it started
-    with anyio.move_on_after(KILL_S):
-        await process.aclose()
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return visible(file.read().decode(errors="replace").strip()) or "(nothing was written)"
-    except OSError as error:
-        return f"(cannot be read: {error.strerror})"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agentrl.cluster.base import TOKEN_VARIABLE, Child, Exit, Launcher
 from agentrl.cluster.config import ClusterConfig, listen_address
-from agentrl.cluster.handshake import checked_token
+from agentrl.cluster.handshake import checked_token, new_token
 from agentrl.cluster.meeting import Attendee, Meeting, open_meeting
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError
@@ -176,7 +175,7 @@ async def launched_ranks(
 
     Cancellation: the ranks end.
     """
-    token = secrets.token_urlsafe(32)
+    token = new_token()
     async with open_meeting(listen_address(config), world, token) as meeting:
         host, port = meeting.address
         specs = [

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 from agentrl.cluster.base import TOKEN_VARIABLE
 from agentrl.cluster.config import LISTEN_PORT
 from agentrl.cluster.handshake import checked_token
-from agentrl.cluster.joining import Seat, interface_of, join_driver
+from agentrl.cluster.joining import Seat, join_driver
+from agentrl.cluster.network import interface_of
 from agentrl.cluster.rank_numbers import numbers_in
 from agentrl.errors import ConfigError, InvariantError
 

@@ -46,7 +46,7 @@ async def test_the_death_of_a_worker_is_a_failure_with_its_turns_and_another_one
         assert (dead.stop_reason, dead.final_reward) == (StopReason.ENVIRONMENT_FAULT, None)
         assert dead.failure.kind == RolloutWorkerDied.__name__
         assert "rollout worker 0 died" in dead.failure.message
-        assert "exit code -9" in dead.failure.message
+        assert "signal SIGKILL" in dead.failure.message
         assert {len(turn.output_ids) for turn in dead.turns} == {5}
         alive = await play(runner, "print")
         assert alive.failure is None

@@ -95,13 +95,12 @@ class RayChild:
         return self._exit
 
     async def log_tail(self) -> str:
-        """Return the end of what the process wrote, or of the log where the node is gone."""
+        """Return the end of what the process wrote, or of the log where its agent is gone or gives no answer."""
         if self._exit is not None:
             return self._exit.log_tail
-        try:
+        with suppress(AgentLost), anyio.move_on_after(_MARGIN_S):
             return shorten_tail(await reply_of(self._agent.tail.remote()))
-        except AgentLost:
-            return read_tail(self.spec.log_path)
+        return read_tail(self.spec.log_path)
 
     def kill(self) -> None:
         """Kill the process and those that it started."""

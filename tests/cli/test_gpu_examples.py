@@ -81,3 +81,14 @@ def test_trainer_and_servers_take_the_gpus_that_the_name_states(path: Path) -> N
 def test_only_the_mixture_of_experts_is_refused_as_its_comment_states(path: Path) -> None:
     refused = model_problems(load_config(path)) != []
     assert refused == ("`--dry-run` refuses to train it" in path.read_text()) == ("235b-a22b" in path.stem)
+
+
+def test_the_table_of_the_guide_gives_the_memory_of_the_files_that_it_names() -> None:
+    page = (ROOT / "docs" / "howto" / "gpus.md").read_text()
+    named = re.findall(r"\[(\d+) GiB\]\(\.\./\.\./(examples/gpu/[\w.-]+\.yaml)\)", page)
+    assert len(named) == 10
+    for stated, file in named:
+        run = load_config(ROOT / file)
+        shape = model_shape_of(run.model.path)
+        assert shape is not None
+        assert stated == f"{trainer_memory(run, shape).total / GIB:.0f}", file

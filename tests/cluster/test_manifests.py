@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from agentrl.cluster.base import TOKEN_VARIABLE
 from agentrl.cluster.config import LISTEN_PORT
 from agentrl.cluster.rank_numbers import RankNumbers, numbers_in
 from agentrl.trainer.worker.starting import WORKER_MODULE
+from tests.support.cli import write_run
+from tests.support.leftovers import processes_with
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 
@@ -73,3 +78,48 @@ def test_the_script_for_slurm_is_a_script_that_starts_ranks_and_driver() -> None
     assert f"port={LISTEN_PORT}" in text
     assert f"export {TOKEN_VARIABLE}" in text
     assert "--cluster.launcher attach" in text
+
+
+def test_a_driver_that_starts_again_continues_where_there_is_a_checkpoint(tmp_path: Path) -> None:
+    _, driver, _ = manifests("kubernetes.yaml")
+    command = [*container(driver)["command"], "echo", "train"]
+
+    def last_line() -> str:
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+
+    assert last_line() == "train --replace"
+    (tmp_path / "runs" / "cluster" / "checkpoints" / "step-000002").mkdir(parents=True)
+    assert last_line() == "train --resume"
+
+
+SRUN = """#!/bin/bash
+# One task for each number below SLURM_NTASKS, as Slurm starts them.
+while [[ $1 == --* ]]; do shift; done
+for task in $(seq 0 $((SLURM_NTASKS - 1))); do
+  SLURM_PROCID=$task SLURM_LOCALID=$task "$@" > "trainer-$task.log" 2>&1 &
+done
+wait
+"""
+
+
+@pytest.mark.external
+def test_the_script_for_slurm_trains_with_the_ranks_that_srun_starts(tmp_path: Path, checkpoint: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("srun", SRUN), ("hostname", "#!/bin/bash\necho 127.0.0.1\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    run = write_run(tmp_path, checkpoint)
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    result = subprocess.run(
+        ["bash", str(FOLDER / "slurm.sh"), str(run)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "SLURM_NTASKS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "small: finished, 2 of 2 steps" in result.stderr + result.stdout
+    assert processes_with(f"--attach 127.0.0.1:{LISTEN_PORT}") == []

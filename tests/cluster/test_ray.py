@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -108,6 +109,20 @@ async def test_a_killed_agent_is_reported_and_leaves_no_process(cluster: LocalRa
         assert end.code is None
         assert "its agent on node" in end.reason
         await until_ended(pid)
+
+
+async def test_an_agent_that_is_stopped_holds_up_nothing_and_leaves_no_process(cluster: LocalRayCluster, tmp_path: Path):
+    code = f"import os; print(os.getppid(), flush=True); {UNTIL_STDIN_ENDS}"
+    async with launcher_of(cluster) as launcher:
+        [child] = await launcher.start([spec(tmp_path, code)])
+        lines = aiter(child.lines())
+        agent, pid = int(await anext(lines)), int(await anext(lines))
+        os.kill(agent, signal.SIGSTOP)
+        with anyio.fail_after(60):
+            assert str(pid) in await child.log_tail()
+            await child.stop()
+    await until_ended(agent)
+    await until_ended(pid)
 
 
 async def test_a_removed_node_is_named_and_others_take_its_place(cluster: LocalRayCluster, tmp_path: Path):

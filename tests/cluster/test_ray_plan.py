@@ -2,6 +2,7 @@
 
 import pytest
 
+from agentrl.cli.check.cluster import check_room
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.plan.gpus import missing_gpus
@@ -31,3 +32,15 @@ def test_gpus_are_those_of_the_cluster():
     assert missing_gpus(run_with("--trainer.device=cuda", "--inference.device=cuda:7")) == []
     with pytest.raises(ConfigError, match=r"trainer\.parallel\.dp: auto counts the GPUs of one machine"):
         with_mesh(run_with("--trainer.parallel.dp=auto"))
+
+
+def test_doctor_names_what_a_cluster_lacks_for_the_run():
+    flags = ["--trainer.device=cuda", "--trainer.parallel.dp=4", "--inference.device=cuda", "--inference.backend=sglang"]
+    run = run_with(*flags, "--inference.sglang_args=--tp-size 2", "--rollout.runner=ray", "--rollout.workers=3")
+    check_room(run, gpus=6, cpus=8)
+    check_room(run_with("--trainer.device=cpu", "--inference.device=cpu"), gpus=0, cpus=2)
+    for gpus, cpus in ((5, 8), (6, 7)):
+        with pytest.raises(
+            ConfigError, match=rf"reserves 6 GPU\(s\) and 8 core\(s\), .* has {gpus} GPU\(s\) and {cpus} core"
+        ):
+            check_room(run, gpus, cpus)

@@ -172,6 +172,18 @@ def test_a_resumed_run_starts_from_the_split_that_it_last_had(eight_gpus: Path) 
     ]
 
 
+def test_the_resolved_file_of_a_run_moves_its_servers_with_the_split(eight_gpus: Path) -> None:
+    first = start(run_file(eight_gpus, "--cluster.resize=at_restart"), eight_gpus, 0, resumes=False)
+    assert first.inference.device == "cuda:6"
+    write_steps(first, IDLE_TRAINER)
+    file = first.run_dir / "config.yaml"
+    file.write_text(resolved_yaml(first))
+    second = start(load_config(file), eight_gpus, 20, resumes=True)
+    train, servers = gpus_of(second)
+    assert train < 6
+    assert (second.inference.device, train + servers) == (f"cuda:{train}", 8)
+
+
 def test_steps_under_an_earlier_split_advise_nothing(eight_gpus: Path) -> None:
     file = run_file(eight_gpus, "--cluster.resize=at_restart")
     write_steps(start(file, eight_gpus, 0, resumes=False), IDLE_TRAINER)

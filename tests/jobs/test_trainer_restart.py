@@ -57,3 +57,38 @@ def test_a_trainer_that_dies_too_often_ends_the_run(
     with pytest.raises(TrainerDied, match="it died while"):
         anyio.run(partial(train_run, run, progress=KillsTrainer(times=9)))
     assert len(records(run.run_dir / "metrics.jsonl", "resumed")) == 1
+
+
+class DamagesAndKillsRank(NoProgress):
+    """After step 5, once: damages the checkpoint of step 4, and kills rank 1 of the trainer."""
+
+    def __init__(self, checkpoints: Path) -> None:
+        self.checkpoints = checkpoints
+        self.started: set[int] = set()
+        self.rank: int | None = None
+
+    def step(self, snapshot: Snapshot) -> None:
+        self.started |= set(children(os.getpid()))
+        if snapshot.step == 5 and self.rank is None:
+            [damaged] = (self.checkpoints / "step-000004").glob("model-00001*.safetensors")
+            damaged.write_bytes(damaged.read_bytes()[:-1])
+            [self.rank] = [pid for pid in self.started if b"--rank=1" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            os.kill(self.rank, signal.SIGKILL)
+
+
+@pytest.mark.external
+def test_one_killed_rank_restarts_the_run_from_its_newest_sound_checkpoint_under_new_versions(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = {"device": "cpu", "lr": 1e-3, "restarts": 1, "parallel": {"dp": 2}}
+    engine = {"steps": 6, "checkpoint_every": 2, "keep_checkpoints": 3}
+    run = load_config(str(write_run(tmp_path, checkpoint, trainer=trainer, engine=engine)), [])
+    progress = DamagesAndKillsRank(run.run_dir / "checkpoints")
+    report = anyio.run(partial(train_run, run, progress=progress))
+    assert (report.train_steps, report.resumed_from_step) == (6, 2)
+    assert f"rank 1 (pid {progress.rank}): signal SIGKILL" in caplog.text
+    assert "checkpoint skipped, trying the one before" in caplog.text
+    published = [event["version"] for event in records(run.run_dir / "metrics.jsonl", "publishing")]
+    assert published == sorted(set(published))
+    assert [pid for pid in progress.started if Path(f"/proc/{pid}").exists()] == []

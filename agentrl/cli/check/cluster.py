@@ -20,6 +20,9 @@ from agentrl.cluster.meeting import open_meeting
 from agentrl.cluster.ray import import_ray, open_ray
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.jobs.plan.basis import gpus_per_server
+from agentrl.jobs.plan.split import resolve_run
+from agentrl.jobs.rollouts import num_workers
 from agentrl.weights.types import is_loopback
 
 
@@ -31,7 +34,7 @@ def check_cluster(report: CheckReport, run: RunConfig) -> None:
     if config.launcher == "attach":
         report.check("token", partial(_own_token, config), lambda found: found)
     else:
-        report.check("ray", lambda: anyio.run(_ray_nodes, config), lambda found: found)
+        report.check("ray", lambda: anyio.run(_ray_nodes, run), lambda found: found)
     report.check("listen", lambda: anyio.run(_listening, config), lambda found: found)
     report.check("run folder", partial(_writable_folder, run), lambda found: found)
 
@@ -50,14 +53,35 @@ async def _listening(config: ClusterConfig) -> str:
         return f"trainer ranks can join at {host}:{port}{only}"
 
 
-async def _ray_nodes(config: ClusterConfig) -> str:
-    """Connect to the Ray cluster and count what it has."""
-    async with open_ray(config):
+async def _ray_nodes(run: RunConfig) -> str:
+    """Connect to the Ray cluster, count what it has, and check that it is enough for the run."""
+    async with open_ray(run.cluster):
         ray = import_ray()
         resources: dict[str, float] = ray.cluster_resources()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         gpus, cpus = resources.get("GPU", 0), resources.get("CPU", 0)
+        check_room(resolve_run(run), gpus, cpus)
         return f"version {ray.__version__}, {len(nodes)} node(s), {gpus:g} GPU(s), {cpus:g} core(s)"
+
+
+def check_room(run: RunConfig, gpus: float, cpus: float) -> None:
+    """Check that a Ray cluster has the GPUs and the cores that the processes of a resolved run reserve together.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    inference, ranks = run.inference, run.trainer.parallel.shape.world
+    servers = 0 if inference.urls else inference.servers
+    workers = num_workers(run.rollout) if run.rollout.runner == "ray" else 0
+    asked_gpus = ranks if run.trainer.device.startswith("cuda") else 0
+    asked_gpus += servers * gpus_per_server(run) if inference.device.startswith("cuda") else 0
+    asked_cpus = ranks + servers + workers
+    if asked_gpus > gpus or asked_cpus > cpus:
+        raise ConfigError(
+            f"the run reserves {asked_gpus} GPU(s) and {asked_cpus} core(s), for {ranks} trainer rank(s), {servers} "
+            f"server(s) and {workers} rollout worker(s), and the Ray cluster has {gpus:g} GPU(s) and {cpus:g} core(s) in "
+            "all; add nodes, or lower trainer.parallel, inference.servers or rollout.workers"
+        )
 
 
 def _writable_folder(run: RunConfig) -> str:

@@ -77,6 +77,6 @@ def missing_gpus(run: RunConfig, root: Path = Path("/")) -> list[str]:
     for field, device, index in needed:
         if device.startswith("cuda") and count is not None and index >= count:
             which = "" if index == index_of(device) else f" for GPU {index_of(device)} to {index}"
-            fix = "; lower trainer.parallel.dp" if which and field == "trainer.device" else ""
+            fix = "; lower trainer.parallel.dp" if count and which and field == "trainer.device" else ""
             missing.append(f"{field}: {device}{which}, and {found}{fix}")
     return missing

@@ -16,7 +16,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.jobs.plan.advice import advise_move, split_of
 from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, gpus_per_server, local_gpu, splittable_meshes
-from agentrl.jobs.plan.gpus import count_gpus
+from agentrl.jobs.plan.gpus import count_gpus, index_of
 from agentrl.jobs.plan.memory import model_shape_of
 from agentrl.jobs.plan.mesh import mesh_forms, with_dp, with_mesh, with_parallel
 from agentrl.jobs.plan.split_record import RecordedSplit, read_splits
@@ -176,13 +176,14 @@ def _agreeing_split(run: RunConfig, ranked: Sequence[RankedSplit]) -> Split:
 
 def _with_split(run: RunConfig, split: Split, gpu: str) -> RunConfig:
     """Return `run` with the fields that the split sets; on one machine the servers take the GPUs after the trainer's."""
-    sized, inference = _with_mesh_of(run, split, gpu), run.inference
+    sized, inference, asked = _with_mesh_of(run, split, gpu), run.inference, run.cluster.split
+    assert asked is not None
     changed: dict[str, object] = {"servers": split.rollout // gpus_per_server(run)}
-    if run.cluster.launcher == "local" and inference.device in ("auto", "cuda"):
-        first = int(run.trainer.device.partition(":")[2] or 0)
+    first = index_of(run.trainer.device)
+    before = () if asked.train == "auto" else (f"cuda:{first + asked.train}",)  # in a file that was resolved before
+    if run.cluster.launcher == "local" and inference.device in ("auto", "cuda", *before):
         changed["device"] = f"cuda:{first + split.train}"
-    assert run.cluster.split is not None
-    named = run.cluster.split.model_copy(update={"train": split.train, "rollout": split.rollout})
+    named = asked.model_copy(update={"train": split.train, "rollout": split.rollout})
     return sized.model_copy(
         update={
             "inference": inference.model_copy(update=changed),

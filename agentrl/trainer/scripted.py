@@ -86,10 +86,10 @@ class ScriptedChannel:
         self.failures: dict[str, str] = {}
         """`ScriptedSending.failures` of the sendings to come."""
 
-    async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
+    async def open(self, requests: Sequence[GroupRequest], close: Collection[str]) -> Sequence[GroupAddress]:
         """Return an address that nothing listens on for each of `requests`."""
         await anyio.lowlevel.checkpoint()
-        self.groups = (self.groups & set(keep)) | {request.name for request in requests}
+        self.groups = (self.groups - set(close)) | {request.name for request in requests}
         return [GroupAddress(request.name, "scripted", 1, 1 + request.ranks, "gloo") for request in requests]
 
     @asynccontextmanager

@@ -166,14 +166,14 @@ class WeightSender:
         """Whether a sending is in progress."""
         return bool(self._jobs)
 
-    def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> list[GroupAddress]:
-        """Listen for new servers, close the groups that are not in `keep`, and return where the servers join.
+    def open(self, requests: Sequence[GroupRequest], close: Collection[str]) -> list[GroupAddress]:
+        """Close the groups in `close`, listen for new servers, and return where these join.
 
         Raises:
             ConfigError: when the address is not this machine's, or the backend cannot be used.
         """
         with self._lock:
-            self._close(self._peers.keys() - set(keep))
+            self._close(close)
             for request in requests:
                 self._peers[request.name] = _Peer(request, self._config, self._device)
             return [self._peers[request.name].address for request in requests]

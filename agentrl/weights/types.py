@@ -133,8 +133,8 @@ class Sending(Protocol):
 class WeightChannel(Protocol):
     """The trainer's end of all groups."""
 
-    async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
-        """Open a group for each of `requests`, close the groups not in `keep`, and return where the servers join."""
+    async def open(self, requests: Sequence[GroupRequest], close: Collection[str]) -> Sequence[GroupAddress]:
+        """Close the groups in `close`, open one for each of `requests`, and return where the servers join."""
         ...
 
     def sending(

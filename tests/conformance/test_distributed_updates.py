@@ -87,7 +87,7 @@ async def linked(api: Api, name: str, *, flat: bool = True) -> AsyncGenerator[Li
     try:
         yield Link(api, trainer, name, flat=flat)
     finally:
-        trainer.sender.open([], ())
+        trainer.sender.open([], [name])
         await api.post("/end_weight_update")
         await api.post("/destroy_weights_update_group", {"group_name": name})
 

@@ -52,7 +52,7 @@ class LocalTrainer:
     async def _call(self, request: Any, expected: type[Any], what: str) -> Any:  # noqa: ANN401 - the worker's protocol
         match request:
             case OpenGroups():
-                return GroupsOpened(tuple(self.sender.open(request.requests, request.keep)))
+                return GroupsOpened(tuple(self.sender.open(request.requests, request.close)))
             case HoldWeights():
                 assert request.dtype is not None
                 manifest = self.manifest(request.version, self.weights, dtype=request.dtype)

@@ -119,4 +119,4 @@ async def _part(url: str, tap: Tap, trainer: LocalTrainer) -> None:
     """End the process groups of a run at both ends: other tests use the server, too."""
     for name in tap.groups:
         await anyio.to_thread.run_sync(lambda name=name: call(url, "/destroy_weights_update_group", {"group_name": name}))
-    trainer.sender.open((), ())
+    trainer.sender.open((), tap.groups)

@@ -18,9 +18,9 @@ import anyio.to_thread
 from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, WeightSyncError
 from agentrl.inference.backend import WeightSource
-from agentrl.inference.pool.members import Member, Members
+from agentrl.inference.pool.members import Member
 from agentrl.weights.tensors import equal_as_bfloat16
-from agentrl.weights.types import ExpectedWeights, GroupAddress, Publication, Sending, WeightChannel, WeightFeed
+from agentrl.weights.types import ExpectedWeights, Publication, Sending, WeightFeed
 
 Each: TypeAlias = Callable[[Callable[[Member], Awaitable[None]]], Awaitable[Sequence[Member]]]
 """Does something to every server of an update at once, and returns those that did not fail."""
@@ -57,20 +57,19 @@ class WeightTransfer(Protocol):
 
 
 def open_transfer(
-    source: WeightSource, members: Members, chosen: Sequence[Member], each: Each, *, again: bool
+    source: WeightSource, chosen: Sequence[Member], each: Each, *, again: bool
 ) -> AbstractAsyncContextManager[WeightTransfer]:
     """Return the context manager of a transfer.
 
     Args:
         source: the weights.
-        members: all servers of the pool.
         chosen: the servers that take the weights.
         each: does something to all of those at once.
         again: other servers have taken this version before.
     """
     if isinstance(source, Publication):
         return _from_disk(source)
-    return _from_trainer(source, members, chosen, each, again=again)
+    return _from_trainer(source, chosen, each, again=again)
 
 
 @asynccontextmanager
@@ -105,9 +104,9 @@ class _DiskTransfer:
 
 @asynccontextmanager
 async def _from_trainer(
-    feed: WeightFeed, members: Members, chosen: Sequence[Member], each: Each, *, again: bool
+    feed: WeightFeed, chosen: Sequence[Member], each: Each, *, again: bool
 ) -> AsyncGenerator[WeightTransfer]:
-    chosen = await _join_all(feed, members, chosen, each)
+    chosen = await _join_all(feed, chosen, each)
     names = [member.group for member in chosen]
     async with feed.channel.sending(feed.version, names, dtype=feed.dtype, again=again) as sending:
         transfer = _BroadcastTransfer(sending, dict(zip(chosen, names, strict=True)))
@@ -153,29 +152,27 @@ class _BroadcastTransfer:
                 member.channel = None
 
 
-async def _join_all(feed: WeightFeed, members: Members, chosen: Sequence[Member], each: Each) -> Sequence[Member]:
+async def _join_all(feed: WeightFeed, chosen: Sequence[Member], each: Each) -> Sequence[Member]:
     """Return the servers that are in a group with the trainer, after those that were in none have joined one."""
     new = [member for member in chosen if member.channel is not feed.channel]
     if not new:
         return chosen
     requests = [member.server.groups.request() for member in new]
-    kept = [member.group for member in members.all if member.channel is feed.channel]
-    opened = await feed.channel.open(requests, kept)
-    addresses = dict(zip(new, opened, strict=True))
+    opened = await feed.channel.open(requests, [member.group for member in new if member.group])
+    # Not while they join: a cancellation between the two must not lose the name of an open group.
+    joins = {member: (address, member.group) for member, address in zip(new, opened, strict=True)}
+    for member, (address, _) in joins.items():
+        member.group = address.name
 
     async def join(member: Member) -> None:
-        if member in addresses:
-            await _join_group(member, addresses[member], feed.channel)
+        if member in joins:
+            address, former = joins[member]
+            if former:
+                await _leave_group(member, former)
+            await member.server.groups.join(address)
+            member.channel = feed.channel
 
     return await each(join)
-
-
-async def _join_group(member: Member, address: GroupAddress, channel: WeightChannel) -> None:
-    if member.group:
-        await _leave_group(member)
-    member.group = address.name  # the server may know the name from now on, and leaves it before it joins another group
-    await member.server.groups.join(address)
-    member.channel = channel
 
 
 async def leave_all(members: Sequence[Member], *, timeout_s: float) -> None:
@@ -184,15 +181,12 @@ async def leave_all(members: Sequence[Member], *, timeout_s: float) -> None:
         async with task_group() as tasks:
             for member in members:
                 if member.channel is not None:
-                    tasks.start_soon(_leave_group, member)
+                    tasks.start_soon(_leave_group, member, member.group)
 
 
-async def _leave_group(member: Member) -> None:
-    group, member.group, member.channel = member.group, "", None
-    try:
+async def _leave_group(member: Member, group: str) -> None:
+    with suppress(ServerError):  # the trainer's end of the group is closed: the server keeps a name and nothing more
         await member.server.groups.leave(group)
-    except ServerError:
-        return  # the trainer's end of the group is closed: the server keeps a name and nothing more
 
 
 async def check_changed(member: Member, expected: ExpectedWeights, held: Mapping[str, str]) -> None:

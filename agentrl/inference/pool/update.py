@@ -75,7 +75,7 @@ class WeightSwap:
         """
         known = self._members.digests if again else None
         entered = anyio.current_time()
-        async with open_transfer(self._source, self._members, chosen, each, again=again) as transfer:
+        async with open_transfer(self._source, chosen, each, again=again) as transfer:
             began = anyio.current_time()
             await transfer.start(await each(self._pause))
             await transfer.complete(await each(partial(self._load, transfer)))

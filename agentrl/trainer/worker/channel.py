@@ -91,8 +91,8 @@ class TrainerChannel:
             finally:
                 self._stepping = False
 
-    async def open(self, requests: Sequence[GroupRequest], keep: Collection[str]) -> Sequence[GroupAddress]:
-        """Open a group for each of `requests`, close those not in `keep`, and return where the servers join.
+    async def open(self, requests: Sequence[GroupRequest], close: Collection[str]) -> Sequence[GroupAddress]:
+        """Close the groups in `close`, open one for each of `requests`, and return where the servers join.
 
         Raises:
             ConfigError: when the address is not the worker's, or the backend cannot be used.
@@ -100,7 +100,7 @@ class TrainerChannel:
 
         Cancellation: the groups are open.
         """
-        request = OpenGroups(tuple(requests), tuple(keep))
+        request = OpenGroups(tuple(requests), tuple(close))
         return (await _shielded_exchange(self._call, request, GroupsOpened, "listening for servers")).addresses
 
     @asynccontextmanager

@@ -88,7 +88,7 @@ class OutgoingWeights:
         """
         match request:
             case protocol.OpenGroups():
-                return protocol.GroupsOpened(tuple(self._sender.open(request.requests, request.keep)))
+                return protocol.GroupsOpened(tuple(self._sender.open(request.requests, request.close)))
             case protocol.BeginSending():
                 return self._begin(request)
             case protocol.StartSending():

@@ -113,10 +113,10 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenGroups(msgspec.Struct, frozen=True, tag=True):
-    """Listen for servers, and close the groups that are not kept; answered by `GroupsOpened`."""
+    """Close groups, and listen for servers; answered by `GroupsOpened`."""
 
     requests: tuple[GroupRequest, ...]
-    keep: tuple[str, ...]
+    close: tuple[str, ...]
 
 
 class BeginSending(msgspec.Struct, frozen=True, tag=True):

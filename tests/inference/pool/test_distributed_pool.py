@@ -133,6 +133,27 @@ async def test_a_restarted_server_gets_the_weights_again_as_long_as_the_trainer_
         assert (await pool.generate(request())).spans[0].version == 1
 
 
+@pytest.mark.parametrize("slow", ["join_group", "receive_weights"])
+async def test_two_servers_that_return_together_do_not_close_the_groups_of_one_another(slow: ControlCall) -> None:
+    servers, channel = servers_of(3, timeout_s=60), ScriptedChannel()
+    async with pool_of(*servers, control_timeout_s=60) as pool:
+        await pool.update_weights(feed(1, channel))
+        held = servers[1].control_holds[slow] = Hold()
+        for server in servers[1:]:
+            server.die()
+            pool.report_dead(server.url, "killed")
+            server.revive(version=0)
+        with anyio.fail_after(20):
+            pool.report_started("scripted://1")
+            await held.reached.wait()
+            pool.report_started("scripted://2")
+            await seen(pool, lambda status: status.servers[2].state == "serving")
+            held.release.set()
+            await all_serving(pool)
+        assert [len(server.groups.joined) for server in servers] == [1, 2, 2]
+        assert channel.groups == {server.groups.joined[-1].name for server in servers}
+
+
 async def test_a_server_whose_join_was_cancelled_joins_with_the_next_update() -> None:
     servers, channel = servers_of(2, timeout_s=60), ScriptedChannel()
     async with pool_of(*servers, control_timeout_s=60) as pool:

@@ -56,7 +56,7 @@ from transformers.utils import logging
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.publisher import PublishReport, WeightPublisher
+from agentrl.engine.publishing.publisher import PublishReport, WeightPublisher
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.trainer.config import TrainerConfig

@@ -1,7 +1,8 @@
 """The groups of a run between admission and training, and the policy version that admits them.
 
 Invariant: each admitted group is consumed once, dropped once with a counted reason, or still outstanding. The policy
-version only grows, by one for each published update.
+versions only grow, the trainer's by one for each step, the servers' by one for each published update, which comes before the
+next one of the trainer.
 
 The dispatcher waits in `admit` for the next version or for the place of a dropped group. The trainer waits in `take` for
 the groups that its batch must hold. Each wait is an event, never a poll, and `close` ends all of them.
@@ -60,10 +61,13 @@ class Signal:
 
 
 class VersionClock:
-    """The policy version that the trainer trains and the admission rule counts from.
+    """The policy versions of the servers, from which admission counts, and of the trainer, which may be one ahead.
 
     Example:
         >>> clock = VersionClock(start=3)
+        >>> clock.stepped()
+        >>> clock.version, clock.trainer_version
+        (3, 4)
         >>> clock.tick(4)
         >>> clock.version
         4
@@ -71,7 +75,7 @@ class VersionClock:
 
     def __init__(self, *, start: int = 0, changed: Signal | None = None) -> None:
         """Start at version `start`; each tick fires `changed`, which the buffer shares."""
-        self._version = start
+        self._version = self._trainer_version = start
         self._changed = changed or Signal()
 
     @property
@@ -79,14 +83,35 @@ class VersionClock:
         """The version that every serving server holds."""
         return self._version
 
-    def tick(self, version: int) -> None:
-        """Move to `version`.
+    @property
+    def trainer_version(self) -> int:
+        """The version of the trainer's weights: `version`, or the next one until every serving server holds it."""
+        return self._trainer_version
+
+    def stepped(self) -> None:
+        """Record that the trainer's weights are the next version from now on.
 
         Raises:
-            InvariantError: when `version` is not the next one.
+            InvariantError: when the servers do not hold the version before.
         """
-        if version != self._version + 1:
-            raise InvariantError(f"the policy version must move from {self._version} to {self._version + 1}, got {version}")
+        if self._trainer_version != self._version:
+            raise InvariantError(
+                f"the trainer stepped from version {self._trainer_version}, but the servers hold version {self._version}"
+            )
+        self._trainer_version += 1
+        self._changed.fire()
+
+    def tick(self, version: int) -> None:
+        """Record that every serving server holds `version`, the trainer's.
+
+        Raises:
+            InvariantError: when `version` is not the next one, or the trainer has not stepped.
+        """
+        if version != self._version + 1 or version != self._trainer_version:
+            raise InvariantError(
+                f"the policy version must move from {self._version} to {self._version + 1} after a step of the trainer, "
+                f"which has version {self._trainer_version}; got {version}"
+            )
         self._version = version
         self._changed.fire()
 
@@ -98,7 +123,7 @@ class Ticket:
     index: int
     """Its admission number."""
     version: int
-    """Policy version at admission."""
+    """Policy version of the servers at admission."""
 
 
 class GroupBuffer:
@@ -293,7 +318,7 @@ class GroupBuffer:
         ]
         return select(
             candidates,
-            version=self._clock.version,
+            version=self._clock.trainer_version,
             groups_per_step=self._admission.groups_per_step,
             max_staleness=self._admission.max_staleness,
             policy=self._policy,

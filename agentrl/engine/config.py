@@ -36,6 +36,9 @@ class EngineConfig(Config):
     """Newest published weights that stay on disk."""
     publish_dir: str | None = None
     """Where published weights go; None: inside the run directory. Must be visible to every server."""
+    overlap_publication: bool = False
+    """Train the next batch while servers load the weights of the last one, which the trainer keeps in a snapshot. Servers
+    that load are not spot checked, so the trainer waits for them after at most four steps without a check."""
     probe_tolerance: float | None = Field(default=None, gt=0)
     """Largest log-prob difference, nats, of server and trainer on the probe prompt after an update. None: by dtype."""
     logprob_tolerance: float | None = Field(default=None, gt=0)

@@ -30,11 +30,13 @@ from agentrl.engine.config import INTERRUPT_S, EngineConfig
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
 from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.journal import Journal
-from agentrl.engine.publisher import PROBE_TEXT, WeightPublisher
+from agentrl.engine.publishing.publications import Publications
+from agentrl.engine.publishing.publisher import PROBE_TEXT, WeightPublisher
 from agentrl.engine.report import RunReport
 from agentrl.engine.resume import RunState
+from agentrl.engine.spot_check import SpotCheck
 from agentrl.engine.staleness import Admission
-from agentrl.engine.training import SpotCheck, TrainLoop
+from agentrl.engine.training import TrainLoop
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
@@ -141,6 +143,9 @@ class Engine:
             trainer=trainer, inference=inference, run_dir=run_dir, config=engine, probe_ids=probe, send_dtype=send_dtype
         )
         self._evaluations = self._make_evaluations()
+        self._publications = Publications(
+            weights=weights, clock=self._clock, journal=self._journal, board=self._board, watchdog=self._watchdog
+        )
         self._training = self._make_training(trainer, inference, weights)
 
     def _make_evaluations(self) -> EvaluationQueue:
@@ -156,6 +161,7 @@ class Engine:
         return TrainLoop(
             trainer=trainer,
             weights=weights,
+            publications=self._publications,
             buffer=self._buffer,
             clock=self._clock,
             journal=self._journal,
@@ -236,7 +242,7 @@ class Engine:
                 background.start_soon(journal.write)
                 background.start_soon(self._watchdog.watch)
                 background.start_soon(self._progress.show, journal.snapshot)
-                await self._training.publish(self._clock.version)
+                await self._publications.first()
                 async with self._runner.opened(self._backend):
                     await self._work()
                 finished = True

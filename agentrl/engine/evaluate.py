@@ -212,9 +212,13 @@ class EvaluationQueue:
         """The steps whose evaluation has no result yet."""
         return tuple(self._due)
 
+    def is_due(self, step: int) -> bool:
+        """Return whether the run evaluates the weights of `step`."""
+        return bool(self._every) and step % self._every == 0
+
     def request(self, step: int) -> None:
         """Ask for an evaluation if one is due after `step`."""
-        if not self._every or step % self._every:
+        if not self.is_due(step):
             return
         if len(self._due) > 1:
             self._on_skip(step)

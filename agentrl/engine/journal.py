@@ -22,7 +22,7 @@ from agentrl.engine.buffer import GroupBuffer, VersionClock
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight
-from agentrl.engine.publisher import PublishReport
+from agentrl.engine.publishing.publisher import PublishReport, SyncCost
 from agentrl.engine.report import RunReport, Timer, Totals
 from agentrl.engine.resume import RunState
 from agentrl.engine.utilization import BusyMeter
@@ -228,16 +228,16 @@ class Journal:
         groups: tuple[Group, ...],
         prepared: PreparedBatch,
         report: StepReport,
-        published: PublishReport | None,
+        sync: SyncCost,
     ) -> None:
-        """Record a training step; `published` is None where its weights did not reach the servers.
+        """Record a training step; `sync` is the cost of publications since the last one.
 
         Raises:
             RunStopped: when the disk refuses.
         """
         totals, now = self._totals, time.perf_counter()
         sampled = sum(self._flights.tokens_by_group.pop(group.index, 0) for group in groups)
-        totals.add_batch(groups, prepared, report, published, sampled)
+        totals.add_batch(groups, prepared, report, sync, sampled)
         elapsed, self._last_step = now - self._last_step, now
         tokens, self._last_tokens = self._flights.num_tokens - self._last_tokens, self._flights.num_tokens
         since = {timer: seconds - self._last_seconds.get(timer, 0.0) for timer, seconds in totals.seconds.items()}
@@ -252,7 +252,9 @@ class Journal:
             "rollout_wait_s": since["rollout_wait_s"],
             "train_s": since["train_s"],
             "loop_blocked_s": blocked - self._last_blocked,
-            **({} if published is None else _publication_metrics(published, elapsed)),
+            "sync_wait_s": sync.waited_s,
+            "sync_share": sync.waited_s / elapsed,
+            **({} if sync.published is None else _publication_metrics(sync.published)),
             **prefixed("dropped_groups", self._buffer.dropped),
             **prefixed("failed_episodes", self._budget.by_reason),
             **prefixed("wasted_tokens", totals.wasted),
@@ -434,12 +436,11 @@ def _run_status(error: BaseException) -> Literal["failed", "interrupted"]:
     return "interrupted" if isinstance(error, anyio.get_cancelled_exc_class()) else "failed"
 
 
-def _publication_metrics(published: PublishReport, elapsed: float) -> dict[str, MetricValue]:
+def _publication_metrics(published: PublishReport) -> dict[str, MetricValue]:
     metrics: dict[str, MetricValue] = {
         "publish_s": published.publish_s,
         "update_s": published.update_s,
         "pause_s": published.pause_s,
         "update_bytes": published.num_bytes,
-        "sync_share": (published.publish_s + published.update_s) / elapsed,
     }
     return metrics if published.probe_difference is None else {**metrics, "probe_difference": published.probe_difference}

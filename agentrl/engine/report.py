@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from agentrl.engine.batch import PreparedBatch
-from agentrl.engine.publisher import PublishReport
+from agentrl.engine.publishing.publisher import SyncCost
 from agentrl.observe.metrics import MetricValue
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group
@@ -64,7 +64,7 @@ class RunReport:
     """Time that the dispatcher waited for the staleness bound."""
     train_seconds: float
     sync_seconds: float
-    """Time of publishing and updating weights."""
+    """Time that the trainer waited for weights to be published."""
     pause_seconds: float
     """Time that servers were paused for updates."""
     max_logprob_difference: float | None
@@ -119,7 +119,7 @@ class Totals:
         groups: tuple[Group, ...],
         prepared: PreparedBatch,
         report: StepReport,
-        published: PublishReport | None,
+        sync: SyncCost,
         sampled: int,
     ) -> None:
         """Count a finished step; `sampled` is the number of tokens of its groups, failed attempts included."""
@@ -131,10 +131,10 @@ class Totals:
         self.steps += 1
         self.groups += len(groups)
         self.zero_variance_groups += int(prepared.metrics["zero_variance_groups"])
-        if published is not None:
-            self.sync_s += published.publish_s + published.update_s
-            self.pause_s += published.pause_s
-            self.probe_difference = _larger(self.probe_difference, published.probe_difference)
+        self.sync_s += sync.waited_s
+        if sync.published is not None:
+            self.pause_s += sync.published.pause_s
+            self.probe_difference = _larger(self.probe_difference, sync.published.probe_difference)
         self.logprob_difference = _larger(self.logprob_difference, report.metrics.get("max_logprob_difference"))
         self.logprob_difference = _larger(self.logprob_difference, report.metrics.get("max_spot_difference"))
         self.unchecked_steps += report.metrics.get("unchecked_servers", 0.0) > 0

@@ -9,11 +9,15 @@ trained at version v + j at the latest, and a version trains B groups, so all gr
 
     O(j) <= B * (j + 1)   for j = 0 .. S                                                              (1)
 
+Here v is the version of the trainer's weights, while admission counts from the version of the servers, which may be v - 1
+(`engine.overlap_publication`). The first tokens of a group that opens are of the servers' version.
+
 Admission (paper eq. 3) keeps (1) for j = S: group number n = consumed + outstanding opens only while
-floor(n / B) <= v + S, and consumed = B * v, so at most B * (S + 1) are outstanding. For j < S a batch keeps (1) for the
-next version, where the classes shift by one, by holding at least O(j) - B * j groups of each class j. (1) itself says that
-this is at most B groups, so such a batch exists once they have completed: the trainer waits for that, and for nothing else.
-Taking the completed groups oldest first meets every class at once if any choice does.
+floor(n / B) <= v + S, and consumed = B * v, so at most B * (S + 1) are outstanding. Where the servers have v - 1, at most
+B * S are, which keeps (1) for j = S - 1, the class of the new group. For j < S a batch keeps (1) for the next version, where
+the classes shift by one, by holding at least O(j) - B * j groups of each class j. (1) itself says that this is at most B
+groups, so such a batch exists once they have completed: the trainer waits for that, and for nothing else. Taking the
+completed groups oldest first meets every class at once if any choice does.
 
 Waiting only for the groups that are due *now* (class 0) is not enough: four slow groups of one version may fall due together
 when B is 2, and admission does not prevent it. `tests/engine/test_staleness.py` has that schedule.

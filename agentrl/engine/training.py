@@ -1,9 +1,10 @@
 """The training side of the loop: servers checked, one batch in, one version out, a checkpoint now and then.
 
-Invariant: the clock ticks once for each batch taken, after every serving server has the new weights. Before the batch is
-taken, while the trainer still has the weights that the servers sample with, a few calls of each server are recomputed. The
-trainer waits for its batch, its worker and the servers, in that order, and the board lists each wait. A checkpoint holds the
-weights of a whole step, and its note accounts for every group and evaluation that was asked for.
+Invariant: each batch that is taken becomes one version. Before the batch is taken, while the trainer still has the weights
+that the servers sample with, a few calls of each server are recomputed. Where publications run beside the trainer, that is
+so after at most `SpotCheck.MAX_SKIPPED` batches. The trainer waits for its batch, its worker and the servers, in that order,
+and the board lists each wait. A checkpoint holds the weights of a whole step, and its note accounts for every group and
+evaluation that was asked for.
 """
 
 from __future__ import annotations
@@ -11,177 +12,36 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
-from uuid import uuid4
 
-import anyio
 import anyio.to_thread
-import numpy as np
+from anyio.abc import TaskGroup
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.concurrency import task_group
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.batch import PreparedBatch, prepare_batch
 from agentrl.engine.buffer import GroupBuffer, VersionClock
-from agentrl.engine.config import LOGPROB_TOLERANCE, EngineConfig
+from agentrl.engine.config import EngineConfig
 from agentrl.engine.evaluate import EvaluationQueue
-from agentrl.engine.inflight import FinishedCall, FinishedCalls
 from agentrl.engine.journal import Journal
-from agentrl.engine.publisher import PublishReport, WeightPublisher
+from agentrl.engine.publishing.publications import Publications
+from agentrl.engine.publishing.publisher import WeightPublisher
 from agentrl.engine.resume import RunState
 from agentrl.engine.skipped import SkippedSteps
+from agentrl.engine.spot_check import SpotCheck
 from agentrl.errors import AgentRLError, InvariantError, NothingLearned, ServerError, TrainError, WeightSyncError
-from agentrl.inference.backend import Inference, ServerSet
 from agentrl.observe.progress import Progress
 from agentrl.observe.stall import StallTimer, WaitBoard
 from agentrl.trainer.base import StepReport, Trainer
-from agentrl.types import Float32Array
 
 logger = logging.getLogger(__name__)
 IMPOSSIBLE_KL = 0.5
 """Nats below 0, beyond 5 standard errors, at which a KL between behavior and proximal policy stops the run. Truncated
 sampling (top_p) biases the estimate downwards, but less than this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpotReport:
-    """The result of one spot check."""
-
-    metrics: Mapping[str, float]
-    wrong: Mapping[str, str]
-    """The servers whose log-probs are not the trainer's, and how far off they are."""
-
-
-class SpotCheck:
-    """Recomputes a few calls of every server while the trainer has the weights that sampled them.
-
-    The reasons and the bounds: `docs/adr/0014-spot-checks.md`.
-    """
-
-    SHARE = 16
-    """A step checks one call for this many of its episodes, and at least one of each server."""
-    ASKED_TOKENS = 16
-    """Output tokens of a call made for a check, to a server that has finished none under the present version."""
-    ASK_TIMEOUT_S = 10.0
-    """Seconds that such a call may take."""
-    WARN_AFTER = 5
-    """Number of steps in a row without a check of a server after which the trainer warns."""
-
-    def __init__(
-        self, *, trainer: Trainer, inference: Inference, calls: FinishedCalls, config: EngineConfig, episodes_per_step: int
-    ) -> None:
-        """Begin with no server checked.
-
-        Args:
-            trainer: recomputes log-probs.
-            inference: asked for a call where a server has finished none, if it is a `ServerSet`.
-            calls: of the run.
-            config: the tolerances.
-            episodes_per_step: episodes of a batch, a share of which is checked.
-        """
-        self._trainer, self._calls, self._config = trainer, calls, config
-        self.servers = inference if isinstance(inference, ServerSet) else None
-        """Where servers can be asked and taken out; None: there is only one."""
-        self._tolerance = config.logprob_tolerance or LOGPROB_TOLERANCE["float32"]
-        self._episodes_per_step = episodes_per_step
-        self._unchecked: Counter[str] = Counter()
-
-    async def run(self, version: int) -> SpotReport:
-        """Compare calls that servers began with `version`, which the trainer must have, and return the result.
-
-        Raises:
-            InvariantError: a server reported a log-prob that no token is sampled with.
-            TrainError: the trainer could not compute log-probs.
-
-        Cancellation: the trainer cannot be used again.
-        """
-        began = time.perf_counter()
-        if self._calls.impossible is not None:
-            raise InvariantError(self._calls.impossible)
-        serving = self._calls.servers if self.servers is None else self.servers.serving
-        limit = max(1, self._episodes_per_step // (self.SHARE * max(1, len(serving))))
-        chosen = {server: self._calls.of_version(server, version)[:limit] for server in {*serving, *self._calls.servers}}
-        async with task_group() as tasks:
-            for server in serving:
-                if not chosen[server]:
-                    tasks.start_soon(self._ask, server, version, chosen[server])
-        differences = await self._differences(version, chosen)
-        wrong: dict[str, str] = {}
-        for server, found in differences.items():
-            verdict = self._verdict(server, version, found)
-            if verdict is None:
-                self._calls.passed(server)
-            else:
-                wrong[server] = verdict
-        unchecked = self._count_unchecked(serving or ("",), differences)
-        joined = np.concatenate([np.empty(0, np.float32), *differences.values()])
-        metrics = {"spot_check_tokens": float(len(joined)), "unchecked_servers": float(unchecked)}
-        if len(joined):
-            metrics |= {"mean_spot_difference": float(joined.mean()), "max_spot_difference": float(joined.max())}
-        return SpotReport(metrics=metrics | {"seconds_spot_check": time.perf_counter() - began}, wrong=wrong)
-
-    def forget(self, server: str) -> set[int]:
-        """Drop the calls of a server, and return the groups with calls since its last check that passed."""
-        return self._calls.forget(server)
-
-    async def _ask(self, server: str, version: int, found: list[FinishedCall]) -> None:
-        """Have a server answer the beginning of the run's last request, and add the call to `found`."""
-        example = self._calls.example
-        if example is None or self.servers is None:
-            return
-        sampling = replace(example.sampling, max_new_tokens=min(self.ASKED_TOKENS, example.sampling.max_new_tokens), stop=())
-        request = replace(example, request_id=uuid4().hex, episode_id=f"spot check of {server}", sampling=sampling)
-        with anyio.move_on_after(self.ASK_TIMEOUT_S), suppress(ServerError):  # the pool's health check deals with the server
-            self._calls.add(request, await self.servers.sample(server, request), None)
-            found += self._calls.of_version(server, version)[:1]
-
-    async def _differences(self, version: int, chosen: Mapping[str, Sequence[FinishedCall]]) -> dict[str, Float32Array]:
-        """Return, for each server with calls, |log-prob of the server - the trainer's| of their tokens, nats."""
-        calls = [(server, call) for server, some in chosen.items() for call in some]
-        if not calls:
-            return {}
-        recomputed = await self._trainer.logprobs(
-            [call.token_ids for _, call in calls], [call.temperature for _, call in calls]
-        )
-        parts: dict[str, list[Float32Array]] = {}
-        for (server, call), values in zip(calls, recomputed, strict=True):
-            start, count = call.context_size - 1, call.tokens_of(version)
-            reported = call.generation.output_logprobs[:count]
-            parts.setdefault(server, []).append(np.abs(reported - values[start : start + count]))
-        return {server: np.concatenate(some) for server, some in parts.items()}
-
-    def _verdict(self, server: str, version: int, found: Float32Array) -> str | None:
-        """Return why the server's log-probs are wrong; None: they are right."""
-        mean, largest, each = float(found.mean()), float(found.max()), self._config.max_logprob_difference
-        # Rounding of single tokens averages out: the fewer tokens, the more of it is left.
-        bound = self._tolerance * (1 + 4 / math.sqrt(len(found)))
-        over = None if each is None or largest <= each else f"engine.max_logprob_difference = {each:g}"
-        if not mean <= bound:
-            over = f"{bound:.3g} (engine.logprob_tolerance = {self._tolerance:g}, for {len(found)} tokens)"
-        if over is None:
-            return None
-        return (
-            f"{server or 'the server'}: log-probs of {len(found)} tokens that it sampled with version {version} differ from "
-            f"the trainer's by {mean:.3g} nats on average and {largest:.3g} at most, over {over}"
-        )
-
-    def _count_unchecked(self, serving: Sequence[str], checked: Mapping[str, Float32Array]) -> int:
-        missed = [server for server in serving if server not in checked]
-        self._unchecked = Counter({server: self._unchecked[server] + 1 for server in missed})
-        for server in missed:
-            if self._unchecked[server] == self.WARN_AFTER:
-                logger.warning(
-                    "%s: its log-probs have not been compared with the trainer's for %d steps, because it finished no call "
-                    "at a temperature above 0",
-                    server or "the server",
-                    self.WARN_AFTER,
-                )
-        return len(missed)
 
 
 class _Weights(NamedTuple):
@@ -211,6 +71,7 @@ class TrainLoop:
         *,
         trainer: Trainer,
         weights: WeightPublisher,
+        publications: Publications,
         buffer: GroupBuffer,
         clock: VersionClock,
         journal: Journal,
@@ -227,7 +88,8 @@ class TrainLoop:
         """Connect the parts that `Engine` makes; `state` is the one to start from, with the digest of the held-out tasks."""
         self._draw = draw
         self._spot_check = spot_check
-        self._trainer, self._weights, self._buffer, self._clock = trainer, weights, buffer, clock
+        self._trainer, self._weights, self._publications = trainer, weights, publications
+        self._buffer, self._clock = buffer, clock
         self._journal, self._board, self._watchdog, self._progress = journal, board, watchdog, progress
         self._algorithm, self._config = algorithm, config
         self._evaluations, self._first = evaluations, state
@@ -237,22 +99,6 @@ class TrainLoop:
         self._saved_step, self._saved_at = state.step, time.perf_counter()
         self._writing: _BegunSave | None = None
         self._interrupted = False
-
-    async def publish(self, version: int) -> PublishReport:
-        """Put the trainer's weights on every server as `version`.
-
-        Raises:
-            TrainError, WeightSyncError: when the weights did not arrive.
-            RunStopped: when the disk refuses the record of it.
-
-        Cancellation: servers may have either version.
-        """
-        self._journal.publishing(version)
-        with self._board.waiting("the trainer", f"the servers to take version {version}"):
-            published = await self._weights.publish(version)
-        self._journal.published(time.perf_counter(), published)
-        self._watchdog.progress()
-        return published
 
     def interrupt(self) -> None:
         """Ask `run` to return after the present step, with its checkpoint."""
@@ -271,12 +117,14 @@ class TrainLoop:
         """
         self._saved_at = time.perf_counter()
         try:
-            for number in range(self._first.step + 1, self._config.steps + 1):
-                if not await self._step(number):
-                    break
-                self._evaluations.request(number)
-                if self._checkpoint_is_due(number):
-                    await self._save()
+            async with task_group() as publications:
+                for number in range(self._first.step + 1, self._config.steps + 1):
+                    if not await self._step(number, publications):
+                        break
+                    self._evaluations.request(number)
+                    if self._checkpoint_is_due(number):
+                        await self._save()
+                await self._publications.finish()
             await self._finish_save(wait=True)
         except (ServerError, WeightSyncError, NothingLearned):
             await self._save_last()  # the trainer is not to blame
@@ -289,12 +137,12 @@ class TrainLoop:
         if self._interrupted:
             await self._save_last()
 
-    async def _step(self, number: int) -> bool:
+    async def _step(self, number: int, publications: TaskGroup) -> bool:
         """Train one batch, publish the weights, advance the clock and record the step; False: there is no batch."""
         with self._board.waiting("the trainer", self._buffer.describe_wait), self._journal.timed("trainer_wait_s"):
             await self._buffer.ready()
         await self._finish_save(wait=False)
-        checked = {} if self._interrupted else await self._check_servers(number)
+        checked = {} if self._interrupted else await self._checked(number)
         with self._board.waiting("the trainer", self._buffer.describe_wait), self._journal.timed("trainer_wait_s"):
             groups = await self._buffer.take()
         if groups is None:
@@ -302,7 +150,7 @@ class TrainLoop:
                 raise InvariantError(f"the buffer was closed before step {number}")
             return False
         await self._journal.check_in_place()
-        version = self._clock.version
+        version = self._clock.trainer_version
         with self._board.waiting("the trainer", f"its worker to train batch {number}"), self._journal.timed("train_s"):
             self._held = None
             prepared = await anyio.to_thread.run_sync(
@@ -313,15 +161,28 @@ class TrainLoop:
         report = replace(report, metrics={**report.metrics, **checked})
         self._held = _Weights(number, version + 1)
         try:
-            published = await self.publish(version + 1)
+            await self._publications.begin(publications, beside=self._may_overlap(number))
         except (ServerError, WeightSyncError):
-            self._journal.step(number, groups, prepared, report, None)  # `run` saves these weights
+            self._journal.step(number, groups, prepared, report, self._publications.take_cost())  # `run` saves these weights
             raise
-        self._clock.tick(version + 1)
-        self._journal.step(number, groups, prepared, report, published)
+        self._journal.step(number, groups, prepared, report, self._publications.take_cost())
         self._progress.step(self._journal.snapshot())
         self._skipped.step(number, groups, report.skipped)
         return True
+
+    def _may_overlap(self, number: int) -> bool:
+        """Return whether the weights of step `number` may reach the servers during the next step."""
+        is_last = self._interrupted or number == self._config.steps
+        return self._config.overlap_publication and not is_last and not self._evaluations.is_due(number)
+
+    async def _checked(self, number: int) -> Mapping[str, float]:
+        """Check the servers, if they have the trainer's version or were not checked for long; return the metrics."""
+        if self._publications.running:
+            skipped = self._spot_check.skip()
+            if skipped is not None:
+                return skipped
+            await self._publications.finish()
+        return await self._check_servers(number)
 
     async def _check_servers(self, number: int) -> Mapping[str, float]:
         """Take out the servers whose log-probs are wrong, drop the groups they may have spoilt, and return the metrics.

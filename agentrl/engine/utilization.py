@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-TRAINER_WORK = ("train_s", "publish_s", "update_s", "trainer.seconds_spot_check")
+TRAINER_WORK = ("train_s", "sync_wait_s", "trainer.seconds_spot_check")
 """The keys of a `step` line whose seconds the trainer works."""
 
 

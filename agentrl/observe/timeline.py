@@ -20,6 +20,7 @@ Actor: TypeAlias = Literal["trainer", "dispatcher", "servers", "evaluation"]
 ActivityName: TypeAlias = Literal[
     "train",
     "wait_for_batch",
+    "wait_for_servers",
     "publish",
     "update",
     "pause",

@@ -75,6 +75,7 @@ async def test_admission_waits_for_a_version() -> None:
         assert await parts.take() == [0]
         await anyio.wait_all_tasks_blocked()
         assert third == []
+        parts.clock.stepped()
         parts.clock.tick(1)
     assert third == [Ticket(index=2, version=1)]
 
@@ -94,6 +95,7 @@ async def test_take_waits_for_groups_that_are_due_though_others_are_complete() -
     slow, fast = await parts.admit(), await parts.admit()
     parts.buffer.complete(group(fast))
     assert await parts.take() == [1]
+    parts.clock.stepped()
     parts.clock.tick(1)
     young = await parts.admit()
     parts.buffer.complete(group(young))
@@ -114,6 +116,7 @@ async def test_take_waits_for_groups_that_are_due_though_others_are_complete() -
 async def test_over_age_groups_leave_under_drop_and_their_place_is_free() -> None:
     parts = Parts(batch=1, bound=0, policy="drop")
     ticket = await parts.admit()
+    parts.clock.stepped()
     parts.clock.tick(1)
     parts.buffer.complete(group(ticket))
     taken: list[list[int]] = []
@@ -214,11 +217,19 @@ async def test_the_clock_moves_by_one_and_wakes_who_waits() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
+        clock.stepped()
         clock.tick(6)
         await anyio.wait_all_tasks_blocked()
         assert seen == []
+        clock.stepped()
         clock.tick(7)
     assert seen == [7]
+    with pytest.raises(InvariantError, match="from 7 to 8 after a step of the trainer, which has version 7; got 8"):
+        clock.tick(8)
+    clock.stepped()
+    assert (clock.version, clock.trainer_version) == (7, 8)
+    with pytest.raises(InvariantError, match="the trainer stepped from version 8, but the servers hold version 7"):
+        clock.stepped()
     for wrong in (7, 9, 6):
         with pytest.raises(InvariantError, match="must move from 7 to 8"):
             clock.tick(wrong)
@@ -231,7 +242,7 @@ async def test_the_clock_moves_by_one_and_wakes_who_waits() -> None:
     st.integers(1, 3),
     st.integers(0, 3),
     st.sampled_from(["wait", "mask", "drop"]),
-    st.lists(st.tuples(st.sampled_from(["complete", "drop", "train"]), st.integers(0, 10**6)), max_size=120),
+    st.lists(st.tuples(st.sampled_from(["complete", "drop", "train", "publish"]), st.integers(0, 10**6)), max_size=120),
 )
 def test_every_admitted_group_is_consumed_once_or_dropped_once_or_outstanding(
     batch: int, bound: int, policy: StalenessPolicy, actions: list[tuple[str, int]]
@@ -239,18 +250,27 @@ def test_every_admitted_group_is_consumed_once_or_dropped_once_or_outstanding(
     async def play() -> None:
         parts = Parts(batch=batch, bound=bound, policy=policy)
         running: list[Ticket] = []
+        versions: dict[int, int] = {}
         consumed: list[int] = []
         for action, choice in actions:
             while parts.buffer.may_admit:
                 running.append(await parts.admit())
+                versions[running[-1].index] = running[-1].version
             if action == "complete" and running:
                 parts.buffer.complete(group(running.pop(choice % len(running))))
             elif action == "drop" and running:
                 parts.buffer.drop(running.pop(choice % len(running)).index, "x")
+            elif action == "publish" and parts.clock.version < parts.clock.trainer_version:
+                parts.clock.tick(parts.clock.trainer_version)
             elif action == "train":
                 with anyio.move_on_after(0):
-                    consumed += await parts.take()
-                    parts.clock.tick(parts.clock.version + 1)
+                    taken = await parts.take()
+                    if policy != "mask":
+                        assert parts.clock.trainer_version - min(versions[index] for index in taken) <= bound
+                    consumed += taken
+                    if parts.clock.version < parts.clock.trainer_version:
+                        parts.clock.tick(parts.clock.trainer_version)
+                    parts.clock.stepped()
         dropped = [index for index, _ in parts.dropped]
         settled = consumed + dropped
         assert len(settled) == len(set(settled))

@@ -339,6 +339,7 @@ async def test_every_public_wait_of_clock_and_buffer_can_be_cancelled_and_change
     assert returned == []
     assert state == (clock.version, buffer.open_indices, buffer.num_admitted, buffer.num_outstanding, buffer.may_admit)
     buffer.drop(ticket.index, "no longer needed")
+    clock.stepped()
     clock.tick(1)
     with anyio.fail_after(PATIENCE_S):
         assert await buffer.admit() is not None

@@ -68,6 +68,7 @@ async def _play_both(admission: Admission, policy: Literal["wait", "mask", "drop
                 batch = tuple(group.index for group in taken or ())
             assert simulated.take() == batch
             if batch:
+                clock.stepped()
                 clock.tick(clock.version + 1)
                 simulated.tick()
         assert simulated.outstanding == real.num_outstanding

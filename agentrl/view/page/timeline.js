@@ -17,6 +17,7 @@ const ACTIVITY_COLORS = {
   evaluate: "series-1",
   spot_check: "series-6",
   wait_for_batch: "wait",
+  wait_for_servers: "wait",
   wait_for_bound: "wait",
   wait_for_slot: "wait-2",
 };

@@ -1,7 +1,7 @@
 """Publish trained weights to the servers, and save checkpoints.
 
-Invariant: when `publish(v)` returns, every serving server holds exactly the trainer's weights as version v, proved by
-checksums and by a probe.
+Invariant: when `send` of version v returns, every serving server holds exactly the weights that the trainer had when v was
+held, proved by checksums and by a probe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class PublishReport:
     """The cost of one publication, seconds."""
 
     publish_s: float
+    """Until the trainer had its weights ready: copied, and, where it waits for the servers, written."""
     update_s: float
+    """From then on, until every serving server held them."""
     pause_after_s: float
     """From the beginning of the update to the first pause."""
     pause_s: float
@@ -40,6 +42,27 @@ class PublishReport:
     """Nats."""
     num_bytes: int
     """Size of the weights as each server read or received them."""
+
+
+class SyncCost(NamedTuple):
+    """The cost of publications between two training steps."""
+
+    published: PublishReport | None
+    """The publication that ended; None: none did."""
+    waited_s: float
+    """Time that the trainer waited for publications."""
+
+
+class HeldVersion(NamedTuple):
+    """Weights of the trainer that are about to be published."""
+
+    version: int
+    probe: Probe
+    """With the trainer's log-probs under these weights."""
+    stays: bool
+    """Whether steps of the trainer leave them as they are."""
+    seconds: float
+    """Time that the trainer was busy with it."""
 
 
 class _Source(NamedTuple):
@@ -80,8 +103,26 @@ class WeightPublisher:
         self._probe_ids = np.asarray(probe_ids, np.int32)
         self._tolerance = config.probe_tolerance or PROBE_TOLERANCE["float32"]
 
-    async def publish(self, version: int) -> PublishReport:
-        """Put the trainer's weights on every server as `version`.
+    async def hold(self, version: int) -> HeldVersion:
+        """Hold the trainer's weights as `version`, for `send`.
+
+        Raises:
+            TrainError: when the trainer fails.
+
+        Cancellation: the trainer cannot be used again.
+        """
+        begin = time.perf_counter()
+        await self._trainer.hold(version, dtype=self._send_dtype)
+        [logprobs] = await self._trainer.logprobs([self._probe_ids])
+        probe = Probe(token_ids=self._probe_ids, logprobs=logprobs, tolerance=self._tolerance)
+        return HeldVersion(version, probe, self._trainer.steps_while_sending, time.perf_counter() - begin)
+
+    async def send(self, held: HeldVersion, *, beside: bool) -> PublishReport:
+        """Put held weights on every server.
+
+        Args:
+            held: the weights; they are sent once.
+            beside: whether the trainer steps meanwhile, so that the writing of files counts as a part of the update.
 
         Raises:
             TrainError: when the weights cannot be written or sent.
@@ -90,20 +131,17 @@ class WeightPublisher:
         Cancellation: servers may have either version; the run is over.
         """
         begin = time.perf_counter()
-        source, num_bytes = await self._source(version)
-        [logprobs] = await self._trainer.logprobs([self._probe_ids])
-        published = time.perf_counter()
-        update = await self._inference.update_weights(
-            source, Probe(token_ids=self._probe_ids, logprobs=logprobs, tolerance=self._tolerance)
-        )
-        self._check(version, update)
-        updated = time.perf_counter()
+        source, num_bytes = await self._source(held.version)
+        written_s = time.perf_counter() - begin
+        update = await self._inference.update_weights(source, held.probe)
+        self._check(held.version, update)
+        seconds = time.perf_counter() - begin
         if self._send_dtype is None:
             await anyio.to_thread.run_sync(lambda: prune(self._directory, keep=self._keep_published))
         return PublishReport(
-            publish_s=published - begin,
-            update_s=updated - published,
-            pause_after_s=update.pause_after_s,
+            publish_s=held.seconds + (0.0 if beside else written_s),
+            update_s=seconds - (0.0 if beside else written_s),
+            pause_after_s=update.pause_after_s + (written_s if beside else 0.0),
             pause_s=update.pause_s,
             probe_difference=update.probe_difference,
             num_bytes=update.num_bytes or num_bytes,

@@ -1,0 +1,1 @@
+"""How the weights of a run reach the servers."""

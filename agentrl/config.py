@@ -269,6 +269,13 @@ def _training_problems(config: RunConfig) -> list[str]:
             f"rollout.runner: {rollout.runner}: workers import the workflow by its name, and {config.workflow} was given as "
             "a Python object; save it in a module and pass module:Name, or set rollout.runner: local"
         )
+    if config.engine.overlap_publication and (algorithm.max_staleness == 0 or trainer.snapshot == "stream"):
+        why = "trainer.snapshot: stream keeps no copy of the weights to send"
+        if algorithm.max_staleness == 0:
+            why = "algorithm.max_staleness: 0 trains only what the new weights sampled"
+        problems.append(
+            f"engine.overlap_publication: {why}, so the next batch cannot be trained meanwhile; change one of them"
+        )
     stall_s = config.engine.stall_timeout_s
     for what, field, limit_s in (
         ("an episode", "rollout.episode_timeout_s", rollout.episode_timeout_s),

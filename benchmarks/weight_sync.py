@@ -233,7 +233,7 @@ async def measure(size: Size, folder: Path, backend: Literal["embedded", "sglang
         for _ in range(size.repeats + 1):
             for way, publisher in publishers.items():
                 version += 1
-                reports[way].append(await publisher.publish(version))
+                reports[way].append(await publisher.send(await publisher.hold(version), beside=False))
     count = reports["distributed"][0].num_bytes
     step_s, floor = median(steps), floors(count, size.repeats)
     rows: dict[str, Any] = {way: summary(some[1:], count, step_s, floor) for way, some in reports.items()}

@@ -30,13 +30,12 @@ from agentrl.engine.config import INTERRUPT_S, EngineConfig
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
 from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.journal import Journal
-from agentrl.engine.publishing.publications import Publications
+from agentrl.engine.publications import Publications
 from agentrl.engine.publishing.publisher import PROBE_TEXT, WeightPublisher
 from agentrl.engine.report import RunReport
 from agentrl.engine.resume import RunState
-from agentrl.engine.spot_check import SpotCheck
 from agentrl.engine.staleness import Admission
-from agentrl.engine.training import TrainLoop
+from agentrl.engine.training import SpotCheck, TrainLoop
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress

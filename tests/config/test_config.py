@@ -404,3 +404,17 @@ def test_a_mutated_config_is_accepted_or_rejected_by_name_and_never_crashes(chan
 def test_any_flags_parse_or_are_config_errors(flags: list[str]) -> None:
     with contextlib.suppress(ConfigError):
         parse_overrides(flags)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"algorithm": {"max_staleness": 0}}, r"max_staleness: 0 trains only what the new weights sampled"),
+        ({"trainer": {"snapshot": "stream"}}, r"snapshot: stream keeps no copy of the weights to send"),
+    ],
+)
+def test_a_publication_cannot_overlap_a_step_that_needs_it_or_changes_it(changes: dict[str, Any], why: str) -> None:
+    engine = {"engine": {"overlap_publication": True}}
+    assert parse_config({**GOOD, **engine}).engine.overlap_publication
+    with pytest.raises(ConfigError, match=rf"engine\.overlap_publication: .*{why}"):
+        parse_config({**GOOD, **engine, **changes})

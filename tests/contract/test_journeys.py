@@ -42,7 +42,7 @@ from tests.support.journeys import JourneyRecorder, profiled
 MAX_FILES_PER_CALL = 22
 """Driver side: from `chat.completions.create` to the server's socket and back, in the third turn of an episode."""
 MAX_FILES_PER_UPDATE = 11
-"""Driver side: from `WeightPublisher.publish`, with the files written, until every server samples with the new weights."""
+"""Driver side: from `WeightPublisher.hold`, with the files written, until every server samples with the new weights."""
 MAX_FILES_PER_GROUP = 23
 """From the end of a group's last episode through buffer, batch and advantages to the end of the optimizer step."""
 TURNS = 3
@@ -136,6 +136,9 @@ class WrittenTrainer(ScriptedTrainer):
         super().__init__()
         self._written = written
 
+    async def hold(self, version: int, *, dtype: str | None) -> None:
+        assert version in self._written
+
     async def publish(self, version: int, directory: str) -> Publication:
         return self._written[version]
 
@@ -196,9 +199,9 @@ async def test_a_weight_update_enters_few_files(
             publisher = WeightPublisher(
                 trainer=trainer, inference=pool, run_dir=tmp_path, config=config, probe_ids=[1, 2, 3, 4]
             )
-            await publisher.publish(1)
+            await publisher.send(await publisher.hold(1), beside=False)
             recorder.start()
-            await publisher.publish(2)
+            await publisher.send(await publisher.hold(2), beside=False)
             recorder.stop()
             status = pool.describe()
     assert [(server.version, server.paused) for server in status.servers] == [(2, False), (2, False)]

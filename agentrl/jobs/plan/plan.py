@@ -19,6 +19,7 @@ from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.load import load_held_out, load_training
 from agentrl.data.source import find_function, never_ends
 from agentrl.engine.config import INTERRUPT_S
+from agentrl.engine.training import SpotCheck
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.jobs.plan.gpus import missing_gpus
@@ -232,11 +233,14 @@ def _updates(config: RunConfig) -> str:
         backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
         way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
     engine = config.resolved_engine
+    when, often = "", "before each step,"
+    if engine.overlap_publication:
+        when, often = "; the next batch is trained meanwhile", f"before each step, or every {SpotCheck.MAX_SKIPPED + 1}th,"
     checks = (
-        f"checksum compared, probe within {engine.probe_tolerance:g} nats; before each step, log-probs of every server "
+        f"checksum compared, probe within {engine.probe_tolerance:g} nats; {often} log-probs of every server "
         f"recomputed, within {engine.logprob_tolerance:g} nats on average"
     )
-    return f"{way}, {route.reason}; {checks}; pause {mode} ({meaning})"
+    return f"{way}, {route.reason}{when}; {checks}; pause {mode} ({meaning})"
 
 
 def _evaluation(config: RunConfig) -> str:

@@ -61,7 +61,7 @@ class TrainerChannel:
         self._snapshot: bool | None = None
         """Whether the worker keeps snapshots; None before the first version."""
         self._held: tuple[int, str | None] | None = None
-        """Version and type that `hold` took and nothing has used yet."""
+        """Version and type that `hold` took last; None once it is written."""
 
     @property
     def steps_while_sending(self) -> bool:
@@ -124,7 +124,9 @@ class TrainerChannel:
             TrainError: when the worker died.
         """
         if self._held == (version, dtype):
-            self._held, again = None, True
+            again = True
+            if dtype is None:  # written once; what is sent may be sent again, such as when every server failed
+                self._held = None
             if self._snapshot:
                 yield
                 return

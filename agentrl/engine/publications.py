@@ -36,11 +36,6 @@ class Publications:
         self._report: PublishReport | None = None
         self._waited_s = 0.0
 
-    @property
-    def running(self) -> bool:
-        """Whether some serving server may not hold the trainer's version yet."""
-        return self._clock.version != self._clock.trainer_version
-
     async def first(self) -> None:
         """Put the weights with which the run begins on every server, as the version at which the clock stands.
 

@@ -57,6 +57,10 @@ def in_the_next_step(version: int, batches: int) -> bool:
     return version in (1, 6) or batches >= version
 
 
+def at_once(version: int, batches: int) -> bool:
+    return True
+
+
 async def test_the_trainer_trains_the_next_batch_while_servers_load_and_they_get_the_weights_before_it(
     tmp_path: Path, renderer: Renderer
 ) -> None:
@@ -85,7 +89,7 @@ async def test_the_time_of_a_publication_beside_a_step_is_in_the_line_of_that_st
 
 
 async def test_a_trainer_without_a_snapshot_waits_for_the_servers(tmp_path: Path, renderer: Renderer) -> None:
-    trainer = Slow(lambda version, batches: True, snapshot=False)
+    trainer = Slow(at_once, snapshot=False)
     report = await run(make_engine(tmp_path, renderer, trainer=trainer, steps=4, algorithm=BOUND, engine=OVERLAP))
     assert trainer.beside == []
     assert report.policy_version == 5
@@ -93,7 +97,7 @@ async def test_a_trainer_without_a_snapshot_waits_for_the_servers(tmp_path: Path
 
 
 async def test_with_a_bound_of_zero_training_stays_synchronous(tmp_path: Path, renderer: Renderer) -> None:
-    trainer = Slow(lambda version, batches: True)
+    trainer = Slow(at_once)
     await run(make_engine(tmp_path, renderer, trainer=trainer, algorithm={"max_staleness": 0}, engine=OVERLAP))
     for version, batch in enumerate(trainer.batches, start=1):
         assert {int(v) for item in batch.samples for v in item.sample.token_versions if v >= 0} == {version}
@@ -119,7 +123,7 @@ async def test_weights_that_are_evaluated_reach_the_servers_before_the_next_step
     )
     report = await run(engine)
     assert [version for version, _ in trainer.beside] == [2, 4]
-    assert [line["min_version"] >= line["step"] + 1 for line in report.evaluations] == [True, True]
+    assert [int(str(line["min_version"])) > int(str(line["step"])) for line in report.evaluations] == [True, True]
 
 
 async def test_servers_that_refuse_weights_during_a_step_end_the_run_with_that_step_saved(
@@ -151,7 +155,7 @@ async def test_a_run_that_is_interrupted_during_a_publication_finishes_it_and_sa
             tasks.start_soon(engine.run)
             await trainer.begun.wait()
             await trainer.begun.wait()
-            trainer.until = lambda version, batches: True
+            trainer.until = at_once
             tasks.cancel_scope.cancel()
     step = engine.report().train_steps
     assert [Path(path).name for path in trainer.saved] == [f"step-{step:06d}"]

@@ -18,33 +18,33 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import logging
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.trainer.loading.files import model_tensors
+from agentrl.trainer.loading.names import untie_different
+from agentrl.trainer.loading.reading import read_weights
+from agentrl.trainer.loading.skeleton import empty_model, materialize
 from agentrl.trainer.parallel.fit import check_tensor_fit
 from agentrl.trainer.parallel.mesh import TrainerMesh
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.trainer.parallel.shard import as_forward, copy_into, shard
+from agentrl.trainer.parallel.shard import as_forward, local_part, shard
 from agentrl.trainer.parallel.snapshot import snapshot
 from agentrl.trainer.parallel.tensor import split_block, split_vocabulary
+from agentrl.trainer.parallel.together import together
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.trainer.parallel.vocabulary import VocabularyPart, vocabulary_part
+from agentrl.trainer.tensors import raw_tensor
 from agentrl.types import BoolArray, Float32Array, Int32Array
+from agentrl.weights.parts import StoredTensor
 from agentrl.weights.tensors import RawTensor
-
-_TORCH_TYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-_TYPE_NAMES = {value: key for key, value in _TORCH_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class PolicyModel:
         self.path = Path(path)
         self.device = device
         self.ranks = ranks or Ranks()
-        self.module = _load_on_all(self.path, self.ranks)
+        self.module, stored = together(self.ranks, partial(_read_headers, self.path))
         self.vocab_size = int(self._head.get_parameter("weight").shape[0])
         self._max_logits = max_logits
         for module in self.module.modules():
@@ -125,9 +125,6 @@ class PolicyModel:
             enable({"use_reentrant": False})
         self.module.train(gradient_checkpointing)
         mesh = self.ranks.mesh(device)
-        if mesh is None:  # to be split it stays in host memory: whole it may be too large for the device
-            nn.Module.to(self.module, device)
-        self._check_head()
         self._autocast = dtype == "bfloat16" and mesh is None
         self._forward = self._logprobs
         self._cut: SequenceCut | None = None
@@ -136,6 +133,9 @@ class PolicyModel:
         if mesh is not None:
             self._split(mesh, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
+        materialize(self.module, device)
+        together(self.ranks, partial(self.read, stored, self.path))
+        together(self.ranks, self._check_head)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -196,10 +196,14 @@ class PolicyModel:
     def logprobs(self, batch: Microbatch) -> Tensor:
         """Return [n] float32 log-probs, nats, of the wanted tokens under the current weights; differentiable."""
         values = self._forward(batch)
-        if isinstance(self.module, FSDPModule) and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            self._reshard()
+        return values
+
+    def _reshard(self) -> None:
+        if isinstance(self.module, FSDPModule):
             # FSDP keeps the root's weights gathered for a backward pass, which does not come; they would go stale.
             self.module.reshard()
-        return values
 
     def _logprobs(self, batch: Microbatch) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
@@ -260,20 +264,17 @@ class PolicyModel:
         """Return `tensors`, which have the names of the module, under the names and in the form of its HF checkpoint."""
         return revert_weight_conversion(self.module, tensors)
 
-    def reload(self, path: Path) -> None:
-        """Replace the weights by those of the HF checkpoint at `path`.
+    def read(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
+        """Replace the weights by those of a checkpoint, of which each rank reads the parts that it holds.
+
+        Args:
+            weights: the tensors of the checkpoint by name.
+            where: its path, for messages.
 
         Raises:
-            ConfigError: when it is not a checkpoint of this model.
+            ConfigError: it is the checkpoint of another model; nothing has changed.
         """
-        found = dict(_load_module(path).named_parameters())
-        parameters = self.parameters
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        if {name: tuple(parameter.shape) for name, parameter in found.items()} != shapes:
-            raise ConfigError(f"{path}: expected a checkpoint of the model at {self.path}; names or shapes differ")
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                copy_into(parameter, found[name].detach())
+        read_weights(self.module, weights, where)
 
     @property
     def _base(self) -> nn.Module:
@@ -320,72 +321,38 @@ class PolicyModel:
         return -functional.cross_entropy(logits, targets, reduction="none")
 
     def _check_head(self) -> None:
-        ids = torch.arange(min(4, self.vocab_size), device=self.module.device)[None]
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def head_ran(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.append((local_part(inputs[0]).float(), output.float()))
+
+        def base_ran(_: nn.Module, __: object, output: BaseModelOutputWithPast) -> None:
+            assert output.last_hidden_state is not None
+            hidden.append(output.last_hidden_state.float())
+
+        hidden: list[Tensor] = []
+        hooks = [self._head.register_forward_hook(head_ran), self._base.register_forward_hook(base_ran)]
+        ids = torch.arange(min(4, self.vocab_size), device=self.device)[None]
+        more = {} if self._cut is None else {"sequence_group": self._cut.group}
         with torch.no_grad():
-            logits = self.module(input_ids=ids, use_cache=False).logits
-            ours = self._head(self._base(input_ids=ids, use_cache=False).last_hidden_state)
-        if not torch.allclose(logits.float(), ours.float(), rtol=1e-4, atol=1e-4):
+            logits = self.module(input_ids=ids, use_cache=False, **more).logits.float()
+        self._reshard()
+        for hook in hooks:
+            hook.remove()
+        [(inputs, outputs)] = seen
+        pairs = ((hidden[0], inputs), (outputs, logits))
+        if not all(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4) for ours, theirs in pairs):
             raise ConfigError(
                 f"{self.path}: {type(self.module).__name__} changes the logits after its output head (by scaling or a soft "
                 "cap), which this trainer does not support; use a Qwen, Llama or Mistral architecture"
             )
 
 
-def raw_tensor(tensor: Tensor) -> RawTensor:
-    """Return `tensor` as bytes on the CPU; a contiguous CPU tensor is not copied."""
-    flat = tensor.detach().to("cpu").contiguous()
-    data = flat.reshape(-1).view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-    return RawTensor(dtype=_TYPE_NAMES[flat.dtype], shape=tuple(flat.shape), data=data)
-
-
-def torch_tensor(raw: RawTensor) -> Tensor:
-    """Return a copy of `raw` as a CPU tensor."""
-    dtype = _TORCH_TYPES[raw.dtype]
-    if not len(raw.data):
-        return torch.empty(raw.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(raw.data), dtype=dtype).reshape(raw.shape)
-
-
-def _load_on_all(path: Path, ranks: Ranks) -> PreTrainedModel:
-    """Return the model; where one rank cannot load it, all raise that error, and none waits for it in a collective."""
-    module, problem = None, None
-    try:
-        module = _load_module(path)
-    except ConfigError as error:
-        problem = str(error)
-    first = ranks.first_error(problem)
-    if first is not None:
-        raise ConfigError(first)
-    assert module is not None
-    return module
-
-
-def _load_module(path: Path) -> PreTrainedModel:
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{path}: expected a local Hugging Face model directory with a config.json")
-    logging.disable_progress_bar()
-    try:
-        module, found = cast(
-            "tuple[PreTrainedModel, dict[str, set[str]]]",
-            AutoModelForCausalLM.from_pretrained(
-                str(path),
-                dtype=torch.float32,
-                attn_implementation="sdpa",
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            ),
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{path}: cannot be loaded as a causal language model: {error}") from error
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found.get(what):
-            raise ConfigError(f"{path}: the weights do not fit config.json: {what} {sorted(found[what])[:5]}")
-    # HF keeps the gradient of the padding row at zero; here padding never reaches the loss, and the row may be a real token.
-    embedding = module.get_input_embeddings()
-    if isinstance(embedding, nn.Embedding):
-        embedding.padding_idx = None
-    return module
+def _read_headers(path: Path) -> tuple[PreTrainedModel, dict[str, StoredTensor]]:
+    """Return the model of the HF directory `path` without weights, and what its files hold."""
+    module, stored = empty_model(path), model_tensors(path)
+    untie_different(module, stored)
+    return module, stored
 
 
 def _switch_dropout_off(module: nn.Module) -> None:

@@ -25,16 +25,17 @@ from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine, decoupled_ppo_
 from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
 from agentrl.errors import InvariantError, StaleDataError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
-from agentrl.trainer.checkpoints.box import StoredTensor
 from agentrl.trainer.checkpoints.format import TrainerState
 from agentrl.trainer.checkpoints.read import Checkpoint
-from agentrl.trainer.checkpoints.staging import StagedParts, stage_parts, stage_weights, take_state, take_weights
+from agentrl.trainer.checkpoints.staging import StagedParts, stage_parts, stage_weights, take_state
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.model import Microbatch, PolicyModel, torch_tensor
+from agentrl.trainer.model import Microbatch, PolicyModel
 from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.tensor import replicas_agree, sum_partial_gradients
+from agentrl.trainer.tensors import torch_tensor
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
+from agentrl.weights.parts import StoredTensor
 
 _RNG = "random_state"
 
@@ -190,7 +191,7 @@ class PolicyTrainer:
         Raises:
             ConfigError: when it is the checkpoint of another model.
         """
-        take_weights(self.model, checkpoint)
+        self.model.read(checkpoint.weights, checkpoint.path)
         by_parameter: dict[str, dict[str, StoredTensor]] = {}
         for full_name, stored in checkpoint.optimizer.items():
             key, _, name = full_name.partition(".")

@@ -25,6 +25,8 @@ ITEM_BYTES: Mapping[str, int] = {
 """Bytes per element of the safetensors types that agentrl reads and writes."""
 
 WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+"""Says which of several files holds which tensor."""
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 

@@ -131,3 +131,11 @@ def test_config_json_shows_what_the_trainer_cannot_split(
     (tmp_path / "config.json").write_text(json.dumps(given))
     problems = mesh_problems(parse_config(GOOD | {"model": {"path": str(tmp_path)}, "trainer": {"parallel": axes}}))
     assert [problem.startswith(start) for problem, start in zip(problems, expected, strict=True)] == [True] * len(expected)
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_an_exchange_may_not_wait_as_long_as_the_call_that_it_is_part_of(dp: int) -> None:
+    trainer = {"parallel": {"dp": dp}, "collective_timeout_s": 600}
+    problems = mesh_problems(parse_config(GOOD | {"trainer": trainer}))
+    assert len(problems) == dp - 1
+    assert all(problem.startswith("trainer.collective_timeout_s: 600 s is not less than the 600 s") for problem in problems)

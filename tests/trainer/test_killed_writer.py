@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.trainer.checkpoints.box import TensorPart
 from agentrl.trainer.checkpoints.format import TrainerState
 from agentrl.trainer.checkpoints.read import latest_checkpoint
 from agentrl.trainer.checkpoints.staging import StagedParts
 from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
 from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.weights.parts import TensorPart
 from agentrl.weights.tensors import RawTensor
 from tests.support.ranks import on_ranks
 from tests.support.tiny import tiny_checkpoint

@@ -15,7 +15,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.jobs.plan.gpus import trainer_gpus
 from agentrl.jobs.plan.memory import GIB, ModelShape, model_shape_of, trainer_memory
-from agentrl.trainer.config import ParallelConfig
+from agentrl.trainer.config import ParallelConfig, TrainerConfig
 from agentrl.trainer.parallel.fit import check_context_fit, check_tensor_fit
 
 _AUTO_WAYS = (1, 2, 4, 8)
@@ -71,7 +71,7 @@ def mesh_forms(run: RunConfig, *, searched: bool = True) -> list[ParallelConfig]
     replicate = 1 if parallel.replicate == "auto" else parallel.replicate
     pairs = sorted(product(tps, cps), key=lambda pair: (pair[0] * pair[1], pair[0]))
     forms = [ParallelConfig(tp=tp, cp=cp, replicate=replicate) for tp, cp in pairs]
-    return [form for form in forms if not mesh_problems(with_parallel(run, form))] or forms
+    return [form for form in forms if not _model_problems(with_parallel(run, form))] or forms
 
 
 def meshes_that_fit(run: RunConfig, most: int, memory: float) -> dict[int, RunConfig]:
@@ -144,7 +144,11 @@ def _gpus_of(run: RunConfig, root: Path) -> int:
 
 
 def mesh_problems(run: RunConfig) -> list[str]:
-    """Return what the model's shape forbids of the mesh, each with its field and the fix; none where it is unknown."""
+    """Return what forbids the mesh, each with its field and the fix; of the model only where its shape is known."""
+    return _timeout_problems(run.trainer) + _model_problems(run)
+
+
+def _model_problems(run: RunConfig) -> list[str]:
     mesh = run.trainer.parallel.shape
     path = run.model.local_path or run.model.path
     shape = model_shape_of(path)
@@ -166,6 +170,16 @@ def mesh_problems(run: RunConfig) -> list[str]:
             "support; set it to 1"
         )
     return problems
+
+
+def _timeout_problems(trainer: TrainerConfig) -> list[str]:
+    if trainer.parallel.shape.world == 1 or trainer.collective_timeout_s < trainer.call_timeout_s:
+        return []
+    return [
+        f"trainer.collective_timeout_s: {trainer.collective_timeout_s:g} s is not less than the {trainer.call_timeout_s:g} "
+        "s that a call to the trainer may take (trainer.call_timeout_s), so a stopped rank is never named; lower it, or "
+        "raise trainer.call_timeout_s"
+    ]
 
 
 def _has_windows(path: str) -> bool:

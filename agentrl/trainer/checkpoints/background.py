@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentrl.trainer.base import SaveReport
 from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
 
 if TYPE_CHECKING:
     from agentrl.trainer.parallel.ranks import Ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenCheckpoint:
-    """A checkpoint that is on the disk."""
-
-    directory: str
-    seconds: float
-    """Time that the writing took."""
 
 
 class BackgroundWriter:
@@ -34,14 +25,14 @@ class BackgroundWriter:
         self._ranks = ranks
         self._in_thread = ranks.beside()
         self._threads = ThreadPoolExecutor(1, "agentrl checkpoint")
-        self._writing: Future[WrittenCheckpoint] | None = None
+        self._writing: Future[SaveReport] | None = None
 
     def start(self, job: CheckpointJob) -> None:
         """Begin to write; after `finish` has given the outcome of the write before."""
         assert self._writing is None
         self._writing = self._threads.submit(self._write, job)
 
-    def finish(self, *, wait: bool) -> WrittenCheckpoint | None:
+    def finish(self, *, wait: bool) -> SaveReport | None:
         """Return the checkpoint that was started, when all of it is on the disk; every rank must call it.
 
         Args:
@@ -67,7 +58,7 @@ class BackgroundWriter:
         """Return when the checkpoint that is being written, if any, is on the disk or has failed."""
         self._threads.shutdown()
 
-    def _write(self, job: CheckpointJob) -> WrittenCheckpoint:
+    def _write(self, job: CheckpointJob) -> SaveReport:
         begin = time.perf_counter()
         write_checkpoint(self._in_thread, job)
-        return WrittenCheckpoint(directory=str(job.directory), seconds=time.perf_counter() - begin)
+        return SaveReport(directory=str(job.directory), seconds=time.perf_counter() - begin)

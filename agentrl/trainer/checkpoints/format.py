@@ -21,12 +21,10 @@ from typing import Final, Literal
 import msgspec
 
 from agentrl.errors import ConfigError, TrainError
-from agentrl.trainer.checkpoints.box import Index
-from agentrl.weights.tensors import WEIGHTS_FILE
+from agentrl.weights.parts import Index
 
 STATE_FILE: Final = "trainer.json"
 SHARDS_FILE: Final = "shards.json"
-WEIGHTS_INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
 OPTIMIZER_FILE: Final = "optimizer.state"
 """In safetensors format, but under another suffix: servers load every `*.safetensors` of a directory as weights."""
 FORMAT_VERSION: Final = 2
@@ -89,10 +87,24 @@ class ShardIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the index of all ranks.
 
         Raises:
-            TrainError: the parts of a tensor do not cover it.
+            TrainError: the parts of a tensor do not make it up.
         """
         weights, optimizer = [index.weights for index in indexes], [index.optimizer for index in indexes]
-        return cls(weights=_join_tensors(weights), optimizer=_join_tensors(optimizer))
+        index = cls(weights=_join_tensors(weights), optimizer=_join_tensors(optimizer))
+        if problem := index.problem():
+            raise TrainError(problem)
+        return index
+
+    def problem(self) -> str | None:
+        """Return the first tensor whose parts do not make it up, with a file, and what is wrong; None where none is.
+
+        Example:
+            >>> parts = (SliceRecord("a", (0, 0), (2, 3)), SliceRecord("b", (1, 0), (1, 3)))
+            >>> ShardIndex({"w": TensorRecord("F32", (2, 3), parts)}, {}).problem()
+            'w (2, 3): the part of b at (1, 0) of shape (1, 3) overlaps the part of a at (0, 0) of shape (2, 3)'
+        """
+        tensors = (*self.weights.items(), *self.optimizer.items())
+        return next((problem for name, tensor in tensors if (problem := _problem_of(name, tensor))), None)
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,8 +174,40 @@ def _join_tensors(tensors: Sequence[dict[str, TensorRecord]]) -> dict[str, Tenso
         for name, tensor in part.items():
             before = every[name].slices if name in every else ()
             every[name] = msgspec.structs.replace(tensor, slices=before + tensor.slices)
-    for name, tensor in every.items():
-        stored = sum(math.prod(part.shape) for part in tensor.slices)
-        if stored != math.prod(tensor.shape):
-            raise TrainError(f"the parts of {name} have {stored} elements, and the tensor {tensor.shape} has another number")
     return every
+
+
+def _problem_of(name: str, tensor: TensorRecord) -> str | None:
+    """Return what is wrong with the parts of a tensor: outside it, in each other's place, or not all there."""
+    title = f"{name} {tensor.shape}"
+    for part in tensor.slices:
+        if not _is_within(part, tensor.shape):
+            return f"{title}: {_describe(part)} is outside the tensor"
+    parts = sorted((part for part in tensor.slices if math.prod(part.shape)), key=lambda part: part.offset)
+    for number, part in enumerate(parts):
+        for later in parts[number + 1 :]:
+            if later.offset and later.offset[0] >= part.offset[0] + part.shape[0]:
+                break  # as do all after it, this part begins behind the end of the first
+            if _overlap(part, later):
+                return f"{title}: {_describe(later)} overlaps {_describe(part)}"
+    stored = sum(math.prod(part.shape) for part in parts)
+    if stored != math.prod(tensor.shape):
+        files = sorted({part.file for part in tensor.slices})
+        return f"{title}: its parts in {files} have {stored} of {math.prod(tensor.shape)} elements"
+    return None
+
+
+def _is_within(part: SliceRecord, whole: Index) -> bool:
+    if not len(part.offset) == len(part.shape) == len(whole):
+        return False
+    ranges = zip(part.offset, part.shape, whole, strict=True)
+    return all(0 <= begin <= begin + size <= end for begin, size, end in ranges)
+
+
+def _overlap(one: SliceRecord, other: SliceRecord) -> bool:
+    ranges = zip(one.offset, one.shape, other.offset, other.shape, strict=True)
+    return all(a < b + m and b < a + n for a, n, b, m in ranges)
+
+
+def _describe(part: SliceRecord) -> str:
+    return f"the part of {part.file} at {part.offset} of shape {part.shape}"

@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 
 from agentrl.errors import TrainError, WeightSyncError
-from agentrl.trainer.checkpoints.box import StoredTensor, TensorPart
 from agentrl.trainer.checkpoints.format import (
     FORMAT_VERSION,
     OPTIMIZER_FILE,
@@ -30,6 +29,7 @@ from agentrl.trainer.checkpoints.format import (
     read_any_record,
 )
 from agentrl.trainer.checkpoints.version_1 import read_version_1
+from agentrl.weights.parts import StoredTensor, TensorPart
 from agentrl.weights.tensors import RawTensor, read_safetensors
 
 _THREADS: Final = 4
@@ -91,6 +91,8 @@ def read_checkpoint(directory: Path, *, rank: int = 0, world: int = 1) -> Checkp
             raise TrainError(
                 f"{directory} is damaged: {STATE_FILE} has no digest of {sorted(unchecked)}; use an earlier checkpoint"
             )
+        if problem := index.problem():
+            raise TrainError(f"{directory} is damaged: {problem}; use an earlier checkpoint")
         files = {name: read_safetensors(directory / name) for name in names}
         return Checkpoint(
             path=directory,

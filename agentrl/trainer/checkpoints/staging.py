@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentrl.errors import InvariantError
-from agentrl.trainer.checkpoints.box import HeldPart, Index, StoredTensor, TensorPart, names_to_write
-from agentrl.trainer.checkpoints.read import Checkpoint
-from agentrl.trainer.model import PolicyModel, raw_tensor, torch_tensor
+from agentrl.trainer.checkpoints.writers import HeldPart, names_to_write
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.parallel.held import held_box
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.trainer.parallel.shard import local_part, whole
+from agentrl.trainer.parallel.shard import whole
+from agentrl.trainer.tensors import raw_tensor, torch_tensor
+from agentrl.weights.parts import StoredTensor, TensorPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,32 +32,6 @@ class StagedParts:
     """Whole tensors, by HF parameter name."""
     optimizer: Mapping[str, TensorPart]
     """By name; random states are among them."""
-
-
-class HeldBox(NamedTuple):
-    """The part of a tensor that this rank holds."""
-
-    offset: Index
-    elements: Tensor
-    """They share memory with the tensor."""
-
-
-def held_box(tensor: Tensor) -> HeldBox:
-    """Return the part of `tensor` that this rank holds; one that is not split is held whole.
-
-    Raises:
-        InvariantError: the elements are not one box of the tensor.
-    """
-    if not isinstance(tensor, DTensor):
-        return HeldBox((0,) * tensor.ndim, tensor)
-    [chunk] = tensor.__create_chunk_list__()
-    elements = local_part(tensor)
-    if tuple(chunk.sizes) != tuple(elements.shape):
-        raise InvariantError(
-            f"this rank holds {tuple(elements.shape)} of a tensor {tuple(tensor.shape)}, but its part should be "
-            f"{tuple(chunk.sizes)}: a checkpoint cannot hold this split ({tensor.placements})"
-        )
-    return HeldBox(tuple(chunk.offsets), elements)
 
 
 def stage_weights(model: PolicyModel) -> dict[str, TensorPart]:
@@ -93,13 +67,6 @@ def stage_parts(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor
     }
 
 
-def take_part(parameter: Tensor, stored: StoredTensor) -> None:
-    """Replace what this rank holds of `parameter` by the same part of `stored`, and read nothing else."""
-    offset, elements = held_box(parameter)
-    with torch.no_grad():
-        elements.copy_(torch_tensor(stored.box(offset, tuple(elements.shape))))
-
-
 def take_state(parameter: Tensor, stored: StoredTensor) -> Tensor:
     """Return `stored`, state of the optimizer for `parameter`: split as that is, or a number, which stays whole."""
     if not stored.shape or stored.shape != tuple(parameter.shape):
@@ -111,22 +78,6 @@ def take_state(parameter: Tensor, stored: StoredTensor) -> Tensor:
     state = torch.zeros_like(parameter, dtype=values.dtype, requires_grad=False)
     held_box(state).elements.copy_(values)
     return state
-
-
-def take_weights(model: PolicyModel, checkpoint: Checkpoint) -> None:
-    """Replace the weights by those of `checkpoint`.
-
-    Raises:
-        ConfigError: when it is the checkpoint of another model.
-    """
-    parameters = model.parameters
-    stored = {name: tensor.shape for name, tensor in checkpoint.weights.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in (parameters | model.saved_buffers()).items()}
-    if stored != shapes:
-        model.reload(checkpoint.path)  # another model, or one whose checkpoint has other names or forms
-        return
-    for name, parameter in parameters.items():
-        take_part(parameter, checkpoint.weights[name])
 
 
 def _host_copy(tensor: Tensor) -> Tensor:

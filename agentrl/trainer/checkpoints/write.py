@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from agentrl.errors import TrainError
-from agentrl.trainer.checkpoints.box import TensorPart
+from agentrl.errors import AgentRLError, TrainError
 from agentrl.trainer.checkpoints.format import (
     OPTIMIZER_FILE,
     SHARDS_FILE,
     STATE_FILE,
-    WEIGHTS_INDEX_FILE,
     CheckpointRecord,
     FileRecord,
     ShardIndex,
@@ -32,6 +30,7 @@ from agentrl.trainer.checkpoints.format import (
     TrainerState,
     shard_file,
 )
+from agentrl.trainer.parallel.together import together
 from agentrl.weights.disk import (
     atomic_directory,
     copy_model_files,
@@ -40,7 +39,8 @@ from agentrl.weights.disk import (
     remove_partial_directories,
     write_error,
 )
-from agentrl.weights.tensors import WEIGHTS_FILE, write_safetensors
+from agentrl.weights.parts import TensorPart
+from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, write_safetensors
 
 if TYPE_CHECKING:
     from agentrl.trainer.checkpoints.staging import StagedParts
@@ -131,19 +131,18 @@ def _complete(ranks: Ranks, job: CheckpointJob, folder: Path, reports: list[Rank
 
 
 def _agreed(ranks: Ranks, action: Callable[[], Result]) -> Result:
-    """Return the result of `action`, which every rank runs; raise the error of the lowest rank that has one."""
-    result, problem = None, None
-    try:
-        result = action()
-    except TrainError as error:
-        problem = str(error)
-    except Exception as error:  # noqa: BLE001 - the other ranks' threads would wait for this one
-        _log.exception("a checkpoint cannot be written")
-        problem = f"a checkpoint cannot be written: {type(error).__name__}: {error}"
-    first = ranks.first_error(problem)
-    if first is not None:
-        raise TrainError(first)
-    return result  # pyright: ignore[reportReturnType] - without a problem it is the result
+    """Return the result of `action`, which every rank runs; an error of one rank is that of all."""
+
+    def checked() -> Result:
+        try:
+            return action()
+        except AgentRLError:
+            raise
+        except Exception as error:  # the other ranks' threads would wait for this one
+            _log.exception("a checkpoint cannot be written")
+            raise TrainError(f"a checkpoint cannot be written: {type(error).__name__}: {error}") from error
+
+    return together(ranks, checked)
 
 
 def _record(part: TensorPart, file: str) -> TensorRecord:

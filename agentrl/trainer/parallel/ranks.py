@@ -87,17 +87,23 @@ class Ranks:
 class ManyRanks(Ranks):
     """One of several processes."""
 
-    def __init__(self, rank: int, shape: MeshShape, *, idle: dist.ProcessGroup, control: dist.ProcessGroup) -> None:
-        """Use two groups for what is not the model's: `idle` to wait for rank 0, and `control` for the rest."""
+    def __init__(
+        self, rank: int, shape: MeshShape, *, idle: dist.ProcessGroup, control: dist.ProcessGroup, timeout: timedelta
+    ) -> None:
+        """Use two groups for what is not the model's: `idle` to wait for rank 0, and `control` for the rest.
+
+        Exchanges of the model's groups fail after `timeout`.
+        """
         self.rank, self.world = rank, shape.world
         self.data_rank, self.data_world, self.averaged = shape.data_rank(rank), shape.data_world, shape.averaged
         self._shape = shape
         self._idle = idle
         self._control = control
+        self._timeout = timeout
 
     def mesh(self, device: torch.device) -> TrainerMesh:
         """Return the meshes of this rank."""
-        return make_mesh(self._shape, self.rank, device)
+        return make_mesh(self._shape, self.rank, device, self._timeout)
 
     def share(self, body: bytes | None) -> bytes:
         """Broadcast rank 0's bytes: first their number, for which the others wait as long as it takes, then the bytes."""
@@ -126,7 +132,7 @@ class ManyRanks(Ranks):
     def beside(self) -> ManyRanks:
         """Make a group, which is collective."""
         group = _gloo_group(_IDLE)  # a rank's disk may be slow, and the driver's wait for the thread has a deadline
-        return ManyRanks(self.rank, self._shape, idle=group, control=group)
+        return ManyRanks(self.rank, self._shape, idle=group, control=group, timeout=self._timeout)
 
     def gathered(self, own: Tensor) -> list[Tensor]:
         """Gather over all ranks."""
@@ -177,7 +183,7 @@ def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.devi
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=shape.world, timeout=timeout)
     try:
-        yield ManyRanks(rank, shape, idle=_gloo_group(_IDLE), control=_gloo_group(timeout))
+        yield ManyRanks(rank, shape, idle=_gloo_group(_IDLE), control=_gloo_group(timeout), timeout=timeout)
     except BaseException:
         if shape.world == 1:  # with several, the end of this process frees the others; leaving would wait for them
             dist.destroy_process_group()

@@ -7,6 +7,10 @@ one cp x tp block, which get the same samples, are consecutive.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Axis: TypeAlias = Literal["replicate", "shards", "cp", "tp"]
+"""What a group of ranks splits together; `shards` is dp and cp, over which FSDP cuts weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +19,7 @@ class MeshShape:
 
     Example:
         >>> shape = MeshShape(dp=2, cp=2)
-        >>> shape.world, [shape.data_rank(rank) for rank in range(4)], [shape.cp_peers(rank) for rank in (0, 3)]
+        >>> shape.world, [shape.data_rank(rank) for rank in range(4)], shape.peers("cp")
         (4, [0, 0, 1, 1], [(0, 1), (2, 3)])
     """
 
@@ -56,14 +60,12 @@ class MeshShape:
         """Return whether `rank` is the first of those that get its samples."""
         return rank % (self.cp * self.tp) == 0
 
-    def cp_rank(self, rank: int) -> int:
-        """Return which part of each sequence `rank` gets, from 0."""
-        return rank // self.tp % self.cp
-
-    def cp_peers(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks, `rank` among them, that together hold the sequences of `rank`, in the order of the parts."""
-        first = rank - self.cp_rank(rank) * self.tp
-        return tuple(first + part * self.tp for part in range(self.cp))
+    def peers(self, axis: Axis) -> list[tuple[int, ...]]:
+        """Return the groups of ranks that differ in `axis` alone; each rank is in one, in the order of its parts."""
+        strides = {"tp": 1, "cp": self.tp, "shards": self.tp, "replicate": self.tp * self.shards}
+        stride, ways = strides[axis], getattr(self, axis)
+        firsts = [rank for rank in range(self.world) if rank // stride % ways == 0]
+        return [tuple(range(first, first + ways * stride, stride)) for first in firsts]
 
     def __str__(self) -> str:
         """Return the axes that split anything, such as `dp 4 x tp 2`."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 Method = TypeVar("Method", bound=Callable[..., Tensor])
 
@@ -33,7 +33,7 @@ def shard(
     forward pass is exactly that of a bfloat16 model.
 
     Args:
-        module: the model, in host memory: one block at a time is whole on the device.
+        module: the model; without memory, or in host memory: one block at a time is whole on the device.
         blocks: its layers.
         mesh: over which weights are split.
         bfloat16: the type of the gathered copies; float32 without.
@@ -70,13 +70,3 @@ def whole(tensor: Tensor) -> Tensor:
 def local_part(tensor: Tensor) -> Tensor:
     """Return what this rank holds of `tensor`: its part, or the whole where it is not split; changes go through."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def copy_into(parameter: Tensor, values: Tensor) -> None:
-    """Replace `parameter`, or this rank's part of it, by whole `values`, which every rank has."""
-    if isinstance(parameter, DTensor):
-        # src_data_rank=None: each rank cuts its part out of its own copy, without a collective
-        values = distribute_tensor(
-            values.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-        )
-    parameter.copy_(values)

@@ -15,9 +15,9 @@ from typing import Final
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # how torch's checkpoints place parts
 
 from agentrl.errors import InvariantError
+from agentrl.trainer.parallel.held import held_box
 from agentrl.trainer.parallel.ranks import Ranks
 
 BUCKET_BYTES: Final = 64 << 20
@@ -100,8 +100,8 @@ def _parts_of_all(tensors: Mapping[str, DTensor], ranks: Ranks) -> dict[str, lis
         return {}
     own = torch.zeros(len(tensors), 2, _MAX_DIMS, dtype=torch.int64)
     for row, tensor in zip(own, tensors.values(), strict=True):
-        shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        row[0, : len(offsets)], row[1, : len(shape)] = torch.tensor(offsets), torch.tensor(shape)
+        offset, elements = held_box(tensor)
+        row[0, : tensor.ndim], row[1, : tensor.ndim] = torch.tensor(offset), torch.tensor(elements.shape)
     layouts = [layout.tolist() for layout in ranks.gathered(own)]
     parts: dict[str, list[_RankPart]] = {}
     for number, (name, tensor) in enumerate(tensors.items()):

@@ -27,6 +27,7 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.parallel.together import raise_named
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.channel import AnyReply, TrainerChannel
 from agentrl.trainer.worker.connection import NumberedRequest, WorkerConnection
@@ -241,7 +242,7 @@ class RemoteTrainer:
                 self._broken = f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}")
         if isinstance(reply, protocol.Failed):
-            protocol.raise_failure(reply)
+            raise_named(reply.kind, reply.message)
         if not isinstance(reply, expected):
             raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
         return reply

@@ -22,7 +22,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from agentrl.trainer.checkpoints.background import BackgroundWriter
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.checkpoints.write import CheckpointJob
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.parallel.together import together
 from agentrl.trainer.worker import packing, protocol
 from agentrl.trainer.worker.lifeline import Lifeline
 from agentrl.trainer.worker.memory import free_memory
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from agentrl.trainer.parallel.ranks import Ranks
     from agentrl.trainer.policy import PolicyTrainer
     from agentrl.trainer.worker.outgoing import OutgoingWeights
-
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,20 +249,6 @@ def _close_writer(writer: BackgroundWriter, kind: type[BaseException] | None, *_
     """Wait for the checkpoint that is being written; after an error the threads of other ranks may never answer."""
     if kind is None:
         writer.close()
-
-
-def together(ranks: Ranks, action: Callable[[], Result]) -> Result:
-    """Return the result of `action`, which every rank runs; raise the error of the lowest rank that has one."""
-    result, error = None, None
-    try:
-        result = action()
-    except AgentRLError as raised:
-        error = protocol.Failed(type(raised).__name__, str(raised))
-    first = ranks.first_error(error and protocol.encode_failure(error))
-    if first is not None:
-        protocol.raise_failure(protocol.decode_failure(first))
-    assert result is not None
-    return result
 
 
 def main() -> None:

@@ -8,12 +8,11 @@ number of its request. Heartbeats are frames without a body; they may come betwe
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 
-from agentrl import errors
 from agentrl.errors import InvariantError
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 
@@ -278,24 +277,6 @@ def encode_frame(message: WorkerRequest | WorkerReply, number: int = 0) -> bytes
 def encode_body(message: WorkerRequest | WorkerReply) -> bytes:
     """Return the body of a frame."""
     return msgspec.msgpack.encode(message)
-
-
-def encode_failure(failed: Failed) -> str:
-    """Return `failed` as text, which one rank sends to the others."""
-    return msgspec.json.encode(failed).decode()
-
-
-def decode_failure(text: str) -> Failed:
-    """Return what `encode_failure` was given."""
-    return msgspec.json.decode(text, type=Failed)
-
-
-def raise_failure(failed: Failed) -> NoReturn:
-    """Raise the error that `failed` names: a class of `agentrl.errors`, or else `TrainError`."""
-    kind = getattr(errors, failed.kind, None)
-    if isinstance(kind, type) and issubclass(kind, errors.AgentRLError):
-        raise kind(failed.message)
-    raise errors.TrainError(f"{failed.kind}: {failed.message}")
 
 
 def announced_length(header: bytes | bytearray) -> int:

@@ -34,22 +34,23 @@ _CONFIG = TrainerConfig.model_validate({"lr": 1e-3, "parallel": {"dp": 2}})
 
 
 @dataclass(slots=True)
-class Killed:
-    """A process that was killed, and when."""
+class Signalled:
+    """A process that got a signal, and when."""
 
+    number: signal.Signals = signal.SIGKILL
     at: float = 0.0
 
     async def later(self, pid: int, delay_s: float) -> None:
         await anyio.sleep(delay_s)
         self.at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, self.number)
 
 
 @asynccontextmanager
-async def _trainer(checkpoint: Path, folder: Path) -> AsyncGenerator[RemoteTrainer]:
+async def _trainer(checkpoint: Path, folder: Path, config: TrainerConfig = _CONFIG) -> AsyncGenerator[RemoteTrainer]:
     log = folder / "logs" / "trainer.log"
     algorithm = AlgorithmConfig()
-    async with launch_trainer(_CONFIG, algorithm, model_path=checkpoint, total_steps=10, seed=5, log_path=log) as trainer:
+    async with launch_trainer(config, algorithm, model_path=checkpoint, total_steps=10, seed=5, log_path=log) as trainer:
         yield trainer
 
 
@@ -100,7 +101,7 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
 async def test_a_rank_that_is_killed_inside_a_step_is_named_and_the_other_ends(tmp_path: Path, checkpoint: Path) -> None:
     async with _trainer(checkpoint, tmp_path) as trainer:
         await trainer.step(random_batch(version=1, samples=7))
-        killed = Killed()
+        killed = Signalled()
         async with task_group() as tasks:
             tasks.start_soon(killed.later, trainer.pids[1], 0.5)
             with pytest.raises(TrainerDied, match=r"rank 1 \(pid \d+\): signal SIGKILL"):
@@ -108,6 +109,22 @@ async def test_a_rank_that_is_killed_inside_a_step_is_named_and_the_other_ends(t
         with anyio.fail_after(30):
             await until_ended(trainer.pids[0])
         assert time.monotonic() - killed.at < 5
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_tensor_parallel_rank_that_is_stopped_inside_a_step_is_named_within_the_timeout(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    fields = {"parallel": {"tp": 2}, "collective_timeout_s": 15, "call_timeout_s": 120}
+    async with _trainer(checkpoint, tmp_path, TrainerConfig.model_validate(fields)) as trainer:
+        await trainer.step(random_batch(version=1, samples=7))
+        stopped = Signalled(signal.SIGSTOP)
+        async with task_group() as tasks:
+            tasks.start_soon(stopped.later, trainer.pids[1], 0.5)
+            with pytest.raises(TrainerDied, match=r"rank 1 \(pid \d+\) had given no sign of life for \d+ s: it was stopped"):
+                await _step_on(trainer)
+        assert time.monotonic() - stopped.at < 30
 
 
 _LOSES_ANOTHER = "import sys; sys.stdin.close(); sys.exit('RuntimeError: Connection closed by peer [127.0.0.1]:1')"

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.trainer.parallel.shape import Axis, MeshShape
 
 _WAYS = st.integers(1, 5)
 _SHAPES = st.builds(MeshShape, replicate=_WAYS, dp=_WAYS, cp=_WAYS, tp=_WAYS)
@@ -21,7 +21,6 @@ def test_ranks_are_numbered_row_by_row_over_the_four_axes(shape: MeshShape) -> N
     for rank in range(shape.world):
         replicate, dp, cp, tp = (int(at) for at in np.unravel_index(rank, axes))
         assert shape.data_rank(rank) == replicate * shape.dp + dp
-        assert shape.cp_rank(rank) == cp
         assert shape.leads(rank) == (cp == 0 and tp == 0)
 
 
@@ -33,14 +32,19 @@ def test_each_sample_group_has_the_same_number_of_ranks_and_one_that_counts(shap
     assert [shape.data_rank(rank) for rank in ranks if shape.leads(rank)] == list(range(shape.data_world))
 
 
+@given(_SHAPES, st.sampled_from(["replicate", "shards", "cp", "tp"]))
+def test_peers_differ_in_one_axis_and_each_rank_has_one_group(shape: MeshShape, axis: Axis) -> None:
+    grid = {"replicate": shape.replicate, "shards": shape.shards, "tp": shape.tp}
+    if axis == "cp":
+        grid = {"replicate": shape.replicate, "dp": shape.dp, "cp": shape.cp, "tp": shape.tp}
+    ranks = np.moveaxis(np.arange(shape.world).reshape(*grid.values()), list(grid).index(axis), -1)
+    assert sorted(shape.peers(axis)) == sorted(map(tuple, ranks.reshape(-1, ranks.shape[-1]).tolist()))
+
+
 @given(_SHAPES)
-def test_cp_peers_share_samples_and_hold_each_part_once(shape: MeshShape) -> None:
-    for rank in range(shape.world):
-        peers = shape.cp_peers(rank)
-        assert rank in peers
-        assert [shape.cp_rank(peer) for peer in peers] == list(range(shape.cp))
-        assert {shape.data_rank(peer) for peer in peers} == {shape.data_rank(rank)}
-        assert all(shape.cp_peers(peer) == peers for peer in peers)
+def test_the_parts_of_a_sequence_are_on_ranks_with_the_same_samples(shape: MeshShape) -> None:
+    for peers in shape.peers("cp"):
+        assert len({shape.data_rank(peer) for peer in peers}) == 1
 
 
 @given(_SHAPES)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.trainer.loading.files import model_tensors
 from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.parallel.mesh import make_mesh
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.types import Float32Array
@@ -53,7 +58,7 @@ def test_split_matrices_give_the_weights_and_metrics_of_one_process(
 
 def reloaded(ranks: Ranks, path: Path, other: Path) -> dict[str, bytes]:
     model = PolicyModel(path, device=torch.device("cpu"), ranks=ranks)
-    model.reload(other)
+    model.read(model_tensors(other), other)
     return {name: bytes(raw.data) for name, raw in model.export().items()}
 
 
@@ -118,3 +123,26 @@ def test_heads_that_cannot_be_dealt_are_an_error_on_every_rank(tmp_path: Path) -
     path = tiny_checkpoint(tmp_path / "model")  # two key-value heads
     for message in on_ranks(MeshShape(tp=4), error_of_loading, path):
         assert message == "trainer.parallel.tp: 4 does not divide the model's 2 key-value heads; use 1 or 2"
+
+
+def error_of_an_exchange_without_its_peer(ranks: Ranks) -> tuple[str, float]:
+    shape = MeshShape(dp=2, tp=2)
+    mesh = make_mesh(shape, ranks.rank, torch.device("cpu"), timedelta(seconds=1))
+    assert mesh.tp is not None
+    message, began = "", time.monotonic()
+    if ranks.rank != 1:  # which is stopped
+        try:
+            dist.all_reduce(torch.zeros(1), group=mesh.tp.get_group())
+        except RuntimeError as error:
+            message = str(error)
+    waited = time.monotonic() - began
+    ranks.gather(b"all have given up")
+    return message, waited
+
+
+@pytest.mark.external
+def test_an_exchange_of_tensor_parallel_ranks_has_the_trainers_timeout() -> None:
+    found = on_ranks(MeshShape(dp=2, tp=2), error_of_an_exchange_without_its_peer)
+    assert "imed out" in found[0][0]
+    assert found[0][1] < 20
+    assert [message for message, _ in found[1:]] == ["", "", ""]

@@ -1,4 +1,4 @@
-"""Parts of tensors: boxes of elements that ranks hold, files store, and other ranks ask for. No torch here.
+"""Parts of tensors: boxes of elements that files store, and that trainer ranks hold and ask for. No torch here.
 
 Invariant: the parts of a stored tensor cover it without overlap, so any box of it can be put together from them.
 """
@@ -6,11 +6,9 @@ Invariant: the parts of a stored tensor cover it without overlap, so any box of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 
 from agentrl.errors import TrainError
@@ -48,6 +46,16 @@ class StoredTensor:
         part = TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw)
         return cls(dtype=raw.dtype, shape=raw.shape, parts=(part,))
 
+    def whole(self) -> RawTensor:
+        """Return all elements; not copied where one part has them.
+
+        Raises:
+            TrainError: the parts do not cover the tensor.
+        """
+        if len(self.parts) == 1 and self.parts[0].data.shape == self.shape:
+            return self.parts[0].data
+        return self.box((0,) * len(self.shape), self.shape)
+
     def box(self, offset: Index, shape: Index) -> RawTensor:
         """Return the elements of a box, copied out of the parts that it meets.
 
@@ -80,43 +88,6 @@ class StoredTensor:
         if missing:
             raise TrainError(f"{missing} of {found.size} elements at {offset} of a tensor {self.shape} are in no file")
         return RawTensor(dtype=self.dtype, shape=shape, data=found.reshape(-1).view(np.uint8).data)
-
-
-class HeldPart(msgspec.Struct, frozen=True, array_like=True):
-    """A part that a rank could write."""
-
-    name: str
-    """Name of the tensor."""
-    offset: Index
-    num_bytes: int
-
-
-def names_to_write(held: Sequence[Sequence[HeldPart]], rank: int) -> frozenset[str]:
-    """Return the names of the tensors whose part `rank` writes, of those that it holds.
-
-    Of the ranks that hold the same part, the one with the least to write so far is chosen, the largest parts first.
-
-    Args:
-        held: the parts of each rank, at most one of each tensor.
-        rank: one of them.
-
-    Example:
-        >>> norm, head = HeldPart("norm", (0,), 8), HeldPart("head", (0, 0), 64)
-        >>> [sorted(names_to_write([[norm, head], [norm, head]], rank)) for rank in range(2)]
-        [['head'], ['norm']]
-    """
-    holders: dict[HeldPart, list[int]] = {}
-    for number, parts in enumerate(held):
-        for part in parts:
-            holders.setdefault(part, []).append(number)
-    load = [0] * len(held)
-    chosen: set[str] = set()
-    for part in sorted(holders, key=lambda part: (-part.num_bytes, part.name, part.offset)):
-        writer = min(holders[part], key=lambda number: (load[number], number))
-        load[writer] += part.num_bytes
-        if writer == rank:
-            chosen.add(part.name)
-    return frozenset(chosen)
 
 
 def _relative_slices(begin: Index, origin: Index, size: Index) -> tuple[slice, ...]:

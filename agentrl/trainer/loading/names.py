@@ -91,11 +91,11 @@ def plan_reading(module: PreTrainedModel, stored: Mapping[str, StoredTensor], wh
     for each in converted:
         shapes = {name: torch.empty(stored[name].shape, device="meta") for _, name in each.sources}
         found |= {name: tuple(tensor.shape) for name, tensor in each.made(module, shapes).items()}
-    _check_names(module, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, found, unexpected, where)
+    _check_fit(module, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, found, unexpected, where)
     return ReadingPlan(same=same, converted=converted)
 
 
-def _check_names(
+def _check_fit(
     module: PreTrainedModel, wanted: Mapping[str, Index], found: Mapping[str, Index], unexpected: list[str], where: object
 ) -> None:
     held = set[str]()

@@ -1,7 +1,8 @@
-"""What a trainer rank and its driver say to each other when they meet over TCP.
+"""What a driver and a trainer rank or rollout worker say to each other when they meet over TCP.
 
-The driver sends a `Challenge`, the rank a signed `Hello`, and, once all ranks are there, the driver a signed `Welcome`, or a
-`Refused`. Each is msgpack after a length of 4 bytes, little-endian.
+A rollout worker is the only rank of a meeting of its own. The driver sends a `Challenge`, the rank a signed `Hello`, and,
+once all ranks are there, the driver a signed `Welcome`, or a `Refused`. Each is msgpack after a length of 4 bytes,
+little-endian.
 
 Invariant: a frame of the handshake has at most `MAX_BYTES`, decodes into the one declared type or is refused, and can run
 nothing. A signature is an HMAC-SHA256 under the token over the other side's fresh nonce: the token itself never travels, and

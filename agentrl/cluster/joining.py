@@ -1,6 +1,6 @@
-"""A trainer rank's side of the meeting: it connects until the driver is there, and proves that it knows the token.
+"""The side of the meeting of one that joins: it connects until the driver is there, and proves that it knows the token.
 
-Invariant: a rank answers only a driver that knows the token too. Nothing here imports torch.
+Invariant: a trainer rank or rollout worker answers only a driver that knows the token too. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -28,42 +28,51 @@ RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A rank's place at the meeting."""
+    """The place at the meeting of a process that joined."""
 
     connection: socket.socket
     """To the driver."""
     address: str
-    """This rank's address on it."""
+    """The address of this process on it."""
     store_host: str
     """Where the ranks find each other: the TCPStore of rank 0."""
     store_port: int
     listener: socket.socket | None
-    """On rank 0, the socket on which the TCPStore listens."""
+    """On trainer rank 0, the socket on which the TCPStore listens."""
 
 
 class _TryAgain(Exception):
     pass
 
 
-def join_driver(driver: tuple[str, int], token: str, numbers: RankNumbers, timeout_s: float) -> Seat:
-    """Connect to the driver until it welcomes this rank.
+def join_driver(
+    driver: tuple[str, int], token: str, numbers: RankNumbers, timeout_s: float, *, hosts_store: bool = True
+) -> Seat:
+    """Connect to the driver until it welcomes this process.
+
+    Args:
+        driver: host and port.
+        token: the secret that the driver knows too.
+        numbers: which of those that join this process is.
+        timeout_s: seconds that the driver has.
+        hosts_store: whether rank 0 hosts the TCPStore of a trainer.
 
     Raises:
-        LaunchError: it refuses this rank for good, or has not welcomed it within `timeout_s`.
+        LaunchError: it refuses this process for good, or has not welcomed it within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     said = ""
     while True:
         try:
-            return _try_to_join(driver, token, numbers, deadline)
+            return _try_to_join(driver, token, numbers, deadline, hosts_store=hosts_store)
         except (_TryAgain, OSError) as error:
             reason = str(error)
         if time.monotonic() + RETRY_S > deadline:
             host, port = driver
             raise LaunchError(
-                f"rank {numbers.rank} of {numbers.world} was not welcomed by the driver at {host}:{port} within "
-                f"{timeout_s:g} s; the last attempt: {reason}. Start the run with cluster.launcher: attach and with a "
-                "cluster.listen that this machine reaches"
+                f"the driver at {host}:{port} has not welcomed this process, rank {numbers.rank} of {numbers.world}, within "
+                f"{timeout_s:g} s; the last attempt: {reason}. Start the run with a cluster.listen that this machine "
+                "reaches, and for ranks of a scheduler with cluster.launcher: attach"
             )
         if reason != said:
             logger.warning("rank %d waits for the driver at %s:%d: %s", numbers.rank, *driver, reason)
@@ -71,13 +80,13 @@ def join_driver(driver: tuple[str, int], token: str, numbers: RankNumbers, timeo
         time.sleep(RETRY_S)
 
 
-def _try_to_join(driver: tuple[str, int], token: str, numbers: RankNumbers, deadline: float) -> Seat:
+def _try_to_join(driver: tuple[str, int], token: str, numbers: RankNumbers, deadline: float, *, hosts_store: bool) -> Seat:
     connection = socket.create_connection(driver, timeout=min(10.0, max(0.1, deadline - time.monotonic())))
     listener: socket.socket | None = None
     try:
         handshake.keep_alive(connection)
         address = str(connection.getsockname()[0])
-        if numbers.rank == 0:
+        if hosts_store and numbers.rank == 0:
             listener = socket.create_server((address, 0), family=connection.family)
         challenge = _message(_frame(connection), Challenge)
         hello = Hello(
@@ -112,12 +121,12 @@ def _welcomed(body: bytes, token: str, nonce: bytes) -> Welcome:
         _raise_refusal(handshake.decode_greeting(body, Refused))
     welcome = handshake.verified(_message(body, Signed), Welcome, token, "driver", nonce)
     if welcome is None:
-        raise LaunchError(f"what answers as the driver does not know this rank's {TOKEN_VARIABLE}")
+        raise LaunchError(f"what answers as the driver does not know this process's {TOKEN_VARIABLE}")
     return welcome
 
 
 def _raise_refusal(refused: Refused) -> NoReturn:
-    message = f"the driver refused this rank: {one_line(refused.message)}"
+    message = f"the driver refused this process: {one_line(refused.message)}"
     raise LaunchError(message) if refused.final else _TryAgain(message)
 
 

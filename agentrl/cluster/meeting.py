@@ -1,4 +1,4 @@
-"""The driver's side of the meeting with trainer ranks that join over TCP.
+"""The driver's side of the meeting with processes that join over TCP: the ranks of a trainer, or one rollout worker.
 
 Invariant: only a process that proves to know the token becomes a member, each rank once. What sends anything else is
 refused without harm: at most `MAX_STRANGERS` connections are open before they have proved it, each for `GREET_S`. Every
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -17,11 +17,13 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
 from agentrl.cluster import handshake
-from agentrl.cluster.base import TOKEN_VARIABLE
+from agentrl.cluster.base import TOKEN_VARIABLE, Child
+from agentrl.cluster.config import ClusterConfig, listen_address
 from agentrl.cluster.handshake import Challenge, Hello, Refused, Signed, Welcome
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, LaunchError
 from agentrl.foreign import one_line
+from agentrl.hosts import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,11 @@ class Attendee:
         """For messages, such as `node-3, pid 17`."""
         return f"{self.machine}, pid {self.pid}"
 
+    def shut(self) -> None:
+        """Close the connection at once, for both sides."""
+        with suppress(OSError):  # it is closed
+            self.stream.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
+
 
 class _RefusalError(Exception):
     def __init__(self, message: str, *, final: bool) -> None:
@@ -55,26 +62,39 @@ class _RefusalError(Exception):
 
 
 class Meeting:
-    """The ranks of one trainer, while they join; `open_meeting` makes one."""
+    """The ranks of one trainer, or a rollout worker, while they join; `open_meeting` makes one."""
 
-    def __init__(self, address: tuple[str, int], world: int, token: str) -> None:
+    def __init__(self, address: tuple[str, int], world: int, token: str, members: str) -> None:
         self.address = address
         """Host and port at which ranks join."""
-        self._world, self._token = world, token
+        self._world, self._token, self._names = world, token, members
         self._members: dict[int, tuple[Attendee, Hello]] = {}
         self._complete = anyio.Event()
         self._num_strangers = 0
         self._refused = 0
         self._last_refusal = ""
 
-    async def gather(self, timeout_s: float) -> Sequence[Attendee]:
+    async def gather(self, timeout_s: float, children: Sequence[Child] = ()) -> Sequence[Attendee]:
         """Wait for all ranks, tell each where rank 0 hosts the TCPStore, and return them, rank 0 first.
 
+        Args:
+            timeout_s: seconds that they have.
+            children: their processes, where this driver has started them.
+
         Raises:
-            LaunchError: some have not joined in time; the message lists them.
+            LaunchError: some have not joined in time, which the message lists, or one of `children` has ended before.
 
         Cancellation: those that have joined stay members.
         """
+        async with task_group() as watching:
+            for child in children:
+                watching.start_soon(_raise_at_end, child)
+            members = await self._gather(timeout_s)
+            watching.cancel_scope.cancel()
+            return members
+        raise AssertionError("unreachable: only the block above cancels the group")
+
+    async def _gather(self, timeout_s: float) -> Sequence[Attendee]:
         with anyio.move_on_after(timeout_s):
             await self._complete.wait()
             joined = [self._members[rank] for rank in range(self._world)]
@@ -93,10 +113,10 @@ class Meeting:
         refused = f"; {self._refused} refused, the last one: {self._last_refusal}" if self._refused else ""
         host, port = self.address
         return (
-            f"{len(missing)} of {self._world} trainer ranks have not joined the driver at {host}:{port} within "
+            f"{self._names}: {len(missing)} of {self._world} have not joined the driver at {host}:{port} within "
             f"{timeout_s:g} s (cluster.start_timeout_s): missing rank {', '.join(missing)}; joined: {there}{refused}. "
-            "Start every rank with --attach and an address of the driver that its machine reaches (cluster.listen), and "
-            f"with the driver's {TOKEN_VARIABLE}"
+            "Each needs an address of the driver that its machine reaches (--attach, cluster.listen), and the driver's "
+            f"{TOKEN_VARIABLE}"
         )
 
     async def greet(self, stream: SocketStream) -> None:
@@ -111,7 +131,7 @@ class Meeting:
         except _RefusalError as refusal:
             self._refused += 1
             self._last_refusal = f"{peer}: {refusal}"
-            logger.warning("a trainer rank was refused: %s", self._last_refusal)
+            logger.warning("the driver waits for %s and refused a connection: %s", self._names, self._last_refusal)
             with suppress(*_STREAM_ENDS), anyio.move_on_after(GREET_S):
                 await stream.send(handshake.encode_greeting(Refused(str(refusal), refusal.final)))
         except _STREAM_ENDS:
@@ -136,7 +156,7 @@ class Meeting:
                 return member, hello
             raise _RefusalError(f"it sent no greeting within {GREET_S:g} s", final=False)
         except InvariantError as error:
-            raise _RefusalError(f"it does not speak the protocol of a trainer rank ({error})", final=True) from error
+            raise _RefusalError(f"it does not speak the protocol of agentrl ({error})", final=True) from error
         finally:
             self._num_strangers -= 1
 
@@ -152,7 +172,7 @@ class Meeting:
             other, _ = self._members[member.rank]
             raise _RefusalError(f"rank {member.rank} has joined already ({other.where})", final=False)
         self._members[member.rank] = member, hello
-        logger.info("trainer rank %d has joined (%s)", member.rank, member.where)
+        logger.info("%s: rank %d has joined (%s)", self._names, member.rank, member.where)
         if len(self._members) == self._world:
             self._complete.set()
         gone = False
@@ -178,9 +198,43 @@ class Meeting:
             await anyio.aclose_forcefully(member.stream)
 
 
+async def _raise_at_end(child: Child) -> None:
+    end = await child.ended()
+    raise LaunchError(
+        f"{child.spec.name} ({child.where}) ended before it joined: {end.reason}; the end of its log:\n{end.log_tail}"
+    )
+
+
+def check_reachable(config: ClusterConfig, hosts: Mapping[str, str]) -> None:
+    """Check that processes which join reach the driver.
+
+    Args:
+        config: names the address of the driver.
+        hosts: for each process or node, by its name in messages, the address at which others reach it.
+
+    Raises:
+        ConfigError: one is on another machine, where the driver's loopback address leads to that machine itself.
+    """
+    listen, _ = listen_address(config)
+    far = next((name for name, host in hosts.items() if not is_loopback(host)), None)
+    if far is not None and is_loopback(listen):
+        raise ConfigError(
+            f"cluster.listen: {far} at {hosts[far]} cannot reach the driver at {listen}; set it to an address of this "
+            "machine in the cluster's network"
+        )
+
+
 @asynccontextmanager
-async def open_meeting(listen: tuple[str, int], world: int, token: str) -> AsyncGenerator[Meeting]:
-    """Yield a meeting of `world` ranks that listens while the block runs; port 0 is any free one.
+async def open_meeting(
+    listen: tuple[str, int], world: int, token: str, members: str = "trainer ranks"
+) -> AsyncGenerator[Meeting]:
+    """Yield a meeting of `world` ranks that listens while the block runs.
+
+    Args:
+        listen: host and port; port 0 is any free one.
+        world: how many join.
+        token: the secret that each has to know.
+        members: who they are, for messages.
 
     Raises:
         ConfigError: `cluster.listen` is not an address of this machine, or its port is taken.
@@ -197,7 +251,7 @@ async def open_meeting(listen: tuple[str, int], world: int, token: str) -> Async
             "and a free port"
         ) from error
     bound: int = listener.extra(SocketAttribute.local_port)
-    meeting = Meeting((host, bound), world, token)
+    meeting = Meeting((host, bound), world, token, members)
     async with listener, task_group() as tasks:
         tasks.start_soon(listener.serve, meeting.greet, tasks)
         try:

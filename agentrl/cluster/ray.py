@@ -375,6 +375,13 @@ async def reachable_hosts(addresses: Sequence[str]) -> dict[str, str]:
     return {address: LOOPBACK if alone else address for address in addresses}
 
 
+async def node_hosts() -> dict[str, str]:
+    """Return, for each node by its name in messages, the address at which others reach processes there."""
+    nodes: list[dict[str, Any]] = await anyio.to_thread.run_sync(import_ray().nodes)
+    addresses = sorted({str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]})
+    return {f"node {address}": host for address, host in (await reachable_hosts(addresses)).items()}
+
+
 def order_by_node(specs: Sequence[ProcessSpec], places: Sequence[AgentPlace]) -> list[int]:
     """Return, for each spec, the place that it gets: specs of equal needs are together on a node, in order."""
     given: dict[int, int] = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from urllib.parse import urlsplit
+
+from agentrl.hosts import is_loopback
 
 
 def names_loopback(host: str) -> bool:
@@ -14,7 +15,6 @@ def names_loopback(host: str) -> bool:
         (True, True, False)
     """
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ from aiohttp import web
 
 from agentrl.configbase import DEVICE_PATTERN
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.hosts import is_loopback
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.faults import SGLangFault, parse_faults
 from agentrl.servers.engine import InferenceEngine
@@ -109,13 +109,7 @@ def check_address(host: str, api_key: str | None) -> None:
     """
     if api_key == "":
         raise ConfigError("the API key is empty: set one, or drop it and listen on 127.0.0.1")
-    if api_key is not None or host == "localhost":
-        return
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if api_key is None and not is_loopback(host):
         raise ConfigError(f"host {host!r} can be reached from other machines: set an API key, or listen on 127.0.0.1")
 
 

@@ -21,7 +21,8 @@ from typing import Protocol, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.weights.types import GroupAddress, is_loopback
+from agentrl.hosts import is_loopback
+from agentrl.weights.types import GroupAddress
 
 
 class _Backend(Protocol):

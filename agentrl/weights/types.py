@@ -6,7 +6,6 @@ gaps. One process group connects the trainer, its rank 0, with one server, its o
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -184,16 +183,3 @@ def scripted_logprobs(ids: Int32Array, version: int) -> Float32Array:
     """
     mixed = (ids[:-1].astype(np.int64) * 31 + ids[1:].astype(np.int64) * 17 + version * 7) % 97
     return (-0.01 - mixed / 25).astype(np.float32)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`; a name other than localhost counts as reachable.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("10.0.0.1")
-        (True, True, False)
-    """
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -73,8 +73,8 @@ async def test_all_ranks_join_and_learn_where_rank_0_hosts_the_store() -> None:
 
 async def test_ranks_that_are_missing_are_listed() -> None:
     message = (
-        r"1 of 2 trainer ranks have not joined the driver at 127\.0\.0\.1:\d+ within 1 s \(cluster\.start_timeout_s\): "
-        r"missing rank 0; joined: 1 \(here, pid 1\)\. Start every rank with --attach"
+        r"trainer ranks: 1 of 2 have not joined the driver at 127\.0\.0\.1:\d+ within 1 s \(cluster\.start_timeout_s\): "
+        r"missing rank 0; joined: 1 \(here, pid 1\)\. Each needs an address of the driver"
     )
     async with meeting_of(2) as meeting:
         connection = await greeting(meeting, rank=1)
@@ -154,7 +154,7 @@ def meddle(meeting: Meeting, data: bytes) -> None:
         handshake.decode_greeting(_frame(connection), Challenge)
         connection.sendall(data)
         refused = handshake.decode_greeting(_frame(connection), Refused)
-        assert "protocol of a trainer rank" in refused.message or "AGENTRL_CLUSTER_TOKEN" in refused.message
+        assert "protocol of agentrl" in refused.message or "AGENTRL_CLUSTER_TOKEN" in refused.message
         with suppress(ConnectionResetError):  # it did not read all that was sent
             assert connection.recv(1) == b""
 
@@ -193,7 +193,7 @@ async def test_a_rank_does_not_follow_a_driver_that_does_not_know_the_token() ->
 
         tasks.start_soon(listener.serve, serve)
         address = "127.0.0.1", listener.extra(SocketAttribute.local_port)
-        with pytest.raises(LaunchError, match=r"does not know this rank's AGENTRL_CLUSTER_TOKEN"):
+        with pytest.raises(LaunchError, match=r"does not know this process's AGENTRL_CLUSTER_TOKEN"):
             await anyio.to_thread.run_sync(join_driver, address, TOKEN, RankNumbers(0, 1, 0), 5.0)
         tasks.cancel_scope.cancel()
 

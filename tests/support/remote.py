@@ -19,7 +19,7 @@ from agentrl.client import Client
 from agentrl.errors import AgentRLError, InvariantError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.remote.frames import FrameBuffer, WorkerSetup
+from agentrl.rollout.remote.frames import MAX_MESSAGE_BYTES, FrameBuffer, WorkerSetup
 from agentrl.rollout.remote.nodes import OpenNodes, this_machine
 from agentrl.rollout.remote.process import MessageWriter, set_up_worker
 from agentrl.rollout.remote.runner import RemoteRunner
@@ -96,13 +96,38 @@ class Ranked(GroupWorkflow):
         return [float(place) for place in range(len(episodes))]
 
 
+class Unopened(Acts):
+    """Cannot be opened."""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None]:
+        raise ValueError("the pool of environments is down")
+        yield  # pyright: ignore[reportUnreachable]
+
+
+class Verbose(Ranked):
+    """Says in its messages, its metrics or its error as much as the task wants."""
+
+    async def run(self, task: Task, client: Client) -> float:
+        messages = [{"role": "user", "content": "Hello." + " hello" * task.data.get("request_words", 0)}]
+        await client.chat.completions.create(messages=messages)
+        client.record(**{f"metric_{number}": 1.0 for number in range(task.data.get("metrics", 0))})
+        return 1.0
+
+
 def worker_setup(
-    workflow: str, model: Path, *, rollout: RolloutConfig | None = None, stall_timeout_s: float = 60.0
+    workflow: str,
+    model: Path,
+    *,
+    rollout: RolloutConfig | None = None,
+    stall_timeout_s: float = 60.0,
+    directory: Path | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> WorkerSetup:
     """Return the setup of workers that load `workflow` of this module, and the tokenizer of `model`."""
     return WorkerSetup(
         name="",
-        directory=str(Path.cwd()),
+        directory=str(directory or Path.cwd()),
         workflow=f"{MODULE}:{workflow}",
         workflow_args="{}",
         model=str(model),
@@ -111,6 +136,7 @@ def worker_setup(
         rollout=(rollout or RolloutConfig()).model_dump_json(),
         seed=7,
         stall_timeout_s=stall_timeout_s,
+        max_message_bytes=max_message_bytes,
     )
 
 
@@ -123,9 +149,18 @@ def remote_runner(
     rollout: RolloutConfig | None = None,
     stall_timeout_s: float = 60.0,
     nodes: OpenNodes = this_machine,
+    directory: Path | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> RemoteRunner:
     """Return a runner of workers with `worker_setup`."""
-    setup = worker_setup(workflow, model, rollout=rollout, stall_timeout_s=stall_timeout_s)
+    setup = worker_setup(
+        workflow,
+        model,
+        rollout=rollout,
+        stall_timeout_s=stall_timeout_s,
+        directory=directory,
+        max_message_bytes=max_message_bytes,
+    )
     return RemoteRunner(setup, num_workers=workers, nodes=nodes, log_dir=log_dir)
 
 

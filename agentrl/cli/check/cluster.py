@@ -20,10 +20,10 @@ from agentrl.cluster.meeting import open_meeting
 from agentrl.cluster.ray import import_ray, open_ray
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.hosts import is_loopback
 from agentrl.jobs.plan.basis import gpus_per_server
 from agentrl.jobs.plan.split import resolve_run
 from agentrl.jobs.rollouts import num_workers
-from agentrl.weights.types import is_loopback
 
 
 def check_cluster(report: CheckReport, run: RunConfig) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from agentrl.errors import InvariantError
+from agentrl.errors import InvariantError, WorkflowError
 from agentrl.inference.backend import Context
 from agentrl.rollout.remote.packing import PackedGeneration, PackedScore, PackedTrajectory, PackedTurn
 
@@ -43,6 +43,8 @@ class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
     seed: int | None
     stall_timeout_s: float
     """Seconds that code may block the worker's event loop, after which the worker ends."""
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """Longest message about an episode, in either direction; a longer one fails its episode."""
 
 
 class StartEpisode(msgspec.Struct, frozen=True, tag=True):
@@ -203,17 +205,17 @@ _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker
 _TO_DRIVER: msgspec.msgpack.Decoder[ToDriver] = msgspec.msgpack.Decoder(ToDriver)
 
 
-def framed(message: ToWorker | ToDriver) -> bytes:
+def framed(message: ToWorker | ToDriver, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """Return `message` as a frame.
 
     Raises:
-        InvariantError: the body is longer than `MAX_MESSAGE_BYTES`.
+        WorkflowError: the body is longer than `max_bytes`.
     """
     body = msgspec.msgpack.encode(message)
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise InvariantError(
-            f"{type(message).__name__} has {len(body)} bytes, but a message between driver and rollout worker may have "
-            f"{MAX_MESSAGE_BYTES}; use shorter episodes"
+    if len(body) > max_bytes:
+        raise WorkflowError(
+            f"{type(message).__name__} has {len(body)} bytes, but a message between driver and rollout worker may have at "
+            f"most {max_bytes}; make tasks, messages and episodes smaller, or set rollout.runner: local"
         )
     return len(body).to_bytes(PREFIX_BYTES, "little") + body
 

@@ -18,11 +18,12 @@ from anyio.abc import TaskGroup
 
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError, InvariantError, RolloutWorkerDied
+from agentrl.errors import AgentRLError, InvariantError, RolloutWorkerDied, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, SamplingParams
 from agentrl.rollout.failure import RUN_ENDING
 from agentrl.rollout.remote.calls import failed_call, named_error
 from agentrl.rollout.remote.frames import (
+    MAX_MESSAGE_BYTES,
     AbortCall,
     CallAnswered,
     CallPiece,
@@ -55,8 +56,8 @@ from agentrl.rollout.remote.packing import (
     with_score,
 )
 from agentrl.rollout.remote.pending import Outcome, Pending, RemoteFlight, RemoteScoring
-from agentrl.rollout.remote.wire import Wire
-from agentrl.types import EpisodeFailure, Task, Trajectory, Turn
+from agentrl.rollout.remote.wire import STREAM_ENDS, Wire
+from agentrl.types import Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,6 @@ CANCEL_S = 5.0
 """Seconds that a cancelled episode gets to end in its worker; after that the driver does not wait for it."""
 TASK_NAME = "agentrl.remote"
 """Name of the tasks of a link; the watchdog takes tasks of `agentrl.rollout` for code of the user."""
-_ENDED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
-
 
 EpisodeMessage: TypeAlias = TurnRecorded | EpisodeEnded | GroupScored | EpisodeRaised | EpisodeCancelled
 
@@ -73,9 +72,10 @@ EpisodeMessage: TypeAlias = TurnRecorded | EpisodeEnded | GroupScored | EpisodeR
 class WorkerLink:
     """A worker that was started; it takes episodes after `set_up`, while `serve` runs."""
 
-    def __init__(self, name: str, wire: Wire, backend: Backend) -> None:
+    def __init__(self, name: str, wire: Wire, backend: Backend, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """Speak over `wire`; `backend` answers model calls. `name` is for messages."""
         self._name, self._wire, self._backend = name, wire, backend
+        self._max_message_bytes = max_message_bytes
         self._numbers = itertools.count()
         self._pending: dict[int, Pending[Any]] = {}
         self._calls: dict[int, anyio.CancelScope] = {}
@@ -111,7 +111,7 @@ class WorkerLink:
                         self._log(message)
                     else:
                         answer = message
-        except _ENDED:
+        except STREAM_ENDS:
             raise RolloutWorkerDied(f"{self._name} died while it was set up: {await self._wire.obituary()}") from None
         if isinstance(answer, WorkerRefused):
             raise named_error(answer.kind, f"{self._name}: {answer.message}")
@@ -137,7 +137,7 @@ class WorkerLink:
                     while True:
                         for body in self._buffer.cut(await self._wire.receive()):
                             self._handle(tasks, read_to_driver(body))
-                except _ENDED:
+                except STREAM_ENDS:
                     self.alive = False
                     how = await self._wire.obituary()
                 tasks.cancel_scope.cancel()
@@ -176,8 +176,11 @@ class WorkerLink:
         return await self._await(number, start, RemoteScoring(episodes), f"the scoring of task {task.id}")
 
     async def _await(self, number: int, start: StartEpisode | ScoreGroup, pending: Pending[Outcome], what: str) -> Outcome:
+        try:
+            self._send(start)
+        except WorkflowError as error:
+            return pending.failed(WorkflowError(f"{what} cannot be sent to {self._name}: {error}"))
         self._pending[number] = pending
-        self._send(start)
         try:
             await pending.wait()
         except anyio.get_cancelled_exc_class():
@@ -192,7 +195,7 @@ class WorkerLink:
         return pending.result()
 
     def _send(self, message: ToWorker) -> None:
-        self._unsent.append(framed(message))
+        self._unsent.append(framed(message, self._max_message_bytes))
         self._has_unsent.set()
 
     async def _write(self) -> None:
@@ -203,7 +206,7 @@ class WorkerLink:
                 self._has_unsent = anyio.Event()
                 frames, self._unsent = self._unsent, []
                 await self._wire.send(b"".join(frames))
-        except _ENDED:
+        except STREAM_ENDS:
             return  # `serve` notices, too
 
     def _handle(self, tasks: TaskGroup, message: ToDriver) -> None:
@@ -270,9 +273,8 @@ class WorkerLink:
                 self._send(CallPiece(call.call, ids_bytes(chunk.output_ids)))
 
     def _fail_pending(self, how: str) -> None:
-        failure = EpisodeFailure(kind=RolloutWorkerDied.__name__, message=f"{self._name} died: {how}", traceback="")
         for pending in self._pending.values():
-            pending.end(pending.died(failure))
+            pending.end(pending.failed(RolloutWorkerDied(f"{self._name} died: {how}")))
 
 
 def _request(call: ModelCall) -> GenerateRequest:

@@ -1,6 +1,6 @@
 """What the driver waits for in a rollout worker: the end of an episode, or of the scoring of a group.
 
-Invariant: each ends once: with what the worker sends, or as failures where the worker dies first.
+Invariant: each ends once: with what the worker sends, or as failures where the worker dies first or cannot get it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 import anyio
 
 from agentrl.errors import AgentRLError, InvariantError
-from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
+from agentrl.rollout.failure import failure_stop_reason
+from agentrl.types import EpisodeFailure, Task, Trajectory, Turn
 
 Outcome = TypeVar("Outcome")
 
@@ -21,9 +22,9 @@ Outcome = TypeVar("Outcome")
 class Pending(Generic[Outcome]):
     """What the driver waits for: the end of an episode, or of the scoring of a group."""
 
-    def __init__(self, died: Callable[[EpisodeFailure], Outcome]) -> None:
-        """Wait; `died` returns the outcome where the worker dies first."""
-        self.died = died
+    def __init__(self, failed: Callable[[AgentRLError], Outcome]) -> None:
+        """Wait; `failed` returns the outcome where the worker dies first, or cannot get it."""
+        self.failed = failed
         self._ended = anyio.Event()
         self._outcome: Outcome | AgentRLError | None = None
 
@@ -69,13 +70,13 @@ class RemoteFlight(Pending[Trajectory]):
         """Recorded so far."""
         self._episode_id, self._started_s = episode_id, time.perf_counter()
 
-    def _failed(self, failure: EpisodeFailure) -> Trajectory:
+    def _failed(self, error: AgentRLError) -> Trajectory:
         return Trajectory(
             episode_id=self._episode_id,
             task_id=self.task.id,
             turns=tuple(self.turns),
-            stop_reason=StopReason.ENVIRONMENT_FAULT,
-            failure=failure,
+            stop_reason=failure_stop_reason(error),
+            failure=_failure_of(error),
             task=self.task,
             started_s=self._started_s,
             ended_s=time.perf_counter(),
@@ -90,6 +91,10 @@ class RemoteScoring(Pending[tuple[Trajectory, ...]]):
         super().__init__(self._failed)
         self.episodes = episodes
 
-    def _failed(self, failure: EpisodeFailure) -> tuple[Trajectory, ...]:
-        reason = StopReason.ENVIRONMENT_FAULT
+    def _failed(self, error: AgentRLError) -> tuple[Trajectory, ...]:
+        reason, failure = failure_stop_reason(error), _failure_of(error)
         return tuple(replace(each, stop_reason=reason, final_reward=None, failure=failure) for each in self.episodes)
+
+
+def _failure_of(error: AgentRLError) -> EpisodeFailure:
+    return EpisodeFailure(kind=type(error).__name__, message=str(error), traceback="")

@@ -13,12 +13,14 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import BinaryIO, Protocol
@@ -28,14 +30,20 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from agentrl.client.config import SamplingConfig
+from agentrl.cluster.base import TOKEN_VARIABLE
+from agentrl.cluster.handshake import checked_token
+from agentrl.cluster.joining import join_driver
+from agentrl.cluster.rank_numbers import RankNumbers
 from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError, InvariantError, WorkflowError, boundary
+from agentrl.errors import AgentRLError, ConfigError, InvariantError, WorkflowError, boundary
+from agentrl.foreign import shortened
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.failure import RUN_ENDING, episode_failure
 from agentrl.rollout.group import run_recorded
 from agentrl.rollout.remote.calls import DriverBackend
 from agentrl.rollout.remote.frames import (
+    MAX_MESSAGE_BYTES,
     CallAnswered,
     CallFailed,
     CallPiece,
@@ -57,9 +65,7 @@ from agentrl.rollout.remote.frames import (
     framed,
     read_to_worker,
 )
-from agentrl.rollout.remote.join_point import WORKER_TOKEN_VARIABLE, connect_to_driver
 from agentrl.rollout.remote.packing import (
-    PackedScore,
     pack_score,
     pack_trajectory,
     pack_turn,
@@ -76,6 +82,8 @@ from agentrl.workflow import load_workflow
 
 logger = logging.getLogger(__name__)
 
+JOIN_S = 60.0
+"""Seconds that a worker tries to join its driver, which listens before it starts the worker."""
 LEAVE_S = 3.0
 """Seconds that episodes and the workflow get to end after the driver has left."""
 _READ_BYTES = 1 << 18
@@ -101,9 +109,13 @@ class MessageWriter:
         self._thread = threading.Thread(target=self._write, name="agentrl rollout writer", daemon=True)
         self._thread.start()
 
-    def send(self, message: ToDriver) -> None:
-        """Write `message` after those before it."""
-        self._frames.put(framed(message))
+    def send(self, message: ToDriver, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """Write `message` after those before it.
+
+        Raises:
+            WorkflowError: it is longer than `max_bytes`.
+        """
+        self._frames.put(framed(message, max_bytes))
 
     def close(self) -> None:
         """Close the stream, when every message is written or nothing reads them."""
@@ -140,7 +152,7 @@ class RolloutWorker:
     """The episodes of one worker."""
 
     def __init__(self, setup: WorkerSetup, send: Callable[[ToDriver], None]) -> None:
-        """Load the workflow and the tokenizer.
+        """Load the workflow and the tokenizer; `send` writes a message to the driver.
 
         Raises:
             ConfigError: one of them is missing or wrong.
@@ -149,8 +161,10 @@ class RolloutWorker:
         self._backend = DriverBackend(send)
         self._stall_timeout_s = setup.stall_timeout_s
         renderer = Renderer.load(setup.model, template_options=json.loads(setup.template_options))
+        workflow = load_workflow(setup.workflow, json.loads(setup.workflow_args))
+        self._name = workflow.name
         self._runner = LocalRunner(
-            load_workflow(setup.workflow, json.loads(setup.workflow_args)),
+            workflow,
             renderer=renderer.within(setup.max_context),
             rollout=RolloutConfig.model_validate_json(setup.rollout),
             seed=setup.seed,
@@ -161,15 +175,19 @@ class RolloutWorker:
         """Play episodes until `requests` ends, which ends the process soon after.
 
         Raises:
+            WorkflowError: the workflow cannot be opened, which the driver knows.
             StallError: code has blocked the event loop for too long.
         """
         ended = threading.Event()
-        async with watched_loop(self._stall_timeout_s), self._runner.opened(self._backend), task_group() as tasks:
+        async with watched_loop(self._stall_timeout_s), AsyncExitStack() as stack:
+            with refusals(self._send), boundary(WorkflowError, f"{self._name}.opened"):
+                await stack.enter_async_context(self._runner.opened(self._backend))
             self._send(WorkerReady(time.perf_counter()))
-            with _read_in_thread(requests, buffer, ended) as messages:
-                async for message in messages:
-                    self._handle(tasks, message)
-            tasks.cancel_scope.cancel()
+            async with task_group() as tasks:
+                with _read_in_thread(requests, buffer, ended) as messages:
+                    async for message in messages:
+                        self._handle(tasks, message)
+                tasks.cancel_scope.cancel()
         ended.set()
 
     def _handle(self, tasks: TaskGroup, message: ToWorker) -> None:
@@ -193,11 +211,11 @@ class RolloutWorker:
                 if isinstance(message, StartEpisode):
                     self._send_end(number, await self._trajectory(message))
                 else:
-                    self._send(GroupScored(number, await self._scores(message)))
+                    self._send_scores(number, await self._scored(message))
                 cancelled = False
         except RUN_ENDING as error:
             logger.exception("the run ends")  # for the log of this worker
-            self._send(EpisodeRaised(number, type(error).__name__, str(error)))
+            self._send(EpisodeRaised(number, type(error).__name__, shortened(str(error))))
             cancelled = False
         finally:
             del self._scopes[number]
@@ -205,7 +223,7 @@ class RolloutWorker:
             self._send(EpisodeCancelled(number))
 
     def _send_end(self, number: int, trajectory: Trajectory) -> None:
-        """Send the trajectory; where a value of the workflow cannot be sent, a failure without turns."""
+        """Send the trajectory; where it is too long, or a value of the workflow cannot be sent, a failure without turns."""
         try:
             with boundary(WorkflowError, f"episode {trajectory.episode_id}: sending its trajectory to the driver"):
                 self._send(EpisodeEnded(number, pack_trajectory(trajectory)))
@@ -221,10 +239,19 @@ class RolloutWorker:
             )
             self._send(EpisodeEnded(number, pack_trajectory(failed)))
 
-    async def _scores(self, message: ScoreGroup) -> tuple[PackedScore, ...]:
+    def _send_scores(self, number: int, scored: Sequence[Trajectory]) -> None:
+        """Send the scores; where they are too long, failures of all episodes."""
+        try:
+            self._send(GroupScored(number, tuple(map(pack_score, scored))))
+        except WorkflowError as error:
+            changes = {"stop_reason": StopReason.WORKFLOW_ERROR, "final_reward": None, "failure": episode_failure(error)}
+            failed = (replace(each, **changes, metrics={}) for each in scored)
+            self._send(GroupScored(number, tuple(map(pack_score, failed))))
+
+    async def _scored(self, message: ScoreGroup) -> tuple[Trajectory, ...]:
         task = unpack_task(message.task_id, message.task)
         episodes = tuple(unpack_trajectory(episode, task) for episode in message.episodes)
-        return tuple(map(pack_score, await self._runner.score(task, episodes)))
+        return await self._runner.score(task, episodes)
 
     async def _trajectory(self, start: StartEpisode) -> Trajectory:
         def on_turn(turn: Turn) -> None:
@@ -274,14 +301,32 @@ def set_up_worker(requests: ByteSource, buffer: FrameBuffer, writer: MessageWrit
     Raises:
         AgentRLError: it cannot be set up, which the driver knows.
     """
-    try:
+    with refusals(writer.send), boundary(WorkflowError, "the setup of a rollout worker"):
         setup = _first_message(requests, buffer)
         if setup is None:
             return None
-        os.chdir(setup.directory)
-        return RolloutWorker(setup, writer.send)
+        try:
+            os.chdir(setup.directory)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot work in {setup.directory} on {socket.gethostname()}: {error.strerror}; a rollout worker "
+                "starts in the driver's working directory, so every node needs it under the same path"
+            ) from error
+        return RolloutWorker(setup, partial(writer.send, max_bytes=setup.max_message_bytes))
+
+
+@contextmanager
+def refusals(send: Callable[[ToDriver], None]) -> Generator[None]:
+    """Report an error of the setup to the driver, and its traceback to the log of this worker.
+
+    Raises:
+        AgentRLError: the error.
+    """
+    try:
+        yield
     except AgentRLError as error:
-        writer.send(WorkerRefused(type(error).__name__, str(error)))
+        traceback.print_exc()
+        send(WorkerRefused(type(error).__name__, shortened(str(error))))
         raise
 
 
@@ -319,10 +364,10 @@ def _streams(arguments: Sequence[str]) -> tuple[ByteSource, BinaryIO]:
         return lifeline, os.fdopen(output, "wb")
     os.close(output)
     threading.Thread(target=_end_with_lifeline, args=(lifeline,), name="agentrl lifeline", daemon=True).start()
-    try:
-        connection = connect_to_driver(arguments[0].removeprefix("--join="), os.environ.pop(WORKER_TOKEN_VARIABLE))
-    except OSError as error:
-        sys.exit(f"cannot reach the driver at {arguments[0]}: {error}; set cluster.listen to an address that nodes reach")
+    host, _, port = arguments[0].removeprefix("--join=").rpartition(":")
+    token = checked_token(os.environ.pop(TOKEN_VARIABLE, None), TOKEN_VARIABLE)
+    only = RankNumbers(rank=0, world=1, local=0)
+    connection = join_driver((host.strip("[]"), int(port)), token, only, JOIN_S, hosts_store=False).connection
     return connection.makefile("rb"), connection.makefile("wb")
 
 
@@ -330,7 +375,10 @@ def main() -> None:
     """Run the worker."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what reaches a whole terminal ends the driver, which ends its workers
-    requests, replies = _streams(sys.argv[1:])
+    try:
+        requests, replies = _streams(sys.argv[1:])
+    except AgentRLError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
     writer = MessageWriter(replies)
     logging.getLogger("agentrl").addHandler(_DriverLog(writer.send))
     try:

@@ -18,7 +18,7 @@ from anyio.abc import TaskStatus
 
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
-from agentrl.errors import LaunchError, RolloutWorkerDied, RunStopped
+from agentrl.errors import ConfigError, LaunchError, RolloutWorkerDied, RunStopped, WorkflowError
 from agentrl.inference.backend import Backend
 from agentrl.rollout.remote.frames import WorkerSetup
 from agentrl.rollout.remote.link import TASK_NAME, WorkerLink
@@ -58,7 +58,9 @@ class RemoteRunner:
 
         Raises:
             ConfigError: a worker cannot load the workflow or the tokenizer.
-            RunStopped: a worker cannot be started, or dies again and again.
+            WorkflowError: the workflow cannot be opened in a worker.
+            LaunchError: a worker cannot be started.
+            RunStopped: a worker cannot be started on this machine, or dies again and again.
             InvariantError: a worker breaks the protocol, or a model call met an error that ends the run.
 
         Cancellation: the workers end, within 5 seconds.
@@ -109,7 +111,7 @@ class RemoteRunner:
         while True:
             try:
                 async with start(name, log_path) as wire:
-                    link = WorkerLink(name, wire, backend)
+                    link = WorkerLink(name, wire, backend, max_message_bytes=self._setup.max_message_bytes)
                     await self._set_up(link, name, log_path)
                     self._arrive(index, link)
                     if first:
@@ -121,7 +123,7 @@ class RemoteRunner:
                         del self._links[index]
             except RolloutWorkerDied as error:
                 how = str(error)
-            except LaunchError as error:
+            except (LaunchError, ConfigError, WorkflowError) as error:  # from its start, or from its setup
                 if first:
                     raise
                 how = f"{name} cannot be started again: {error}"

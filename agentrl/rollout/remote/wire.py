@@ -18,6 +18,8 @@ from anyio.abc import ByteStream
 from agentrl.cluster.base import ProcessSpec
 from agentrl.cluster.local import LocalChild, LocalLauncher
 
+STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+"""What a stream raises whose other side has ended."""
 LEAVE_S = 4.0
 """Seconds that a worker gets to end by itself after its input is closed."""
 _END_S = 1.0
@@ -97,6 +99,8 @@ class StreamWire:
     def __init__(self, stream: ByteStream, obituary: Callable[[], Awaitable[str]]) -> None:
         """Speak over `stream`; `obituary` waits for the end of the worker and returns how it ended."""
         self._stream, self._obituary = stream, obituary
+        self.ended = anyio.Event()
+        """Set once `receive` has met the end of the stream."""
 
     async def send(self, data: bytes) -> None:
         """Write all of `data`; see `Wire`."""
@@ -104,7 +108,11 @@ class StreamWire:
 
     async def receive(self) -> bytes:
         """Return the next bytes; see `Wire`."""
-        return await self._stream.receive(_READ_BYTES)
+        try:
+            return await self._stream.receive(_READ_BYTES)
+        except STREAM_ENDS:
+            self.ended.set()
+            raise
 
     async def obituary(self) -> str:
         """Return how the worker ended; see `Wire`."""

@@ -25,6 +25,7 @@ from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.local import LocalLauncher
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError
+from agentrl.hosts import is_loopback
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.parallel.together import raise_named
@@ -38,7 +39,7 @@ from agentrl.trainer.worker.protocol import SendingRequest
 from agentrl.trainer.worker.starting import ranks_with_pipes
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
-from agentrl.weights.types import Publication, is_loopback
+from agentrl.weights.types import Publication
 
 logger = logging.getLogger(__name__)
 

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import anyio
-from anyio.abc import ByteStream, ObjectSendStream, SocketAttribute
+from anyio.abc import ByteStream, ObjectSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agentrl.cluster.base import TOKEN_VARIABLE, Child, Exit, Launcher
 from agentrl.cluster.config import ClusterConfig, listen_address
 from agentrl.cluster.handshake import checked_token, new_token
-from agentrl.cluster.meeting import Attendee, Meeting, open_meeting
+from agentrl.cluster.meeting import Attendee, Meeting, check_reachable, open_meeting
 from agentrl.concurrency import task_group
-from agentrl.errors import ConfigError, LaunchError
 from agentrl.trainer.worker.processes import STREAM_ENDS, RankEnd
 from agentrl.trainer.worker.protocol import HEARTBEAT
 from agentrl.trainer.worker.starting import rank_spec
-from agentrl.weights.types import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class MemberStream(ByteStream):
     """A connection that is always read, so that its end is noticed although no caller waits for a reply."""
 
     def __init__(self, member: Attendee) -> None:
-        self._socket = member.stream
+        self._member, self._socket = member, member.stream
         self._arriving: ObjectSendStream[bytes]
         self._arriving, arrived = anyio.create_memory_object_stream[bytes](_CHUNKS)
         self._source = arrived
@@ -80,8 +78,7 @@ class MemberStream(ByteStream):
 
     def shut(self) -> None:
         """Close the connection at once, for both sides."""
-        with suppress(OSError):  # it is closed
-            self._socket.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
+        self._member.shut()
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
@@ -158,7 +155,7 @@ async def attached_ranks(world: int, config: ClusterConfig) -> AsyncGenerator[Se
             host,
             port,
         )
-        async with _followed(meeting, [None] * world, config.start_timeout_s) as ranks:
+        async with _followed(meeting, (), config.start_timeout_s) as ranks:
             yield ranks
 
 
@@ -190,7 +187,7 @@ async def launched_ranks(
         ]
         children = await launcher.start(specs)
         try:
-            _check_reachable(config, children)
+            check_reachable(config, {child.spec.name: child.host for child in children})
             async with _followed(meeting, children, config.start_timeout_s) as ranks:
                 yield ranks
         finally:
@@ -201,23 +198,10 @@ async def launched_ranks(
                         stopping.start_soon(child.stop)
 
 
-def _check_reachable(config: ClusterConfig, children: Sequence[Child]) -> None:
-    """Raise where ranks on other machines would look for the driver on their own."""
-    listen, _ = listen_address(config)
-    far = [child for child in children if not is_loopback(child.host)]
-    if far and is_loopback(listen):
-        raise ConfigError(
-            f"cluster.listen: {far[0].spec.name} runs at {far[0].host}, which cannot reach the driver at {listen}; set it "
-            "to an address of this machine in the cluster's network"
-        )
-
-
 @asynccontextmanager
-async def _followed(
-    meeting: Meeting, children: Sequence[Child | None], timeout_s: float
-) -> AsyncGenerator[Sequence[JoinedRank]]:
-    members = await _members(meeting, children, timeout_s)
-    ranks = [JoinedRank(member, child) for member, child in zip(members, children, strict=True)]
+async def _followed(meeting: Meeting, children: Sequence[Child], timeout_s: float) -> AsyncGenerator[Sequence[JoinedRank]]:
+    members = await meeting.gather(timeout_s, children)
+    ranks = [JoinedRank(member, child) for member, child in zip_longest(members, children)]
     try:
         async with task_group() as pumping:
             for rank in ranks:
@@ -231,22 +215,3 @@ async def _followed(
     finally:
         for rank in ranks:
             rank.stream.discard()
-
-
-async def _members(meeting: Meeting, children: Sequence[Child | None], timeout_s: float) -> Sequence[Attendee]:
-    """Wait for all ranks; raise LaunchError at once when the process of one ends before that."""
-
-    async def fail_early(rank: int, child: Child) -> None:
-        end = await child.ended()
-        raise LaunchError(
-            f"trainer rank {rank} ({child.where}) ended before it joined: {end.reason}; its log:\n{end.log_tail}"
-        )
-
-    async with task_group() as watching:
-        for rank, child in enumerate(children):
-            if child is not None:
-                watching.start_soon(fail_early, rank, child)
-        members = await meeting.gather(timeout_s)
-        watching.cancel_scope.cancel()
-        return members
-    raise AssertionError("unreachable: only the block above cancels the group")

@@ -8,12 +8,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import anyio
 import pytest
 
 from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.local import LocalLauncher
-from agentrl.rollout.remote.join_point import TOKEN_BYTES, JoinPoint
 from agentrl.rollout.remote.nodes import launched_worker, ray_nodes
 from agentrl.rollout.remote.wire import StartWorker
 from agentrl.tokens.renderer import Renderer
@@ -27,30 +25,9 @@ def ignore(turn: Turn) -> None:
     """Take a turn."""
 
 
-async def test_only_the_holder_of_a_token_joins() -> None:
-    with anyio.fail_after(PATIENCE_S):
-        async with JoinPoint.listening("127.0.0.1") as point:
-            token = point.expect()
-            for given in (b"0" * TOKEN_BYTES, b"", token.encode()[:-1] + b"\0"):
-                async with await anyio.connect_tcp(point.host, point.port) as stranger:
-                    await stranger.send(given)
-                    await stranger.send_eof()
-                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                        await stranger.receive()
-            async with await anyio.connect_tcp(point.host, point.port) as worker:
-                await worker.send(token.encode() + b"hello")
-                async with await point.joined(token) as stream:
-                    assert await stream.receive() == b"hello"
-            async with await anyio.connect_tcp(point.host, point.port) as again:
-                await again.send(token.encode())
-                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                    await again.receive()
-
-
 @asynccontextmanager
 async def launched_here() -> AsyncGenerator[StartWorker]:
-    async with JoinPoint.listening("127.0.0.1") as point:
-        yield partial(launched_worker, LocalLauncher(), point)
+    yield partial(launched_worker, LocalLauncher(), ClusterConfig(start_timeout_s=PATIENCE_S))
 
 
 @pytest.mark.external

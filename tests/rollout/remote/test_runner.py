@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from agentrl.concurrency import task_group
-from agentrl.errors import ConfigError, InvariantError, ServerUnavailable
+from agentrl.errors import ConfigError, InvariantError, ServerUnavailable, WorkflowError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.remote.runner import RemoteRunner
@@ -186,3 +186,59 @@ async def test_a_workflow_that_cannot_be_loaded_is_named_before_any_episode(mode
     with pytest.raises(ConfigError, match=r"rollout worker \d: workflow: module tests.support.remote has no 'Missing'"):
         async with make_runner("Missing", model, workers=2).opened(make_server(renderer, says("good"))):
             pytest.fail("no worker can be ready")
+
+
+async def test_a_workflow_that_cannot_be_opened_is_refused_with_its_error(model: Path, renderer: Renderer) -> None:
+    message = r"rollout worker \d: Unopened\.opened raised ValueError: the pool of environments is down"
+    with pytest.raises(WorkflowError, match=message):
+        async with make_runner("Unopened", model, workers=2).opened(make_server(renderer, says("good"))):
+            pytest.fail("no worker can be ready")
+
+
+async def test_a_working_directory_that_a_node_lacks_is_refused(model: Path, renderer: Renderer, tmp_path: Path) -> None:
+    runner = remote_runner("Acts", model, tmp_path, workers=1, nodes=threads, directory=tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"rollout worker 0: cannot work in .*missing on .*: No such file or directory"):
+        async with runner.opened(make_server(renderer, says("good"))):
+            pytest.fail("no worker can be ready")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": "x" * 4000}, "episode e cannot be sent to rollout worker 0: StartEpisode has 4"),
+        ({"request_words": 300}, "ModelCall has "),
+        ({"metrics": 400}, "EpisodeEnded has "),
+    ],
+)
+async def test_a_message_over_the_limit_fails_its_episode_and_no_other(
+    model: Path, renderer: Renderer, tmp_path: Path, fields: dict[str, object], message: str
+) -> None:
+    runner = remote_runner("Verbose", model, tmp_path, workers=1, nodes=threads, max_message_bytes=4000)
+    async with runner.opened(make_server(renderer, says("good"))):
+        play = partial(runner.play, episode_id="e", sampling=SAMPLING, on_turn=ignore)
+        trajectory = await play(Task(id="t", data=fields))
+        assert trajectory.failure is not None
+        assert (trajectory.stop_reason, trajectory.failure.kind) == (StopReason.WORKFLOW_ERROR, "WorkflowError")
+        assert message in trajectory.failure.message
+        assert "may have at most 4000" in trajectory.failure.message
+        assert (await play(Task(id="t", data={}))).failure is None
+
+
+async def test_an_answer_over_the_limit_fails_its_call(model: Path, renderer: Renderer, tmp_path: Path) -> None:
+    runner = remote_runner("Acts", model, tmp_path, workers=1, nodes=threads, max_message_bytes=4000)
+    async with runner.opened(make_server(renderer, says("good " * 1000))):
+        sampling = SAMPLING.model_copy(update={"max_tokens": 4000})
+        trajectory = await runner.play(task_of("none"), episode_id="e", sampling=sampling, on_turn=ignore)
+    assert trajectory.failure is not None
+    assert "CallAnswered has " in trajectory.failure.message
+
+
+async def test_a_group_over_the_limit_fails_together(model: Path, renderer: Renderer, tmp_path: Path) -> None:
+    runner = remote_runner("Verbose", model, tmp_path, workers=1, nodes=threads, max_message_bytes=4000)
+    task = Task(id="t", data={"metrics": 60})
+    async with runner.opened(make_server(renderer, says("good"))):
+        episode = await runner.play(task, episode_id="e", sampling=SAMPLING, on_turn=ignore)
+        assert episode.failure is None
+        scored = await runner.score(task, (episode,) * 8)
+    assert [each.final_reward for each in scored] == [None] * 8
+    assert all(each.failure is not None and "ScoreGroup has " in each.failure.message for each in scored)

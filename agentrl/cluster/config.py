@@ -45,7 +45,7 @@ class ClusterConfig(Config):
     split: SplitConfig | None = None
     """How many GPUs train and how many serve, `auto` or numbers. None: as `trainer.parallel` and `inference.servers` say."""
     resize: Literal["off", "advise", "at_restart"] = "advise"
-    """What a run does whose trainer or servers idle: nothing, advise another split, or take it when it is resumed."""
+    """What a run does whose trainer or servers idle: nothing, advise another split, or take and keep it at a restart."""
 
     @field_validator("listen")
     @classmethod

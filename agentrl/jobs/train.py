@@ -41,9 +41,7 @@ from agentrl.jobs.ending import describe_end
 from agentrl.jobs.errors import describe_error
 from agentrl.jobs.files import write_json
 from agentrl.jobs.plan.gpus import missing_gpus
-from agentrl.jobs.plan.mesh import mesh_problems
-from agentrl.jobs.plan.model import model_problems
-from agentrl.jobs.plan.plan import describe_plan, resolved_yaml
+from agentrl.jobs.plan.plan import describe_plan, plan_problems, resolved_yaml
 from agentrl.jobs.plan.split import resolve_run
 from agentrl.jobs.plan.split_record import record_split
 from agentrl.jobs.rollouts import check_tasks_travel, make_runner
@@ -93,7 +91,7 @@ def load_parts(run: RunConfig, objects: RunObjects | None = None) -> Parts:
     """
     if missing := missing_gpus(run):
         raise ConfigError("; ".join(missing) + "; set it to auto or cpu, or run on a machine that has the GPUs")
-    if problems := model_problems(run) + mesh_problems(run):
+    if problems := plan_problems(run):
         raise ConfigError("; ".join(problems))
     if run.inference.backend == "sglang" and not run.inference.urls and run.cluster.launcher != "ray":
         find_sglang_python(run.inference)

@@ -137,6 +137,11 @@ def _server_device(config: RunConfig) -> str:
     return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
 
 
+def plan_problems(config: RunConfig) -> list[str]:
+    """Return what cannot be on any machine, each with its field and the fix: a model or a mesh that the trainer refuses."""
+    return model_problems(config) + mesh_problems(config)
+
+
 def missing_here(config: RunConfig) -> list[str]:
     """Return what the run needs and this machine lacks, as far as that can be found without starting anything."""
     tasks, inference = config.tasks, config.inference
@@ -159,7 +164,7 @@ def missing_here(config: RunConfig) -> list[str]:
             )
     except ConfigError as error:
         missing.append(str(error))
-    missing += missing_gpus(config) + model_problems(config) + mesh_problems(config)
+    missing += missing_gpus(config)
     for probe in probes:
         try:
             probe()

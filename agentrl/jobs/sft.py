@@ -20,6 +20,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.config import SftConfig
 
 if TYPE_CHECKING:
+    from agentrl.tokens.supervised import EncodedConversation
     from agentrl.trainer.sft import EncodedExample, SftReport
 
 
@@ -49,9 +50,7 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
     Raises:
         ConfigError: a line cannot be used; the message names file and line.
     """
-    from agentrl.trainer.sft import EncodedExample
-
-    examples: list[EncodedExample] = []
+    conversations: list[EncodedConversation] = []
     for row in read_rows(Path(path)):
         messages, tools = _conversation(row.fields, row.place)
         try:
@@ -63,10 +62,12 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
             raise ConfigError(
                 f"{row.place}: expected an assistant message after at least one other message; fix or remove the line"
             )
-        examples.append(EncodedExample(token_ids=encoded.token_ids, loss_mask=mask))
-    if not examples:
+        conversations.append(encoded)
+    if not conversations:
         raise ConfigError(f"{path} holds no conversations; expected one JSON object with `messages` on each line")
-    return examples
+    from agentrl.trainer.sft import EncodedExample  # loads torch, for which an error in the data does not wait
+
+    return [EncodedExample(token_ids=item.token_ids, loss_mask=item.assistant_mask) for item in conversations]
 
 
 def run_sft_with_progress(

@@ -208,7 +208,7 @@ class CellRun:
 
     async def _find(self, fault: Fault) -> int:
         """Return the process to strike; a child that is started with each episode may appear a little later."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while True:
                 found = [pid for pid, command in marked(self.cell.name) if COMMANDS[fault.target] in command]
                 if found:
@@ -313,7 +313,7 @@ async def small_disk(folder: Path) -> AsyncGenerator[list[str]]:
     async with await anyio.open_process(holder, stderr=None) as process:
         assert process.stdout is not None
         try:
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 await process.stdout.receive()
         except anyio.EndOfStream:
             pytest.skip("a disk of its own needs `mount` in a user namespace, which this machine does not allow")

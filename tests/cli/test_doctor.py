@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.cli.check.doctor import run_checks
+from agentrl.cluster.network import free_port
 from tests.support.cli import write_run
 from tests.support.sandboxes import usable_host
 
@@ -73,6 +74,7 @@ def test_what_trainer_ranks_of_a_scheduler_need_is_checked(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AGENTRL_CLUSTER_TOKEN", raising=False)
     run, flags = write_run(tmp_path, checkpoint), ["--workflow", "nowhere:agent", "--cluster.launcher", "attach"]
+    port = free_port("127.0.0.1")
     before = sorted(tmp_path.iterdir())
     out = io.StringIO()
     assert not run_checks(run, [*flags, "--cluster.listen", "192.0.2.1:29715"], Console(file=out, width=250))
@@ -81,8 +83,8 @@ def test_what_trainer_ranks_of_a_scheduler_need_is_checked(
     assert "ok  trainer      not started" in out.getvalue()
     monkeypatch.setenv("AGENTRL_CLUSTER_TOKEN", "a secret of some length")
     out = io.StringIO()
-    assert not run_checks(run, [*flags, "--cluster.listen", "127.0.0.1:29715"], Console(file=out, width=250))
+    assert not run_checks(run, [*flags, "--cluster.listen", f"127.0.0.1:{port}"], Console(file=out, width=250))
     assert "ok  token        AGENTRL_CLUSTER_TOKEN is set" in out.getvalue()
-    assert "ok  listen       trainer ranks can join at 127.0.0.1:29715; only ranks on this machine" in out.getvalue()
+    assert f"ok  listen       trainer ranks can join at 127.0.0.1:{port}; only ranks on this machine" in out.getvalue()
     assert f"ok  run folder   {tmp_path}/runs can be written here" in out.getvalue()
     assert sorted(tmp_path.iterdir()) == before

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from agentrl.jobs.plan.memory import GIB, model_shape_of, server_memory, shared_
 from agentrl.jobs.plan.mesh import mesh_problems
 from agentrl.jobs.plan.model import model_problems
 from agentrl.jobs.plan.plan import describe_plan, missing_here
+from tests.support.cli import status_here
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))
@@ -28,12 +27,14 @@ def test_each_has_a_plan_without_weights_or_gpu(path: Path, monkeypatch: pytest.
     assert any("there is no directory /models/" in line for line in missing_here(run))
 
 
-def test_the_command_prints_a_plan_and_first_what_this_machine_lacks() -> None:
-    command = [str(Path(sys.executable).with_name("agentrl")), "train", str(EXAMPLES[0]), "--dry-run"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 1
-    assert "not on this machine: model.path: there is no directory /models/" in result.stdout.splitlines()[0]
-    assert re.search(r"^memory +trainer about [\d.]+ GiB", result.stdout, re.M)
+def test_the_command_prints_a_plan_and_first_what_this_machine_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert status_here("train", str(EXAMPLES[0]), "--dry-run") == 1
+    shown = capsys.readouterr().out
+    assert "not on this machine: model.path: there is no directory /models/" in shown.splitlines()[0]
+    assert re.search(r"^memory +trainer about [\d.]+ GiB", shown, re.M)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from agentrl.cli.reference import describe_fields, explain_name
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.fields import config_fields
-from tests.support.cli import AGENTRL, agentrl
+from tests.support.cli import AGENTRL, status_here
 
 BASE = {"workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}}
 
@@ -75,8 +74,8 @@ def test_a_run_lists_what_it_gives_and_on_demand_all() -> None:
     assert "trainer.betas" in every
 
 
-def test_the_commands_print_to_a_reader_that_stops_early(tmp_path: Path) -> None:
-    explained = agentrl(tmp_path, "explain", "trainer.lr")
-    assert (explained.returncode, explained.stdout.splitlines()[0]) == (0, "trainer.lr")
+def test_the_commands_print_to_a_reader_that_stops_early(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_here("explain", "trainer.lr") == 0
+    assert capsys.readouterr().out.splitlines()[0] == "trainer.lr"
     piped = subprocess.run(f"{AGENTRL} config | head -1", shell=True, capture_output=True, text=True, timeout=60, check=True)
     assert (piped.stdout.split()[0], piped.stderr) == ("name", "")

@@ -3,7 +3,6 @@
 import signal
 import sys
 import threading
-import time
 from collections.abc import Generator
 
 import pytest
@@ -92,11 +91,9 @@ def test_a_signal_reaches_a_process_that_another_thread_waits_for():
     codes: list[int] = []
     waiter = threading.Thread(target=lambda: codes.append(process.wait()[0]))
     waiter.start()
-    began = time.monotonic()
     process.signal(signal.SIGKILL)
-    waiter.join(10)
+    waiter.join(60)
     assert codes == [-9]
-    assert time.monotonic() - began < 10
 
 
 def test_a_missing_program_is_named():

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.errors import ConfigError
-from tests.support.cli import agentrl
+from tests.support.cli import status_here
 
 BASE = "workflow: my:Agent\ntasks: {path: t.jsonl}\nmodel: {path: m}\n"
 
@@ -27,12 +27,15 @@ def test_a_file_that_is_not_utf8_is_a_config_error(tmp_path: Path, text: bytes) 
 
 
 @pytest.mark.parametrize("command", ["train", "doctor"])
-def test_a_command_says_so_with_status_two_and_no_traceback(tmp_path: Path, command: str) -> None:
+def test_a_command_says_so_with_status_two_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     (tmp_path / "run.yaml").write_bytes(b"name: \xff\n")
-    result = agentrl(tmp_path, command, "run.yaml")
-    assert "run.yaml is not YAML in UTF-8" in result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.returncode == (2 if command == "train" else 1)  # the doctor goes on and counts what it found
+    status = status_here(command, str(tmp_path / "run.yaml"))
+    out, said = capsys.readouterr()
+    assert "run.yaml is not YAML in UTF-8" in out + said
+    assert "Traceback" not in said
+    assert status == (2 if command == "train" else 1)  # the doctor goes on and counts what it found
 
 
 def test_text_outside_ascii_is_read_whatever_the_locale(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.jobs.evaluate import Target, evaluate_target
 from agentrl.types import Task
-from tests.support.cli import agentrl, write_run
+from tests.support.cli import agentrl, status_here, write_run
 
 DEAD = Target(endpoint="http://127.0.0.1:9/v1", model="m")
 """Nothing listens there; a workflow that makes no call does not notice."""
@@ -227,8 +227,13 @@ def test_an_existing_report_is_replaced(tmp_path: Path) -> None:
     assert json.loads(output.read_text())["episodes"] == 8
 
 
-def test_the_command_refuses_a_directory_as_output_with_status_two_and_evaluates_nothing(tmp_path: Path) -> None:
+def test_the_command_refuses_a_directory_as_output_with_status_two_and_evaluates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path, tmp_path)
-    result = agentrl(tmp_path, "eval", "run.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--output", ".")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("agentrl: --output .: expected the name of a file to write, but it is a directory")
+    monkeypatch.chdir(tmp_path)
+    endpoint = ("--endpoint", "http://127.0.0.1:9/v1", "--model", "m")
+    assert status_here("eval", "run.yaml", *endpoint, "--output", ".") == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.startswith("agentrl: --output .: expected the name of a file to write, but it is a directory")

@@ -42,7 +42,7 @@ def pressed(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -
 
 
 @pytest.mark.parametrize(
-    ("send", "signals", "status", "word"), [*((ended, *end) for end in ENDS[:2]), *((pressed, *end) for end in ENDS)]
+    ("send", "signals", "status", "word"), [*((ended, *end) for end in ENDS[:2]), *((pressed, *end) for end in ENDS[2:])]
 )
 def test_the_first_signal_ends_the_server_with_its_status_and_one_message_and_further_ones_change_nothing(
     tmp_path: Path, checkpoint: Path, send: Send, signals: list[signal.Signals], status: int, word: str
@@ -70,7 +70,7 @@ def test_an_interrupt_that_was_ignored_when_the_server_began_stays_ignored(tmp_p
     with started(tmp_path, "/bin/sh", "-c", background) as process:
         url = read_until(process, "Ctrl-C ends it").partition(" at ")[2].split()[0]
         process.send_signal(signal.SIGINT)
-        with urllib.request.urlopen(f"{url}/model_info", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/model_info", timeout=60) as response:
             assert response.status == 200
         said = ended(process, [signal.SIGTERM])
     assert (process.returncode, said) == (143, f"\n{SAID.format('Ended by SIGTERM')}\n")

@@ -19,7 +19,7 @@ from agentrl.workflow import RolloutWorkflow
 from tests.support.tiny import build_tokenizer
 
 T = TypeVar("T")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 TASK = Task(id="t0", data={"question": "Say good.", "answer": "good"})
 SAMPLING = SamplingConfig(max_tokens=8)
 

@@ -40,7 +40,7 @@ async def test_the_shell_keeps_directory_variables_and_functions(sandbox: BoxSan
 async def test_a_late_call_is_interrupted_and_keeps_the_state(sandbox: BoxSandbox) -> None:
     async with sandbox.session() as session:
         await session.python("x = 1")
-        late = await session.python("import time\nprint('begun')\ntime.sleep(60)", timeout_s=0.3)
+        late = await session.python("import time\nprint('begun')\ntime.sleep(60)", timeout_s=1.0)
         assert (late.ended, late.state_lost, late.stdout) == (Ending.TIMEOUT, False, b"begun\n")
         assert (await session.python("x")).text == "1"
         late = await session.shell("sleep 60", timeout_s=0.2)
@@ -194,7 +194,7 @@ async def test_calls_of_several_tasks_run_one_after_another(sandbox: BoxSandbox)
 @pytest.mark.parametrize("after_s", [0.02, 0.3])
 async def test_a_cancelled_call_ends_the_session_and_leaves_no_process(sandbox: BoxSandbox, after_s: float) -> None:
     token = secrets.token_hex(8)
-    with anyio.move_on_after(after_s + 5) as scope:
+    with anyio.move_on_after(60) as scope:
         async with sandbox.session() as session:
             with anyio.move_on_after(after_s):
                 await session.shell(f"sh -c 'sleep 1000' {token} & sleep 1000")

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from agentrl.cli.main import app, run_command
+
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
 
 
@@ -43,6 +45,15 @@ def write_run(folder: Path, checkpoint: Path, **changes: Mapping[str, object]) -
 def agentrl(folder: Path, *arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     """Run the command in `folder` to its end."""
     return subprocess.run([AGENTRL, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def status_here(*arguments: str) -> object:
+    """Run the command in this process, which is up already, and return its exit status."""
+    try:
+        run_command(lambda: app(arguments))
+    except SystemExit as end:
+        return end.code or 0
+    return 0
 
 
 def records(path: Path, event: str) -> list[dict[str, Any]]:

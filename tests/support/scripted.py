@@ -61,13 +61,13 @@ def publication(version: int, path: str = "weights") -> Publication:
 
 def pool_of(*servers: Server, **changes: object) -> ServerPool:
     """Return a pool whose deadlines a busy machine keeps, except for those in `changes`."""
-    settings = {"health_interval_s": 60.0, "request_timeout_s": 20.0, "control_timeout_s": 20.0, **changes}
+    settings = {"health_interval_s": 60.0, "request_timeout_s": 60.0, "control_timeout_s": 60.0, **changes}
     return ServerPool(servers, InferenceConfig.model_validate(settings))
 
 
 async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> None:
     """Return once the pool's own tasks have brought `condition` about."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not condition(pool.describe()):  # noqa: ASYNC110 - the pool's state is observed, as a user's display would
             await anyio.sleep(0.002)
 
@@ -85,7 +85,7 @@ async def outlive(servers: Sequence[ScriptedServer], pool: ServerPool, update: C
                 latest[name] = span.version
             await anyio.lowlevel.checkpoint()
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             for index in range(8):
                 tasks.start_soon(episode, str(index))

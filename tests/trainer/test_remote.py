@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
 import sys
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,18 +29,36 @@ from agentrl.trainer.worker.processes import WorkerProcesses
 from agentrl.trainer.worker.protocol import HEARTBEAT, SaveBegun, encode_frame
 from agentrl.trainer.worker.starting import local_ranks
 from agentrl.weights.disk import verify_directory
+from tests.support.cli import children
 from tests.trainer.helpers import load_plain, random_batch
 
 _CONFIG = TrainerConfig(lr=1e-3, minibatches=2, max_bad_steps=2, call_timeout_s=120)
 _IDS = np.arange(30, dtype=np.int32)
 
+# Starting a worker takes seconds; the tests with an impostor cover both loops.
+_ASYNCIO = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
 _SILENT = "import sys; sys.stdin.buffer.read()"
 _DIES = "import sys; sys.stdin.buffer.read(20); sys.exit('no more memory')"
 _PRINTS = "import sys; sys.stdin.buffer.read(20); print('hello, this is no frame', flush=True); sys.stdin.read()"
 _BEATS_LATE = (
-    "import sys, time; sys.stdin.buffer.read(20); time.sleep(0.5); out = sys.stdout.buffer; "
-    f"out.write({HEARTBEAT!r} + {encode_frame(SaveBegun())!r}); out.flush(); sys.stdin.read()"
+    "import sys; sys.stdin.buffer.read(20); out = sys.stdout.buffer; "
+    f"open('first').read(); out.write({HEARTBEAT!r}); out.flush(); "
+    f"open('second').read(); out.write({encode_frame(SaveBegun())!r}); out.flush(); sys.stdin.read()"
 )
+
+
+class _OpensPipes(logging.Handler):
+    """Opens one named pipe at each record, which a process waits for."""
+
+    def __init__(self, pipes: Sequence[Path]) -> None:
+        super().__init__()
+        self._pipes = iter(pipes)
+        for pipe in pipes:
+            os.mkfifo(pipe)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        next(self._pipes).write_text("")
 
 
 @asynccontextmanager
@@ -87,6 +105,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
+@_ASYNCIO
 async def test_a_worker_trains_publishes_saves_and_restores_like_the_trainer_in_this_process(
     tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -137,7 +156,7 @@ async def _refusals_leave_it_usable(trainer: RemoteTrainer, tmp_path: Path) -> N
     assert (await trainer.step(random_batch())).skipped is None
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # starting a worker takes seconds; the other tests cover both loops
+@_ASYNCIO
 async def test_a_full_disk_is_an_error_that_names_the_path_and_leaves_what_was_there(
     tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -161,19 +180,17 @@ async def test_a_full_disk_is_an_error_that_names_the_path_and_leaves_what_was_t
         await trainer.publish(2, str(weights))
 
 
-async def test_leaving_the_block_in_the_middle_of_a_step_ends_the_worker_within_five_seconds(
+@_ASYNCIO
+async def test_leaving_the_block_in_the_middle_of_a_step_ends_a_worker_that_cannot_answer(
     tmp_path: Path, checkpoint: Path
 ) -> None:
-    pid, started = 0, 0.0
-    async with anyio.create_task_group() as group:
-        async with _worker(checkpoint, tmp_path) as trainer:
-            pid = trainer.pid
-            os.kill(pid, signal.SIGSTOP)  # it can neither answer nor end by itself
-            group.start_soon(trainer.step, random_batch())
-            await anyio.wait_all_tasks_blocked()
-            group.cancel_scope.cancel()
-            started = time.perf_counter()
-        assert time.perf_counter() - started < 5
+    pid = 0
+    async with anyio.create_task_group() as group, _worker(checkpoint, tmp_path) as trainer:
+        pid = trainer.pid
+        os.kill(pid, signal.SIGSTOP)  # it can neither answer nor end by itself
+        group.start_soon(trainer.step, random_batch())
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
     assert pid
     assert not _alive(pid)
 
@@ -186,14 +203,12 @@ async def test_a_killed_worker_is_reported_at_once_and_not_at_the_deadline(tmp_p
             await trainer.step(random_batch())
         errors.append(caught.value)
 
-    async with _impostor(_SILENT, tmp_path) as trainer:
-        started = 0.0
-        async with anyio.create_task_group() as group:
-            group.start_soon(train, trainer)
-            await anyio.wait_all_tasks_blocked()
-            started = time.perf_counter()
-            os.kill(trainer.pid, signal.SIGKILL)
-        assert time.perf_counter() - started < 5
+    async with _impostor(_SILENT, tmp_path, timeout_s=3600) as trainer:
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                group.start_soon(train, trainer)
+                await anyio.wait_all_tasks_blocked()
+                os.kill(trainer.pid, signal.SIGKILL)
         with pytest.raises(TrainError, match="cannot be used again: it died while training on 6 samples"):
             await trainer.publish(1, str(tmp_path))
     assert "trainer worker: it died while training on 6 samples; signal SIGKILL" in str(errors[0])
@@ -222,10 +237,16 @@ async def test_a_stopped_worker_ends_at_the_deadline_as_a_killed_one_does(tmp_pa
 
 
 async def test_a_worker_that_gives_no_sign_of_life_is_named_long_before_the_deadline(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with _impostor(_BEATS_LATE, tmp_path, timeout_s=30, silent_s=0.05) as trainer:
-        await trainer.save("a long name, so that twenty bytes are there")
+    pipes = _OpensPipes([tmp_path / "first", tmp_path / "second"])
+    monkeypatch.chdir(tmp_path)
+    logging.getLogger("agentrl.trainer").addHandler(pipes)
+    try:
+        async with _impostor(_BEATS_LATE, tmp_path, timeout_s=60, silent_s=0.05) as trainer:
+            await trainer.save("a long name, so that twenty bytes are there")
+    finally:
+        logging.getLogger("agentrl.trainer").removeHandler(pipes)
     first, second = (record.getMessage() for record in caplog.records)
     assert "has given no sign of life for 0.05 s while saving a long name" in first
     assert "gives signs of life again" in second
@@ -267,14 +288,14 @@ async def test_a_cancelled_call_leaves_a_trainer_that_refuses_instead_of_mixing_
 
 
 async def test_a_launch_that_is_cancelled_leaves_no_process(tmp_path: Path, checkpoint: Path) -> None:
-    started = time.perf_counter()
+    before = set(children(os.getpid()))
 
     with anyio.move_on_after(0.05) as scope:
         async with _worker(checkpoint, tmp_path):
             pass
 
     assert scope.cancelled_caught
-    assert time.perf_counter() - started < 5
+    assert set(children(os.getpid())) <= before
 
 
 async def test_a_call_that_waits_its_turn_can_be_cancelled_without_harm(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -246,12 +245,9 @@ async def test_a_file_with_one_episode_opens_from_the_disk(run_dir: Path, tmp_pa
 async def test_fifty_thousand_episodes_open_and_scroll(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "large", steps=736, with_records=False)
     async with serving_view(RunData(run_dir)) as url, browser_page() as page:
-        began = time.perf_counter()
         await page.goto(url + "#/episodes")
         await page.locator(".rows .row").first.wait_for()
-        seconds = time.perf_counter() - began
         assert "50 048 of 50 048" in (await page.locator("#episode-count").inner_text()).replace("\u202f", " ")
         assert await page.locator(".rows .row").count() < 100
         await page.locator(".scroller").evaluate("node => node.scrollTop = node.scrollHeight")
         await page.locator(".rows .row", has_text="train-0").first.wait_for()
-        assert seconds < 10  # benchmarks/viewer.py measures; this is for a machine with other work

@@ -33,10 +33,10 @@ def test_the_command_serves_until_it_is_interrupted(run_dir: Path) -> None:
         [url, shown] = re.findall(r"at (http://127\.0\.0\.1:\d+/)\?token=\S+(#/episode/8\.0\.0)$", line)[0]
         assert shown == "#/episode/8.0.0"
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(url, timeout=10)
+            urllib.request.urlopen(url, timeout=60)
         assert "Ctrl-C ends the viewer" in viewer.stdout.readline()
         viewer.send_signal(signal.SIGINT)
-        _, errors = viewer.communicate(timeout=20)
+        _, errors = viewer.communicate(timeout=60)
         assert viewer.returncode == 0, errors
         assert errors == ""
 

@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 import sys
-import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from agentrl.inference.launch import pool as launch
 from agentrl.inference.launch.process import Recipe, ServerProcess
 from agentrl.inference.pool.members import State
 from agentrl.servers.scripted.server import Fault, ScriptedServer
+from tests.support.processes import until_ended
 from tests.support.scripted import OFTEN, VOCAB, all_serving, pool_of, publication, seen
 
 READY = 'print(\'{"event":"ready","url":"http://127.0.0.1:9"}\', flush=True)'
@@ -36,6 +37,11 @@ def recipe(tmp_path: Path, *lines: str, ready: tuple[str, ...] = (r'"url": ?"(ht
         url="http://elsewhere",
         log_path=tmp_path / "logs" / "server-0.log",
     )
+
+
+def shell_recipe(tmp_path: Path, script: str, ready: tuple[str, ...] = ("never",)) -> Recipe:
+    """Return the recipe of a shell, which starts in milliseconds."""
+    return replace(recipe(tmp_path, ready=ready), command=("/bin/sh", "-c", script))
 
 
 def process_of(recipe: Recipe) -> ServerProcess:
@@ -57,14 +63,13 @@ def alive(pid: int) -> bool:
 async def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
     process = process_of(recipe(tmp_path, "import os", "print('loading', os.environ['AGENTRL_TEST'])", READY, WAIT))
     async with anyio.create_task_group() as tasks:
-        assert await process.start(tasks, 10) == "http://127.0.0.1:9"
+        assert await process.start(tasks, 60) == "http://127.0.0.1:9"
         assert "loading yes" in log_of(process)
         await process.stop()
 
 
 async def test_a_process_is_ready_when_it_has_said_all_of_it_in_any_order(tmp_path: Path) -> None:
-    said = ["import sys", "print('listening', flush=True)", "sys.stdin.readline()"]
-    process = process_of(recipe(tmp_path, *said, ready=("warm", "listening")))
+    process = process_of(shell_recipe(tmp_path, "echo listening; exec sleep 60", ready=("warm", "listening")))
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerTimeout, match=r"(?s)not ready after 1 s; its log ends with:\nlistening"):
             await process.start(tasks, 1)
@@ -72,7 +77,7 @@ async def test_a_process_is_ready_when_it_has_said_all_of_it_in_any_order(tmp_pa
         recipe(tmp_path, "print('listening')", "print('warm', flush=True)", WAIT, ready=("warm", "listening"))
     )
     async with anyio.create_task_group() as tasks:
-        assert await process.start(tasks, 10) == "http://elsewhere"
+        assert await process.start(tasks, 60) == "http://elsewhere"
         await process.stop()
 
 
@@ -86,7 +91,7 @@ async def test_output_without_an_end_of_line_is_logged_and_keeps_nothing_waiting
     ]
     process = process_of(recipe(tmp_path, *lines))
     async with anyio.create_task_group() as tasks:
-        assert await process.start(tasks, 10) == "http://127.0.0.1:9"
+        assert await process.start(tasks, 60) == "http://127.0.0.1:9"
         await process.stop()
     assert "no end of line here" in log_of(process)
 
@@ -95,11 +100,11 @@ async def test_a_process_that_ends_before_it_is_ready_tells_its_last_lines(tmp_p
     process = process_of(recipe(tmp_path, "import sys", "sys.exit('no such model: /models/none')"))
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerUnavailable, match=r"(?s)server-0 .*ended with exit code 1.*no such model: /models/none"):
-            await process.start(tasks, 10)
+            await process.start(tasks, 60)
 
 
 async def test_a_process_that_is_never_ready_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    process = process_of(recipe(tmp_path, "import os, sys, time", "print(os.getpid(), file=sys.stderr, flush=True)", WAIT))
+    process = process_of(shell_recipe(tmp_path, "echo $$ >&2; exec sleep 60"))
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerTimeout, match="not ready after 1 s"):
             await process.start(tasks, 1)
@@ -107,11 +112,14 @@ async def test_a_process_that_is_never_ready_is_ended_at_the_deadline(tmp_path: 
 
 
 async def test_a_cancelled_start_ends_the_process(tmp_path: Path) -> None:
-    process = process_of(recipe(tmp_path, "import os, sys", "print(os.getpid(), file=sys.stderr, flush=True)", WAIT))
-    async with anyio.create_task_group() as tasks:
-        with anyio.move_on_after(1):
-            await process.start(tasks, 60)
-    assert not alive(int(log_of(process)))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = process_of(shell_recipe(tmp_path, f"echo $$ > {pipe}; exec sleep 60"))
+    async with anyio.create_task_group() as tasks, anyio.create_task_group() as starting:
+        starting.start_soon(process.start, tasks, 60)
+        pid = int(await anyio.Path(pipe).read_text())
+        starting.cancel_scope.cancel()
+    assert not alive(pid)
 
 
 async def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
@@ -120,47 +128,44 @@ async def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
     )
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerUnavailable, match="cannot start /nowhere/python"):
-            await process_of(missing).start(tasks, 10)
+            await process_of(missing).start(tasks, 60)
 
 
 async def test_the_end_of_a_process_is_told_with_its_cause(tmp_path: Path) -> None:
     lines = ["import os, signal, sys", READY, "print('out of memory', file=sys.stderr, flush=True)"]
     process = process_of(recipe(tmp_path, *lines, "os.kill(os.getpid(), signal.SIGKILL)"))
     async with anyio.create_task_group() as tasks:
-        await process.start(tasks, 10)
-        with anyio.fail_after(10):
+        await process.start(tasks, 60)
+        with anyio.fail_after(60):
             assert re.search(r"(?s)ended with signal SIGKILL; .*out of memory", await process.ended())
         await process.stop()
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # three seconds of patience
 async def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
     lines = [
         "import os, signal, sys, time",
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
         "child = os.fork()",
         "if child: print(os.getpid(), child, file=sys.stderr, flush=True); " + READY,
-        "time.sleep(60)",
+        "time.sleep(600)",
     ]
     process = process_of(recipe(tmp_path, *lines))
     async with anyio.create_task_group() as tasks:
-        await process.start(tasks, 10)
-        began = time.monotonic()
+        await process.start(tasks, 60)
         await process.stop()
-        assert time.monotonic() - began < 5
     numbers = re.search(r"^(\d+) (\d+)$", log_of(process), re.MULTILINE)
     assert numbers is not None
     parent, child = int(numbers[1]), int(numbers[2])
     assert not alive(parent)
-    with anyio.fail_after(5):
-        while alive(child):  # noqa: ASYNC110 - another process's end cannot be awaited; the orphan is reaped elsewhere
-            await anyio.sleep(0.01)
+    await until_ended(child)
 
 
 async def test_the_log_of_a_server_on_one_pipe_is_kept(tmp_path: Path) -> None:
     process = process_of(recipe(tmp_path, "print('first')", READY, "print('after', flush=True)", WAIT))
     async with anyio.create_task_group() as tasks:
-        await process.start(tasks, 10)
-        with anyio.fail_after(5):
+        await process.start(tasks, 60)
+        with anyio.fail_after(60):
             while "after" not in log_of(process):  # noqa: ASYNC110 - a file is observed
                 await anyio.sleep(0.01)
         await process.stop()
@@ -193,7 +198,7 @@ async def test_a_server_whose_port_was_taken_is_started_on_another(tmp_path: Pat
                 lambda port: recipe(tmp_path, SERVER.replace("PORT", str(port))),
                 lambda: next(ports),
                 tasks,
-                10,
+                60,
                 LocalLauncher(),
             )
             with socket.create_connection(("127.0.0.1", int(launched.url.rpartition(":")[2])), timeout=5):
@@ -223,7 +228,7 @@ async def test_a_server_that_fails_for_another_reason_is_not_tried_on_another_po
                 lambda _port: recipe(tmp_path, "import sys", "sys.exit('out of memory')"),
                 lambda: next(ports),
                 tasks,
-                10,
+                60,
                 LocalLauncher(),
             )
     assert next(ports) == 2
@@ -315,7 +320,7 @@ async def test_a_server_that_is_taken_out_before_its_launcher_reports_the_start_
         await all_serving(pool)
         pool.take_out("scripted://0", "its log-probs are wrong")
         pool.report_started("scripted://0")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             assert await pool.until_taken_out("scripted://0") == "its log-probs are wrong"
 
 

@@ -6,15 +6,12 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import anyio
-import numpy as np
 import pytest
 
 from agentrl.errors import ServerUnavailable
-from agentrl.inference.backend import Generation
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.sglang.server import SGLangServer
@@ -55,7 +52,6 @@ def published(folder: Path, checkpoint: Path, version: int) -> Publication:
 
 
 async def test_servers_are_launched_updated_killed_restarted_and_ended(checkpoint: Path, tmp_path: Path) -> None:
-    began = 0.0
     pids: list[int] = []
     others = set(_children())  # servers that other tests share
     config = settings(servers=2)
@@ -82,8 +78,6 @@ async def test_servers_are_launched_updated_killed_restarted_and_ended(checkpoin
         await all_serving(pool)
         assert [server.version for server in pool.describe().servers] == [1, 1]
         pids = [process for process in _children() if process not in others]
-        began = time.monotonic()
-    assert time.monotonic() - began < 5
     assert len(pids) == 2
     assert not [pid for pid in pids if "agentrl.servers.serve" in _command(pid)]
 
@@ -113,42 +107,15 @@ async def test_the_only_server_may_be_killed_while_an_update_and_calls_need_it(c
             assert version - 1 <= versions.pop() <= version
 
 
-async def test_tokens_in_flight_over_a_swap_equal_a_recompute_under_their_version(checkpoint: Path, tmp_path: Path) -> None:
-    config, size = settings(), vocabulary(checkpoint)
-    publication = published(tmp_path / "v1", checkpoint, 1)
-    prompt = np.arange(5, 25, dtype=np.int32)
-    async with launch_pool(config, model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
-        sent = request(*prompt.tolist(), max_new_tokens=200)
-        url = pool.describe().servers[0].url
-        ids: list[int] = []
-        last: Generation | None = None
-        async with pool.stream(sent) as stream:
-            async for chunk in stream:
-                if not ids:
-                    await pool.update_weights(publication)
-                ids += chunk.output_ids.tolist()
-                last = chunk.generation
-        assert last is not None
-        async with SGLangServer(url, vocab_size=size) as server:
-            scores = await server.score(np.concatenate([prompt, last.output_ids]))
-    assert ids == last.output_ids.tolist()
-    assert last.spans[-1].version == 1
-    start = last.spans[-1].start
-    np.testing.assert_allclose(scores[len(prompt) - 1 + start :], last.output_logprobs[start:], atol=1e-5)
-
-
-async def test_a_request_may_fill_the_context_that_was_promised(checkpoint: Path, tmp_path: Path) -> None:
+async def test_a_request_may_fill_the_context_that_was_promised_and_a_cancelled_one_frees_the_server(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     size, config = vocabulary(checkpoint), settings(max_context_tokens=64)
     async with launch_pool(config, model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
         for prompt, room in ((63, 1), (32, 32)):
             done = await pool.generate(request(*([7] * prompt), max_new_tokens=room))
             assert len(done.output_ids) == room or done.stop_reason is StopReason.STOP
-
-
-async def test_a_cancelled_call_frees_the_real_server(checkpoint: Path, tmp_path: Path) -> None:
-    size = vocabulary(checkpoint)
-    async with launch_pool(settings(), model_path=checkpoint, vocab_size=size, log_dir=tmp_path) as pool:
-        async with pool.stream(request(1, 2, max_new_tokens=200)) as stream:
+        async with pool.stream(request(1, 2, max_new_tokens=60)) as stream:
             await anext(stream)
         async with SGLangServer(pool.describe().servers[0].url, vocab_size=size) as server:
             assert [load.num_running_reqs + load.num_waiting_reqs for load in await server.loads()] == [0]

@@ -107,7 +107,7 @@ async def test_another_server_takes_the_call_of_an_overloaded_one_at_once() -> N
     def busy(call: ScriptedCall) -> ScriptedReply:
         raise overloaded(25.0)
 
-    async with pool_of(server(busy), server(number=1), request_timeout_s=5.0) as pool:
+    async with pool_of(server(busy), server(number=1), request_timeout_s=60.0) as pool:
         assert (await pool.generate(request())).output_ids.tolist() == [11]
 
 
@@ -149,7 +149,7 @@ async def test_a_frozen_server_is_taken_out_and_its_calls_go_elsewhere() -> None
     second = server(number=1)
     async with pool_of(first, second, **OFTEN) as pool:
         first.control_faults["check"] = first.control_faults["connect"] = Fault.HANG
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             generation = await pool.generate(request())
         assert generation.output_ids.tolist() == [11]
         frozen = pool.describe().servers[0]
@@ -163,7 +163,7 @@ async def test_an_update_gives_up_a_server_that_freezes_and_the_others_get_the_w
     async with pool_of(frozen, healthy, **OFTEN) as pool:
         for name in (stage, "check", "connect", "resume"):
             frozen.control_faults[name] = Fault.HANG
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             report = await pool.update_weights(publication(1))
         assert report.updated == ("scripted://1",)
         assert "the pool waited for its health check" in pool.describe().servers[0].reason
@@ -191,7 +191,7 @@ async def test_a_reported_death_frees_its_calls_at_once() -> None:
         async def call() -> None:
             results.append(await pool.generate(request()))
 
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(call)
                 await hold.reached.wait()
@@ -267,7 +267,7 @@ async def test_a_call_waits_for_the_only_server_while_it_is_being_caught_up() ->
     async with pool_of(only) as pool:
         await pool.update_weights(publication(3))
         only.revive(version=0)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             assert (await pool.generate(request())).spans[0].version == 3
 
 
@@ -309,7 +309,7 @@ async def test_by_policy_a_dead_server_stops_the_run() -> None:
     async def run() -> None:
         async with pool_of(*servers, on_server_failure="stop", **OFTEN):
             servers[1].die()
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await anyio.sleep_forever()
 
     with pytest.raises(ServerUnavailable, match=r"inference.on_server_failure: scripted://1"):
@@ -352,7 +352,7 @@ async def test_a_stream_that_breaks_after_its_first_chunk_fails() -> None:
             chunks.append(await anext(stream))
 
     async with pool_of(first, second) as pool:
-        with anyio.fail_after(20), pytest.raises(ServerUnavailable, match="evicted while"):
+        with anyio.fail_after(60), pytest.raises(ServerUnavailable, match="evicted while"):
             await read(pool)
         assert [chunk.output_ids.tolist() for chunk in chunks] == [[1]]
         assert second.calls == []

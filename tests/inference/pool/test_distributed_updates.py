@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ServerTimeout, TrainError, WeightSyncError
 from agentrl.inference.backend import Generation, Probe
+from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.groups import GroupCalls
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.transport import Control, Transport
@@ -35,6 +36,8 @@ from tests.support.channel import LocalTrainer
 from tests.support.scripted import all_serving, pool_of, request, seen
 from tests.support.tiny import build_tokenizer
 from tests.trainer.helpers import random_batch
+
+PATIENCE_S = 120.0
 
 
 @pytest.fixture
@@ -101,10 +104,12 @@ class WatchedControl(Control):
     """Control calls of which one bucket sets something off, before it is sent."""
 
     def __init__(self, transport: Transport, pid: int) -> None:
-        super().__init__(transport, timeout_s=3)
+        super().__init__(transport, timeout_s=PATIENCE_S)
         self.pid = pid
         self.signal: signal.Signals | None = None
         """Sent to `pid` before the third bucket, once."""
+        self.patience_s = PATIENCE_S
+        """Deadline of each call from then on."""
         self.reached = anyio.Event()
         self._buckets = 0
 
@@ -113,7 +118,7 @@ class WatchedControl(Control):
             self._buckets += 1
             if self._buckets == 3:
                 os.kill(self.pid, self.signal)
-                self._buckets, self.signal = 0, None
+                self._buckets, self.signal, self.timeout_s = 0, None, self.patience_s
                 self.reached.set()
         await super().weights(path, body, what)
 
@@ -122,13 +127,18 @@ class WatchedServer(SGLangServer):
     """The client of a server whose process the test knows."""
 
     def __init__(self, url: str, process: Process, vocab_size: int) -> None:
-        super().__init__(url, vocab_size=vocab_size, control_timeout_s=3)
+        super().__init__(url, vocab_size=vocab_size)
         self.process = process
-        self.watched = WatchedControl(self._transport, process.pid)
+        self._control = self.watched = WatchedControl(self._transport, process.pid)
         self.groups = GroupCalls(self.watched, lambda: self.info, flush=self._flush, has=self._has)
 
     def kill(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
+
+    def let_go_on(self) -> None:
+        """Continue the process after a SIGSTOP, with the deadlines of before."""
+        self.watched.timeout_s = PATIENCE_S
+        self.kill(signal.SIGCONT)
 
 
 def published(checkpoint: Path, folder: Path) -> dict[str, str]:
@@ -146,12 +156,12 @@ async def test_with_requests_in_flight_servers_get_exactly_what_the_disk_path_wo
 ) -> None:
     trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
     generations: list[Generation] = []
-    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=60, request_timeout_s=60) as pool:
+    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=0.5) as pool:
 
         async def call(episode: str) -> None:
             generations.append(await pool.generate(request(episode=episode, max_new_tokens=400)))
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
                 for index in range(4):
                     tasks.start_soon(call, str(index))
@@ -160,10 +170,30 @@ async def test_with_requests_in_flight_servers_get_exactly_what_the_disk_path_wo
                 assert report.num_bytes is not None
                 assert report.num_bytes > 20 << 20
         for server in servers:
-            assert await server.checksums() == published(checkpoints[1], tmp_path)
-    for generation in generations:
-        assert [span.version for span in generation.spans] in ([0], [0, 1], [1])
-        assert np.isfinite(generation.output_logprobs).all()
+            assert await server.checksums() == published(checkpoints[1], tmp_path / "1")
+        for generation in generations:
+            assert [span.version for span in generation.spans] in ([0], [0, 1], [1])
+            assert np.isfinite(generation.output_logprobs).all()
+        trainer.weights = LocalTrainer.of(checkpoints[2]).weights
+        await _a_cancelled_broadcast_leaves_trainer_and_servers_usable(pool, servers, trainer)
+        for server in servers:
+            assert await server.checksums() == published(checkpoints[2], tmp_path / "3")
+
+
+async def _a_cancelled_broadcast_leaves_trainer_and_servers_usable(
+    pool: ServerPool, servers: list[WatchedServer], trainer: LocalTrainer
+) -> None:
+    servers[1].watched.signal, servers[1].watched.patience_s = signal.SIGSTOP, 3
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.update_weights, feed(2, trainer))
+            await servers[1].watched.reached.wait()
+            tasks.cancel_scope.cancel()
+        assert not trainer.sender.sending
+        assert not servers[0].paused
+        servers[1].let_go_on()
+        await pool.update_weights(feed(3, trainer))
+        await all_serving(pool)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -173,8 +203,8 @@ async def test_a_server_that_dies_or_stops_in_the_middle_is_left_out_and_the_oth
     trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
     async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=0.5) as pool:
         lost = servers[1]
-        lost.watched.signal = number
-        with anyio.fail_after(60):
+        lost.watched.signal, lost.watched.patience_s = number, 3
+        with anyio.fail_after(PATIENCE_S):
             report = await pool.update_weights(feed(1, trainer))
             assert (report.updated, report.evicted) == ((servers[0].url,), (lost.url,))
             assert not trainer.sender.sending
@@ -183,55 +213,32 @@ async def test_a_server_that_dies_or_stops_in_the_middle_is_left_out_and_the_oth
             report = await pool.update_weights(feed(2, trainer))
             assert report.updated == (servers[0].url,)
             if number is signal.SIGSTOP:
-                lost.kill(signal.SIGCONT)
+                lost.let_go_on()
                 await all_serving(pool)
                 assert await lost.checksums() == published(checkpoints[2], tmp_path)
         assert await servers[0].checksums() == published(checkpoints[2], tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_by_policy_such_a_server_ends_the_update_and_the_others_are_continued(
-    checkpoints: list[Path], number: signal.Signals
-) -> None:
+async def test_by_policy_such_a_server_ends_the_update_and_the_others_are_continued(checkpoints: list[Path]) -> None:
     trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
     async with (
         served(checkpoints[0]) as servers,
         pool_of(*servers, on_server_failure="stop", health_interval_s=60) as pool,
     ):
-        servers[1].watched.signal = number
-        with anyio.fail_after(60):
+        servers[1].watched.signal = signal.SIGKILL
+        with anyio.fail_after(PATIENCE_S):
             with pytest.raises(WeightSyncError, match=f"not every server holds version 1: {servers[1].url}"):
                 await pool.update_weights(feed(1, trainer))
         assert not trainer.sender.sending
         assert not servers[0].paused
 
 
-async def test_a_broadcast_that_is_cancelled_leaves_trainer_and_servers_usable(
-    checkpoints: list[Path], tmp_path: Path
-) -> None:
-    trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
-    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=0.5) as pool:
-        servers[1].watched.signal = signal.SIGSTOP
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(pool.update_weights, feed(1, trainer))
-                await servers[1].watched.reached.wait()
-                tasks.cancel_scope.cancel()
-            assert not trainer.sender.sending
-            assert not servers[0].paused
-            servers[1].kill(signal.SIGCONT)
-            trainer.weights = LocalTrainer.of(checkpoints[2]).weights
-            await pool.update_weights(feed(2, trainer))
-            await all_serving(pool)
-        for server in servers:
-            assert await server.checksums() == published(checkpoints[2], tmp_path)
-
-
 async def test_a_server_that_waits_for_a_trainer_ends_when_told_to(checkpoints: list[Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         address = GroupAddress("silent", "127.0.0.1", silent.getsockname()[1], 2, "gloo")
         async with served(checkpoints[0], 1) as [server], server:
-            with anyio.fail_after(60):  # it would wait for twice as long
+            server.watched.timeout_s = 3
+            with anyio.fail_after(PATIENCE_S):  # it would wait for twice as long
                 with pytest.raises(ServerTimeout, match=r"join the trainer's group"):
                     await server.groups.join(address)
                 server.kill(signal.SIGTERM)
@@ -247,7 +254,7 @@ async def worker(checkpoint: Path, folder: Path, **settings: object) -> AsyncGen
         total_steps=10,
         seed=0,
         log_path=folder / "trainer.log",
-        sync=SyncConfig(bucket_mb=1, timeout_s=20),
+        sync=SyncConfig(bucket_mb=1, timeout_s=60),
     ) as trainer:
         yield trainer
 
@@ -259,7 +266,7 @@ async def test_a_worker_trains_sends_and_gives_the_same_weights_again(checkpoint
         worker(checkpoints[0], tmp_path) as trainer,
         pool_of(*servers, health_interval_s=0.3) as pool,
     ):
-        with anyio.fail_after(90):
+        with anyio.fail_after(PATIENCE_S):
             for version in (1, 2):
                 await trainer.step(random_batch(version=max(1, version - 1)))
                 [logprobs] = await trainer.logprobs([ids])
@@ -278,54 +285,58 @@ async def test_a_worker_trains_sends_and_gives_the_same_weights_again(checkpoint
             await pool.update_weights(WeightFeed(version=3, channel=trainer.channel))
             await all_serving(pool)
             assert await servers[0].checksums() != written.tensor_checksums
+            await _a_server_that_returns_during_a_step_gets_the_present_version(pool, servers[0], trainer)
 
 
-async def test_a_server_that_returns_during_a_step_gets_the_present_version(checkpoints: list[Path], tmp_path: Path) -> None:
-    async with (
-        served(checkpoints[0], 1) as [server],
-        worker(checkpoints[0], tmp_path) as trainer,
-        pool_of(server, health_interval_s=0.3) as pool,
-    ):
-        stepped = anyio.Event()
+async def _a_server_that_returns_during_a_step_gets_the_present_version(
+    pool: ServerPool, server: WatchedServer, trainer: RemoteTrainer
+) -> None:
+    stepped = anyio.Event()
 
-        async def step() -> None:
-            await trainer.step(random_batch(version=1, samples=20))
-            stepped.set()
+    async def step() -> None:
+        await trainer.step(random_batch(version=3, samples=20))
+        stepped.set()
 
-        with anyio.fail_after(90):
-            await trainer.step(random_batch(version=1))
-            await pool.update_weights(WeightFeed(version=1, channel=trainer.channel))
-            before = await server.checksums()
-            os.kill(trainer.pid, signal.SIGSTOP)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(step)  # asked for before the server returns, and answered after
-                await anyio.wait_all_tasks_blocked()
-                pool.report_dead(server.url, "so it seems")
-                os.kill(trainer.pid, signal.SIGCONT)
-                await all_serving(pool)
-            assert stepped.is_set()
-            assert await server.checksums() == before
-            assert (await pool.generate(request(max_new_tokens=3))).spans[0].version == 1
+    before = await server.checksums()
+    os.kill(trainer.pid, signal.SIGSTOP)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(step)  # asked for before the server returns, and answered after
+        await anyio.wait_all_tasks_blocked()
+        pool.report_dead(server.url, "so it seems")
+        os.kill(trainer.pid, signal.SIGCONT)
+        await all_serving(pool)
+    assert stepped.is_set()
+    assert await server.checksums() == before
+    assert (await pool.generate(request(max_new_tokens=3))).spans[0].version == 3
 
 
-async def test_a_step_runs_while_a_server_is_stalled_in_loading(checkpoints: list[Path], tmp_path: Path) -> None:
+async def test_a_step_runs_while_a_server_is_stalled_and_a_worker_that_dies_ends_the_update(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
     async with (
         served(checkpoints[0]) as servers,
         worker(checkpoints[0], tmp_path) as trainer,
         pool_of(*servers, health_interval_s=60) as pool,
     ):
         servers[1].watched.signal = signal.SIGSTOP
-        with anyio.fail_after(90):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(pool.update_weights, WeightFeed(version=1, channel=trainer.channel))
                 await servers[1].watched.reached.wait()
                 await trainer.step(random_batch(version=1))
                 assert pool.policy_version == 0  # the update still waits for the server
-                servers[1].kill(signal.SIGCONT)
+                servers[1].let_go_on()
             assert pool.policy_version == 1
             written = published(checkpoints[0], tmp_path / "as it was before the step")
             for server in servers:
                 assert await server.checksums() == written
+
+            servers[1].watched.pid, servers[1].watched.signal = trainer.pid, signal.SIGKILL
+            with pytest.raises((TrainError, WeightSyncError)):
+                await pool.update_weights(WeightFeed(version=2, channel=trainer.channel))
+        assert not any(server.paused for server in servers)
+        with pytest.raises(TrainError, match="cannot be used again"):
+            await trainer.logprobs([np.arange(3, dtype=np.int32)])
 
 
 async def test_without_a_snapshot_a_step_waits_until_the_weights_have_been_sent(
@@ -338,7 +349,7 @@ async def test_without_a_snapshot_a_step_waits_until_the_weights_have_been_sent(
             await trainer.step(random_batch(version=1))
             stepped.set()
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
                 async with trainer.channel.sending(1, [], dtype="float32", again=False) as sending:
                     tasks.start_soon(step)
@@ -349,20 +360,3 @@ async def test_without_a_snapshot_a_step_waits_until_the_weights_have_been_sent(
                     }
                     assert await sending.finish(()) == {}
                 await stepped.wait()
-
-
-async def test_a_worker_that_dies_in_the_middle_ends_the_update_and_servers_are_continued(
-    checkpoints: list[Path], tmp_path: Path
-) -> None:
-    async with (
-        served(checkpoints[0]) as servers,
-        worker(checkpoints[0], tmp_path) as trainer,
-        pool_of(*servers, health_interval_s=60) as pool,
-    ):
-        servers[1].watched.pid, servers[1].watched.signal = trainer.pid, signal.SIGKILL
-        with anyio.fail_after(60):
-            with pytest.raises((TrainError, WeightSyncError)):
-                await pool.update_weights(WeightFeed(version=1, channel=trainer.channel))
-        assert not any(server.paused for server in servers)
-        with pytest.raises(TrainError, match="cannot be used again"):
-            await trainer.logprobs([np.arange(3, dtype=np.int32)])

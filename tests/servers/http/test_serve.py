@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ def ready(child: subprocess.Popen[bytes]) -> str:
     assert child.stdout is not None
     line = json.loads(child.stdout.readline())
     assert line["event"] == "ready"
-    with urllib.request.urlopen(line["url"] + "/model_info", timeout=10) as response:
+    with urllib.request.urlopen(line["url"] + "/model_info", timeout=60) as response:
         assert json.loads(response.read())["weight_version"] == "3"
     return line["url"]
 
@@ -49,7 +48,6 @@ def ready(child: subprocess.Popen[bytes]) -> str:
 def test_a_server_process_announces_itself_and_ends_cleanly(end: str, checkpoint: Path) -> None:
     with process("--model-path", str(checkpoint), "--weight-version", "3", "--exit-with-stdin") as child:
         url = ready(child)
-        begin = time.monotonic()
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10) as connection:
             body = json.dumps({"input_ids": [1], "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}})
             head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -59,8 +57,8 @@ def test_a_server_process_announces_itself_and_ends_cleanly(end: str, checkpoint
                 child.stdin.close()
             else:
                 child.send_signal(signal.Signals[end])
-            assert child.wait(10) == 0
-        assert time.monotonic() - begin < 5
+            assert child.wait(60) == 0
+            assert b'"length"' not in connection.makefile("rb").read()
         assert child.stderr is not None
         assert child.stderr.read() == b""
 

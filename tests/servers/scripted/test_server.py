@@ -74,7 +74,7 @@ async def test_log_probs_equal_the_score_of_the_whole_sequence() -> None:
 )
 async def test_every_fault_ends_in_its_named_error(fault: Fault, error: type[ServerError]) -> None:
     server = ScriptedServer(lambda _: ScriptedReply(output=[4, 5], fault=fault), vocab_size=VOCAB, timeout_s=0.05)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         with pytest.raises(ServerError) as caught:
             await server.generate(request())
         with pytest.raises(ServerError) as streamed:
@@ -121,7 +121,7 @@ async def test_a_swap_in_the_middle_gives_two_spans_and_the_same_ids() -> None:
     async def call() -> None:
         generations.append(await server.generate(request()))
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
             await hold.reached.wait()
@@ -198,7 +198,7 @@ async def test_a_dead_server_ends_its_calls_and_refuses_new_ones_until_revived()
             await hold.reached.wait()
             server.die("kill -9")
 
-    with anyio.fail_after(20), pytest.raises(ServerUnavailable, match="kill -9"):
+    with anyio.fail_after(60), pytest.raises(ServerUnavailable, match="kill -9"):
         await kill()
     with pytest.raises(ServerUnavailable):
         await server.check()

@@ -31,7 +31,7 @@ from tests.support.judge import TOLERANCE, Judge
 from tests.support.servers import RunningServer
 from tests.support.version_run import Outcome, version_run
 
-INTERRUPTIONS = {"embedded": 24, "sglang": 200}
+INTERRUPTIONS = {"embedded": 12, "sglang": 200}
 """Updates that must come while a completion is half-way."""
 SPARE = 4
 """Updates more than that: a completion may end between the driver's look at it and the pause of a busy server."""

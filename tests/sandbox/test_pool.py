@@ -53,7 +53,7 @@ async def test_many_runs_leave_nothing_behind(sandbox: BoxSandbox) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(60):
             tasks.start_soon(pool.run, python_program(source, arguments=(token,)))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert processes_with(token) == []
 
 

@@ -239,7 +239,7 @@ class HeldExchanges(Ranks):
 
         class Waiting(Ranks):
             def gather(self, data: bytes) -> list[bytes]:
-                assert go.wait(30)
+                assert go.wait(60)
                 return super().gather(data)
 
         return Waiting()

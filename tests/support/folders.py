@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
 import pytest
-
-import agentrl.testing as _imported_once  # noqa: F401
 
 
 def passes(folder: str) -> bool:
@@ -25,5 +24,6 @@ def passes(folder: str) -> bool:
 
 
 if __name__ == "__main__":
+    importlib.import_module("agentrl.testing")  # once for all folders
     failed = [folder for folder in sys.argv[1:] if not passes(folder)]
     sys.exit(f"tests fail in {failed}" if failed else 0)

@@ -112,13 +112,14 @@ async def test_a_process_that_is_never_ready_is_ended_at_the_deadline(tmp_path: 
 
 
 async def test_a_cancelled_start_ends_the_process(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
+    pid, pipe = 0, tmp_path / "pipe"
     os.mkfifo(pipe)
     process = process_of(shell_recipe(tmp_path, f"echo $$ > {pipe}; exec sleep 60"))
     async with anyio.create_task_group() as tasks, anyio.create_task_group() as starting:
         starting.start_soon(process.start, tasks, 60)
         pid = int(await anyio.Path(pipe).read_text())
         starting.cancel_scope.cancel()
+    assert pid
     assert not alive(pid)
 
 

@@ -1,14 +1,16 @@
 """The simulator against real runs: fit one run of the calculator agent, predict others, and compare their step times.
 
-Run: .venv/bin/python -m benchmarks.simulator        (under five minutes on two idle cores; wants the machine to itself)
+Run: .venv/bin/python -m benchmarks.simulator [--runs DIR]        (three minutes on two cores that do nothing else)
 
 All runs train the demo's smallest student on the embedded server, with a learning rate so small that the episodes stay as
 they are. The fit sees the first run alone. The others differ from it in staleness bound, group size, groups of a batch or
 servers. A prediction plays the same number of steps; what is compared is the mean seconds from one step to the next.
+`--runs DIR` keeps the runs in DIR, and reuses those that ended there, so that a change of the simulator needs no new runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from collections.abc import Mapping
@@ -20,8 +22,8 @@ import anyio
 from rich.console import Console
 
 from agentrl.config import RunConfig, load_config
-from agentrl.inference.config import CPU_RUNNING_REQUESTS
 from agentrl.jobs.files import write_json
+from agentrl.jobs.plan.basis import measured_machines
 from agentrl.jobs.train import train_run
 from agentrl.observe.progress import NoProgress
 from agentrl.simulate.costs.fit import FittedRun, fit_run
@@ -41,26 +43,28 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "groups of 4": {"algorithm.max_staleness": 1, "algorithm.group_size": 4},
     "8 groups a step": {"algorithm.max_staleness": 1, "algorithm.groups_per_step": 8},
     "two servers": {"algorithm.max_staleness": 1, "inference.servers": 2},
+    "16 episodes at once": {"algorithm.max_staleness": 1, "rollout.max_concurrent_episodes": 16},
+    "32 groups of 4": {"algorithm.max_staleness": 2, "algorithm.groups_per_step": 32, "algorithm.group_size": 4},
+    "two servers in turn": {"algorithm.max_staleness": 0, "inference.servers": 2},
 }
 RESULTS = Path(__file__).parent / "results" / "simulator.json"
 
 
 def main() -> None:
-    """Run every setting, predict all but the first from it, print the table and write the results."""
+    """Run every setting, predict all of them from the first, print the table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="keep the runs here, and reuse those that ended here")
+    runs = parser.parse_args().runs
     console = Console()
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as scratch:
-        model = make_student(SMOKE, 0, Path(scratch) / "warm", console)
-        fitted: FittedRun | None = None
-        for name, settings in SETTINGS.items():
-            run = load_run(Path(scratch), model, name, settings)
-            anyio.run(partial(train_run, run, progress=NoProgress()))
-            if fitted is None:
-                fitted = fit(run)
-                console.print(fitted.costs)
-            rows.append({"setting": name, **compare(run, fitted)})
-            console.print(rows[-1])
-    assert fitted is not None
+        done = [do_run(runs or Path(scratch), name, settings, console) for name, settings in SETTINGS.items()]
+        fitted = fit_run(done[0].run_dir, measured_machines(done[0]))
+        console.print(fitted.costs)
+        rows: list[dict[str, Any]] = [
+            {"setting": name, **compare(run, fitted)} for name, run in zip(SETTINGS, done, strict=True)
+        ]
+    for row in rows:
+        console.print(row)
     errors = [abs(row["error"]) for row in rows]
     summary = {
         "machine": describe_machine("torch"),
@@ -71,6 +75,17 @@ def main() -> None:
     }
     write_json(RESULTS, summary)
     console.print(f"largest error of a step time {max(errors):.1%}, aim 15 %; wrote {RESULTS}")
+
+
+def do_run(folder: Path, name: str, settings: Mapping[str, Any], console: Console) -> RunConfig:
+    """Return the run file of one setting, whose run has ended."""
+    model = folder / "warm" / "warm-start"
+    if not model.is_dir():
+        make_student(SMOKE, 0, folder / "warm", console)
+    run = load_run(folder, model, name, settings)
+    if not (run.run_dir / "summary.json").is_file():
+        anyio.run(partial(train_run, run, progress=NoProgress()))
+    return run
 
 
 def load_run(scratch: Path, model: Path, name: str, settings: Mapping[str, Any]) -> RunConfig:
@@ -88,18 +103,6 @@ def load_run(scratch: Path, model: Path, name: str, settings: Mapping[str, Any])
         **settings,
     }
     return load_config(SMOKE.run_file, [part for key, value in flags.items() for part in (f"--{key}", str(value))])
-
-
-def fit(run: RunConfig) -> FittedRun:
-    """Return the cost model of a finished run."""
-    fleet = fleet_of_run(run)
-    return fit_run(
-        run.run_dir,
-        servers=fleet.servers,
-        server_gpus=1,
-        requests=run.inference.max_running_requests or CPU_RUNNING_REQUESTS,
-        trainer_gpus=fleet.trainer_gpus,
-    )
 
 
 def compare(run: RunConfig, fitted: FittedRun) -> Mapping[str, Any]:

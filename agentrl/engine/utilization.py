@@ -5,6 +5,7 @@ Invariant: a share is of the time since the last step; those of trainer and serv
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 
@@ -36,4 +37,10 @@ class BusyMeter:
             "trainer_busy_share": min(1.0, worked_s / elapsed_s),
             "server_busy_share": tokens_per_s / self._most_tokens_per_s if self._most_tokens_per_s else 0.0,
             "driver_busy_cores": used_s / elapsed_s,
+            "machine_cores": float(count_cores()),
         }
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

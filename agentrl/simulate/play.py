@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from agentrl.engine.staleness import Admission
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.simulate.buffer import SimulatedBuffer
+from agentrl.simulate.cores import SharedCores, SimulatedDriver
 from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.events import EventQueue
+from agentrl.simulate.machine import SimulatedMachine
 from agentrl.simulate.outcome import SimulatedRun, SimulatedStep, merged
 from agentrl.simulate.pool import SimulatedPool
 from agentrl.simulate.rollouts import Rollouts
@@ -50,15 +52,17 @@ class _Player:
     ) -> None:
         self.shape, self.fleet, self.costs, self.warm_up, self.on_step = shape, fleet, costs, warm_up, on_step
         self.events = EventQueue()
-        self.pool = SimulatedPool(self.events, costs.server, fleet.servers)
+        cores = SharedCores(self.events, costs.host.cores)
+        self.pool = SimulatedPool(self.events, cores, costs, fleet.servers)
+        machine = SimulatedMachine(self.events, cores, SimulatedDriver(cores), self.pool)
         admission = Admission(
             groups_per_step=shape.groups_per_step,
             max_staleness=shape.max_staleness,
             total_groups=None if shape.total_steps is None else shape.total_steps * shape.groups_per_step,
         )
         self.buffer = SimulatedBuffer(admission, shape.policy)
-        self.trainer = SimulatedTrainer(self.events, self.pool, self.buffer, shape, fleet, costs, self.stepped)
-        self.rollouts = Rollouts(self.events, self.pool, self.buffer, shape, source, self.trainer.look)
+        self.trainer = SimulatedTrainer(machine, self.buffer, shape, fleet, costs, self.stepped)
+        self.rollouts = Rollouts(machine, self.buffer, shape, source, costs.host, self.trainer.look)
         self.trainer.connect(self.rollouts)
         self.begin = _Reading()
 

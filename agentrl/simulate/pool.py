@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.simulate.costs.model import ServerCost
+from agentrl.simulate.cores import SharedCores
+from agentrl.simulate.costs.model import CostModel
 from agentrl.simulate.events import EventQueue
 from agentrl.simulate.servers import SimulatedCall, SimulatedServer
 
@@ -18,14 +19,16 @@ _CALL = 1 << 20
 class SimulatedPool:
     """Runs the calls of a simulated run."""
 
-    def __init__(self, events: EventQueue, cost: ServerCost, servers: int) -> None:
-        """Start `servers` idle servers."""
-        self._events, self._cost = events, cost
+    def __init__(self, events: EventQueue, cores: SharedCores, costs: CostModel, servers: int) -> None:
+        """Start `servers` idle servers that compute on `cores`."""
+        self._events, self._cores, self._threads = events, cores, costs.host.server_threads
+        cost = costs.server
+        cores.on_speed = self._change_speed
         self._servers = [SimulatedServer(cost) for _ in range(servers)]
         self._plans = [0] * servers
         self._loads = [0] * servers
         """Calls of each server times `_CALL`, plus its episodes."""
-        self._training = self._paused = False
+        self._paused = False
 
     @property
     def version(self) -> int:
@@ -56,6 +59,7 @@ class SimulatedPool:
         server.add(call)
         self._loads[at] += _CALL
         self._plan(at)
+        self._count_busy()
 
     def abort(self, at: int, call: SimulatedCall) -> None:
         """End a call of server `at` before it has its tokens."""
@@ -64,16 +68,13 @@ class SimulatedPool:
         server.remove(call)
         self._loads[at] -= _CALL
         self._plan(at)
-
-    def set_training(self, training: bool) -> None:
-        """Record that the trainer trains, or has ended; servers on the same processors are slower meanwhile."""
-        self._training = training
-        self._change_speed()
+        self._count_busy()
 
     def set_paused(self, paused: bool) -> None:
         """Stop all servers, or let them continue."""
         self._paused = paused
         self._change_speed()
+        self._count_busy()
 
     def take_version(self, version: int, *, rereads: bool) -> None:
         """Replace the weights of all servers."""
@@ -83,12 +84,15 @@ class SimulatedPool:
             self._plan(at)
 
     def _change_speed(self) -> None:
-        slowdown = self._cost.trainer_slowdown if self._training else 0.0
-        speed = 0.0 if self._paused else 1 / (1 + slowdown)
+        speed = 0.0 if self._paused else self._cores.speed
         for at, server in enumerate(self._servers):
             server.advance(self._events.now)
             server.set_speed(speed)
             self._plan(at)
+
+    def _count_busy(self) -> None:
+        busy = 0 if self._paused else sum(server.is_busy for server in self._servers)
+        self._cores.set_serving(busy * self._threads)
 
     def _plan(self, at: int) -> None:
         self._plans[at] += 1
@@ -104,4 +108,5 @@ class SimulatedPool:
         call = server.end_first()
         self._loads[at] -= _CALL
         self._plan(at)
+        self._count_busy()
         call.on_end()

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import InvariantError
 from agentrl.simulate.buffer import SimulatedBuffer
-from agentrl.simulate.costs.model import RunShape
-from agentrl.simulate.events import EventQueue
-from agentrl.simulate.pool import SimulatedPool
+from agentrl.simulate.costs.model import HostCost, RunShape
+from agentrl.simulate.machine import SimulatedMachine
 from agentrl.simulate.servers import SimulatedCall
 from agentrl.simulate.workload import EpisodeSource, PlayedEpisode
 
@@ -57,6 +56,8 @@ class RunningEpisode:
     attempt: int = 0
     turn: int = 0
     history_tokens: int = 0
+    history_version: int = 0
+    """Version whose weights have read them."""
     call: SimulatedCall | None = None
     """None while no server works for it."""
     tokens: Counter[int] = field(default_factory=Counter[int])
@@ -73,16 +74,17 @@ class Rollouts:
 
     def __init__(
         self,
-        events: EventQueue,
-        pool: SimulatedPool,
+        machine: SimulatedMachine,
         buffer: SimulatedBuffer,
         shape: RunShape,
         source: EpisodeSource,
+        host: HostCost,
         on_complete: Callable[[], None],
     ) -> None:
         """Start with every slot free; `on_complete` is called when a group completes or is dropped."""
-        self._events, self._pool, self._buffer, self._shape, self._source = events, pool, buffer, shape, source
-        self._on_complete = on_complete
+        self._events, self._pool, self._driver = machine.events, machine.pool, machine.driver
+        self._buffer, self._shape, self._source = buffer, shape, source
+        self._turn_s, self._on_complete = host.turn_s, on_complete
         self._free = shape.slots
         self._queue: deque[Callable[[], None]] = deque()
         self._opening: SimulatedGroup | None = None
@@ -173,6 +175,9 @@ class Rollouts:
         self._next_turn(episode)
 
     def _next_turn(self, episode: RunningEpisode) -> None:
+        self._driver.run(self._turn_s, lambda: self._leave_driver(episode))
+
+    def _leave_driver(self, episode: RunningEpisode) -> None:
         played = episode.played
         if episode.turn == len(played.turns):
             self._events.plan(played.after_s, lambda: self._attempt_ended(episode))
@@ -184,7 +189,11 @@ class Rollouts:
             return
         turn = episode.played.turns[episode.turn]
         episode.call = SimulatedCall(
-            turn.context_tokens, turn.output_tokens, episode.history_tokens, lambda: self._end_call(episode)
+            turn.context_tokens,
+            turn.output_tokens,
+            episode.history_tokens,
+            episode.history_version,
+            lambda: self._end_call(episode),
         )
         if episode.server is None:
             episode.server = self._pool.choose()
@@ -197,6 +206,7 @@ class Rollouts:
         episode.call = None
         episode.tokens += call.tokens
         episode.history_tokens += call.context_tokens + call.output_tokens
+        episode.history_version = self._pool.version
         episode.turn += 1
         self._next_turn(episode)
 

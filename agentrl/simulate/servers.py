@@ -25,7 +25,9 @@ class SimulatedCall:
     """Tokens that the server reads before it samples."""
     output_tokens: int
     history_tokens: int
-    """Tokens of the conversation before the call, which a server keeps until an update."""
+    """Tokens of the conversation before the call, which a server keeps until an update that makes it read them again."""
+    history_version: int
+    """Version whose weights have read them."""
     on_end: Callable[[], None]
     tokens: Counter[int] = field(default_factory=Counter[int])
     """Sampled tokens by policy version."""
@@ -47,6 +49,8 @@ class SimulatedServer:
         self._work = 0.0
         self._now = 0.0
         self._speed = 1.0
+        self._read_since = 0
+        """The first version whose reading is still of use."""
         self.version = 0
         self.sampled = 0.0
         """Work done for requests, in sampled tokens."""
@@ -61,6 +65,11 @@ class SimulatedServer:
             self._work += done
             self.sampled += done * len(self._running)
             self.busy_s += elapsed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request runs."""
+        return bool(self._running)
 
     def add(self, call: SimulatedCall) -> None:
         """Take up a call, or queue it while as many run as the server allows."""
@@ -94,7 +103,9 @@ class SimulatedServer:
         self._speed = speed
 
     def take_version(self, version: int, *, rereads: bool) -> None:
-        """Sample with new weights from now on; `rereads` makes each running request read its tokens again."""
+        """Sample with new weights from now on; `rereads`: what was read under the former ones must be read again."""
+        if rereads:
+            self._read_since = version
         again: list[tuple[float, int, SimulatedCall]] = []
         for ends_at, number, call in self._running:
             done = max(0.0, self._work - call.begun_at - call.reading)
@@ -119,6 +130,7 @@ class SimulatedServer:
         while self._waiting and (limit is None or len(self._running) < limit):
             call = self._waiting.popleft()
             call.begun_at = self._work
-            call.reading = self._cost.context_weight * call.context_tokens
+            again = call.history_tokens if call.history_version < self._read_since else 0
+            call.reading = self._cost.context_weight * (call.context_tokens + again)
             self._taken += 1
             heapq.heappush(self._running, (self._work + call.reading + call.output_tokens, self._taken, call))

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from agentrl.simulate.buffer import SimulatedBuffer
 from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
-from agentrl.simulate.events import EventQueue
+from agentrl.simulate.machine import SimulatedMachine
 from agentrl.simulate.outcome import SimulatedStep
-from agentrl.simulate.pool import SimulatedPool
 from agentrl.simulate.rollouts import Rollouts, SimulatedGroup
 
 
@@ -21,8 +20,9 @@ from agentrl.simulate.rollouts import Rollouts, SimulatedGroup
 class _TrainedBatch:
     """The batch in the trainer."""
 
-    waited_s: float
-    train_s: float
+    computed_tokens: int
+    work_s: float
+    """Seconds of the trainer, had it its cores for itself."""
     episodes: int
     tokens: int
     staleness: Counter[int]
@@ -34,8 +34,7 @@ class SimulatedTrainer:
 
     def __init__(
         self,
-        events: EventQueue,
-        pool: SimulatedPool,
+        machine: SimulatedMachine,
         buffer: SimulatedBuffer,
         shape: RunShape,
         fleet: Fleet,
@@ -43,10 +42,11 @@ class SimulatedTrainer:
         on_step: Callable[[SimulatedStep], None],
     ) -> None:
         """Begin idle; `connect` gives it the rollouts, and `on_step` gets each step when its version counts."""
-        self._events, self._pool, self._buffer = events, pool, buffer
+        self._machine, self._buffer = machine, buffer
         self._shape, self._fleet, self._costs, self._on_step = shape, fleet, costs, on_step
         self._rollouts: Rollouts | None = None
         self._idle_since: float | None = 0.0
+        self._began = self._took = self._waited_s = self._train_s = 0.0
         self._batch: _TrainedBatch | None = None
         self.steps: list[SimulatedStep] = []
         self.staleness: list[Counter[int]] = []
@@ -62,19 +62,33 @@ class SimulatedTrainer:
 
     def look(self) -> None:
         """Begin a step if the trainer is idle and a batch is ready."""
-        if self._idle_since is not None and self._buffer.is_ready():
-            self._idle_since, waited = None, self._events.now - self._idle_since
-            self._events.plan(self._costs.update.spot_check_s, lambda: self._train(waited))
+        if self._idle_since is None or not self._buffer.is_ready():
+            return
+        self._waited_s, self._idle_since = self._now - self._idle_since, None
+        self._began = self._now
+        self._compute(self._costs.update.spot_check_s, self._take_batch)
 
-    def _train(self, waited: float) -> None:
+    @property
+    def _now(self) -> float:
+        return self._machine.events.now
+
+    def _compute(self, work_s: float, then: Callable[[], None], threads: int = 1) -> None:
+        """Compute on the machine's cores when the driver has time to ask for it, then call `then`."""
+        self._machine.driver.run(0.0, lambda: self._machine.cores.run(work_s, threads, then))
+
+    def _take_batch(self) -> None:
         assert self._rollouts is not None
+        self._took = self._now
         groups = [self._rollouts.groups.pop(index) for index in self._buffer.take()]
-        batch = self._batch = self._prepare(groups, waited)
+        batch = self._batch = self._prepare(groups)
         self._rollouts.dispatch()
-        self._pool.set_training(batch.train_s > 0)
-        self._events.plan(batch.train_s, self._trained)
+        host = self._costs.host
+        threads = host.trainer_threads * self._fleet.trainer_gpus
+        self._machine.driver.run(
+            batch.computed_tokens * host.batch_s_per_token, lambda: self._compute(batch.work_s, self._trained, threads)
+        )
 
-    def _prepare(self, groups: list[SimulatedGroup], waited: float) -> _TrainedBatch:
+    def _prepare(self, groups: list[SimulatedGroup]) -> _TrainedBatch:
         version, shape = self._buffer.version, self._shape
         ages: Counter[int] = Counter()
         for group in groups:
@@ -83,8 +97,8 @@ class SimulatedTrainer:
         over_age = sum(tokens for age, tokens in ages.items() if age > shape.max_staleness)
         computed = [episode.tokens for group in groups if not group.zero_variance for episode in group.finished]
         return _TrainedBatch(
-            waited_s=waited,
-            train_s=self._costs.trainer.train_s(sum(computed), max(computed, default=0), self._fleet.trainer_gpus),
+            computed_tokens=sum(computed),
+            work_s=self._costs.trainer.train_s(sum(computed), max(computed, default=0), self._fleet.trainer_gpus),
             episodes=sum(len(group.finished) for group in groups),
             tokens=sum(ages.values()) - over_age,
             staleness=Counter({age: tokens for age, tokens in ages.items() if age <= shape.max_staleness}),
@@ -92,28 +106,31 @@ class SimulatedTrainer:
         )
 
     def _trained(self) -> None:
-        self._pool.set_training(False)
-        self._events.plan(self._costs.update.publish_s, self._update)
+        self._train_s = self._now - self._took
+        self._compute(self._costs.update.publish_s, self._update)
 
     def _update(self) -> None:
         update = self._costs.update
-        self._events.plan(max(0.0, update.update_s - update.pause_s), lambda: self._pool.set_paused(True))
-        self._events.plan(max(update.update_s, update.pause_s), self._updated)
+        self._compute(max(0.0, update.update_s - update.pause_s), self._pause)
+
+    def _pause(self) -> None:
+        self._machine.pool.set_paused(True)
+        self._compute(self._costs.update.pause_s, self._updated)
 
     def _updated(self) -> None:
         assert self._batch is not None
         assert self._rollouts is not None
         update, batch, number = self._costs.update, self._batch, len(self.steps) + 1
         self._buffer.tick()
-        self._pool.take_version(self._buffer.version, rereads=update.rereads_context)
-        self._pool.set_paused(False)
-        sync_s = update.spot_check_s + update.publish_s + max(update.update_s, update.pause_s)
+        self._machine.pool.take_version(self._buffer.version, rereads=self._shape.rereads_context)
+        self._machine.pool.set_paused(False)
+        worked_s = self._now - self._began
         step = SimulatedStep(
             number=number,
-            wait_s=batch.waited_s,
-            train_s=batch.train_s,
-            sync_s=sync_s,
-            ended_s=self._events.now,
+            wait_s=self._waited_s,
+            train_s=self._train_s,
+            sync_s=worked_s - self._train_s,
+            ended_s=self._now,
             episodes=batch.episodes,
             trained_tokens=batch.tokens,
             max_staleness=max(batch.staleness, default=0),
@@ -121,14 +138,14 @@ class SimulatedTrainer:
         self.steps.append(step)
         self.staleness.append(batch.staleness)
         self.masked.append(batch.over_age)
-        self.busy_s += batch.train_s + sync_s
+        self.busy_s += worked_s
         self._on_step(step)
         if self._shape.eval_every and number % self._shape.eval_every == 0:
             self._rollouts.request_evaluation(number)
         saves = self._shape.checkpoint_every and number % self._shape.checkpoint_every == 0
-        self._events.plan(update.between_s + (update.checkpoint_s if saves else 0.0), self._idle)
+        self._compute(update.between_s + (update.checkpoint_s if saves else 0.0), self._idle)
         self._rollouts.dispatch()
 
     def _idle(self) -> None:
-        self._idle_since = self._events.now
+        self._idle_since = self._now
         self.look()

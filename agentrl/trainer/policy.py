@@ -99,7 +99,7 @@ class PolicyTrainer:
             StaleDataError: when a trained token is over the staleness bound; the weights are unchanged.
             TrainError: after `max_bad_steps` steps in a row whose loss or gradient was not finite.
         """
-        started = time.perf_counter()
+        started, processor_began = time.perf_counter(), time.process_time()
         metrics = check_batch(batch, self._algorithm.max_staleness)
         # Before anything is computed: an error that only one rank met would leave the others in a collective.
         self.model.check_ids([item.sample.token_ids for item in batch.samples])
@@ -127,6 +127,7 @@ class PolicyTrainer:
         metrics |= _summary(applied, norms, lr, bad, seconds)
         metrics["computed_tokens"] = self._total_tokens(parts)
         metrics["seconds"] = time.perf_counter() - started
+        metrics["seconds_processor"] = time.process_time() - processor_began
         self._raise_if_hopeless(bad)
         self._check_replicas()
         skipped = None if norms else _why_skipped(batch, bad)

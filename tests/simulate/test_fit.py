@@ -11,12 +11,12 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_record import EPISODES_HEADER, INDEX_HEADER
-from agentrl.simulate.costs.fit import LEAST_STEPS, fit_run
+from agentrl.simulate.costs.fit import LEAST_STEPS, MeasuredMachines, fit_run
 
 TOKENS_PER_S, HALF, OVERHEAD_S = 500.0, 20.0, 0.05
 
 
-def write_run(folder: Path, *, steps: int = 8, timed: bool = True) -> None:
+def write_run(folder: Path, *, steps: int = 8, timed: bool = True, cores: int | None = None) -> None:
     """Write a run whose calls follow the model of a server; `waves` of calls start together, each wave of another size."""
     rng = np.random.default_rng(0)
     records: list[dict[str, Any]] = []
@@ -34,16 +34,23 @@ def write_run(folder: Path, *, steps: int = 8, timed: bool = True) -> None:
     (episodes / "step-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     index = [INDEX_HEADER, *(summary(one, number) for number, one in enumerate(records, 1))]
     (episodes / "index.jsonl").write_text("".join(json.dumps(line) + "\n" for line in index))
-    metrics = [step_line(number) for number in range(1, steps + 1)]
+    metrics = [step_line(number, cores) for number in range(1, steps + 1)]
     metrics.append(
         {"event": "checkpoint", "step": 3, "path": "p", "seconds": 2.5, "held_s": 0.5, "wall_s": 0, "policy_version": 3}
     )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
 
 
-def step_line(number: int) -> dict[str, Any]:
+def step_line(number: int, cores: int | None) -> dict[str, Any]:
     tokens = 1000 + 100 * (number % 5)
+    shared = {
+        "machine_cores": cores,
+        "driver_busy_cores": 0.5,
+        "trainer.seconds": 0.3 + 0.0019 * tokens + 0.01 * (number % 2),
+        "trainer.seconds_processor": 0.2 + 0.001 * tokens,
+    }
     return {
+        **({} if cores is None else shared),
         "event": "step",
         "step": number,
         "wall_s": 10.0 * number,
@@ -99,22 +106,55 @@ def summary(one: dict[str, Any], line: int) -> dict[str, Any]:
 
 def test_a_fit_recovers_the_server_the_trainer_and_the_update(tmp_path: Path) -> None:
     write_run(tmp_path)
-    fitted = fit_run(tmp_path, servers=1, server_gpus=2, requests=None, trainer_gpus=4)
+    fitted = fit_run(tmp_path, MeasuredMachines(servers=1, server_gpus=2, requests=None, trainer_gpus=4))
     server, trainer, update = fitted.costs.server, fitted.costs.trainer, fitted.costs.update
     assert server.tokens_per_s == pytest.approx(TOKENS_PER_S, rel=0.02)
     assert server.half_saturation == pytest.approx(HALF, rel=0.05)
-    assert (server.trainer_slowdown, server.gpus) == (0.0, 2)
-    assert trainer.fixed_s == pytest.approx(0.5)
-    assert trainer.train_s(2000, 500, 4) == pytest.approx(0.5 + 0.002 * 2000)
+    assert server.gpus == 2
+    assert trainer.fixed_s == pytest.approx(0.5, rel=0.01)
+    assert trainer.train_s(2000, 500, 4) == pytest.approx(0.5 + 0.002 * 2000, rel=0.01)
+    assert fitted.costs.host.cores is None
     assert (update.publish_s, update.update_s, update.pause_s) == pytest.approx((0.2, 0.4, 0.3))
     assert update.checkpoint_s == 0.5
     assert fitted.call_error < 0.02
     assert fitted.step_s == pytest.approx(10)
 
 
+def test_a_run_on_shared_cores_is_fitted_to_its_processor_seconds(tmp_path: Path) -> None:
+    write_run(tmp_path, cores=2)
+    machines = MeasuredMachines(servers=1, requests=None, shares_cores=True)
+    fitted = fit_run(tmp_path, machines)
+    host, trainer = fitted.costs.host, fitted.costs.trainer
+    assert host.cores == 2
+    assert trainer.train_s(2000, 500, 1) == pytest.approx(0.2 + 0.001 * 2000, rel=0.01)
+    assert host.batch_s_per_token == pytest.approx((0.19 + 0.0001 * 1400) / 1400, rel=0.05)
+    pieces = 2 * sum(map(len, fitted.groups.values())) * 7 / 8
+    prepared_s = host.batch_s_per_token * sum(1000 + 100 * (number % 5) for number in range(2, 9))
+    assert host.turn_s * pieces + prepared_s == pytest.approx(0.5 * 70)
+    apart = fit_run(tmp_path, MeasuredMachines(servers=1, requests=None)).costs
+    assert apart.host.cores is None
+    assert fitted.costs.server.tokens_per_s >= apart.server.tokens_per_s
+
+
+def test_batches_of_one_size_are_taken_to_cost_in_proportion_to_their_tokens(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    rng = np.random.default_rng(1)
+    even = [
+        {**line, "trainer.computed_tokens": 1000, "train_s": 2 + float(rng.normal()) / 10}
+        for line in lines
+        if line["event"] == "step"
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in even))
+    trainer = fit_run(tmp_path, MeasuredMachines(servers=1, requests=None)).costs.trainer
+    assert trainer.fixed_s < 0.1
+    assert trainer.train_s(500, 100, 1) == pytest.approx(1, rel=0.1)
+
+
 def test_a_fitted_run_plays_its_own_episodes(tmp_path: Path) -> None:
     write_run(tmp_path)
-    fitted = fit_run(tmp_path, servers=1, server_gpus=1, requests=64, trainer_gpus=1)
+    fitted = fit_run(tmp_path, MeasuredMachines(servers=1, requests=64))
     [attempt, _retry] = fitted.source(retries=1, seed=0).attempts(7, 0)
     lengths = {episode.output_tokens for group in fitted.groups.values() for episode in group}
     assert attempt.output_tokens in lengths
@@ -125,10 +165,10 @@ def test_a_fitted_run_plays_its_own_episodes(tmp_path: Path) -> None:
 def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, steps=LEAST_STEPS - 1)
     with pytest.raises(ConfigError, match="needs at least"):
-        fit_run(tmp_path, servers=1, server_gpus=1, requests=None, trainer_gpus=1)
+        fit_run(tmp_path, MeasuredMachines(servers=1, requests=None))
 
 
 def test_a_run_without_times_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, timed=False)
     with pytest.raises(ConfigError, match="no recorded episodes with times"):
-        fit_run(tmp_path, servers=1, server_gpus=1, requests=None, trainer_gpus=1)
+        fit_run(tmp_path, MeasuredMachines(servers=1, requests=None))

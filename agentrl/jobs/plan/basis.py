@@ -10,11 +10,11 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.inference.launch.sglang import tensor_parallel
+from agentrl.inference.launch.sglang import runs_on_cpu, tensor_parallel
 from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory
 from agentrl.jobs.plan.mesh import meshes_that_fit
 from agentrl.runs.run import open_run
-from agentrl.simulate.costs.fit import fit_run
+from agentrl.simulate.costs.fit import MeasuredMachines, fit_run
 from agentrl.simulate.costs.hardware import GPUS, SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
 from agentrl.simulate.costs.model import CostModel
 from agentrl.simulate.costs.settings import fleet_of_run
@@ -61,20 +61,30 @@ def fitted_basis(run: RunConfig, folder: Path, seed: int) -> Basis:
     measured = open_run(folder).config
     if measured is None:
         raise ConfigError(f"{folder} has no config.yaml, which names the servers of the run; choose another run for --from")
-    fleet = fleet_of_run(measured)
-    fitted = fit_run(
-        folder,
-        servers=fleet.servers,
-        server_gpus=gpus_per_server(measured),
-        requests=running_requests(measured.inference),
-        trainer_gpus=fleet.trainer_gpus,
-    )
+    fitted = fit_run(folder, measured_machines(measured))
     count = sum(map(len, fitted.groups.values()))
     return Basis(
         fitted.costs,
         fitted.source(retries=run.rollout.episode_retries, seed=seed),
         f"{count} recorded ones of {len(fitted.groups)} groups, drawn again; the fit is off by {fitted.call_error:.0%} of a "
         "model call",
+    )
+
+
+def measured_machines(run: RunConfig) -> MeasuredMachines:
+    """Return what a run had; driver, servers and trainer share cores where all of them compute on this machine's CPU."""
+    fleet, inference = fleet_of_run(run), run.inference
+    on_cpu = run.trainer.device == "cpu" and (runs_on_cpu(inference) or inference.device == "cpu")
+    here = run.cluster.launcher == "local" and run.rollout.runner == "local" and not inference.urls
+    return MeasuredMachines(
+        servers=fleet.servers,
+        requests=running_requests(inference),
+        server_gpus=gpus_per_server(run),
+        trainer_gpus=fleet.trainer_gpus,
+        rereads_context=inference.pause_mode == "exact",
+        shares_cores=on_cpu and here,
+        server_threads=inference.threads or 1,
+        trainer_threads=run.trainer.threads,
     )
 
 
@@ -121,7 +131,6 @@ def assumed_basis(run: RunConfig, gpu: str = DEFAULT_GPU, *, output_tokens: int 
             sample_gpus=mesh.cp * mesh.tp,
             checkpointing=run.trainer.gradient_checkpointing,
             requests=run.inference.max_running_requests,
-            rereads_context=run.inference.pause_mode == "exact",
         ),
     )
     episodes = (

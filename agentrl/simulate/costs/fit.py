@@ -1,36 +1,55 @@
 """Fit a cost model to a finished run, from its own records: `metrics.jsonl`, `timeline.jsonl` and `episodes/`.
 
 Invariant: a fitted number is not negative, and the model describes the run's own machine: its servers and its trainer, as
-many as the run had. Nothing is guessed; what the run did not do, such as a checkpoint, costs nothing.
+many as the run had. What the run did not do, such as a checkpoint, costs nothing.
 
-A model call is taken to last `overhead + (output + w * context) * (h + k) / R * (1 + slowdown * b)` seconds, where k is the
-mean number of calls that ran on its server meanwhile and b the share of that time in which the trainer trained. Pauses are
-subtracted first. R, h and the overhead come from non-negative least squares, w and the slowdown from a grid.
+Where driver, servers and trainer shared cores, the costs are those of parts that have the cores for themselves: processor
+seconds where the run recorded them, and the least seconds of any step for what waits for the driver's event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError
 from agentrl.observe.timeline import read_timeline
 from agentrl.runs.reading import read_metrics, read_record_lines
-from agentrl.simulate.costs.model import CostModel, ServerCost, TrainerCost, UpdateCost
+from agentrl.simulate.costs.fit_server import CallTable, FittedServer, Floats, fit_server, seconds_within
+from agentrl.simulate.costs.model import CostModel, HostCost, TrainerCost, UpdateCost
 from agentrl.simulate.workload import PlayedEpisode, PlayedTurn, RecordedSource
-
-Floats: TypeAlias = NDArray[np.float64]
 
 LEAST_STEPS = 4
 """Steps that a run must have done to be fitted; the first one, in which everything warms up, is left out."""
-_CONTEXT_WEIGHTS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_SLOWDOWNS = tuple(step / 20 for step in range(0, 31))
+_PRIOR_FIXED_SHARE = 0.3
+"""Standard deviation, before the run is seen, of the share of a training step that does not depend on its tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMachines:
+    """What the run to fit had."""
+
+    servers: int
+    requests: int | None
+    """The most that each server ran together; None: no limit."""
+    server_gpus: int = 1
+    """GPUs of each; on a CPU, 1."""
+    trainer_gpus: int = 1
+    """GPUs, or processes, of its trainer."""
+    rereads_context: bool = True
+    """Whether its servers read contexts again after an update (`inference.pause_mode: exact`)."""
+    shares_cores: bool = False
+    """Whether driver, servers and trainer computed on the cores of one machine."""
+    server_threads: int = 1
+    trainer_threads: int = 1
+    """Of one process."""
 
 
 class _TurnTimes(msgspec.Struct, frozen=True):
@@ -72,30 +91,12 @@ class FittedRun:
         return RecordedSource(self.groups, retries=retries, seed=seed)
 
 
-class _CallTable(NamedTuple):
-    """One entry for each model call: [calls] float64."""
-
-    starts: Floats
-    ends: Floats
-    outputs: Floats
-    contexts: Floats
-
-
-class _ServerFit(NamedTuple):
-    cost: ServerCost
-    overhead_s: float
-    error: float
-
-
-def fit_run(run_dir: Path, *, servers: int, server_gpus: int, requests: int | None, trainer_gpus: int) -> FittedRun:
+def fit_run(run_dir: Path, machines: MeasuredMachines) -> FittedRun:
     """Return the cost model of a finished run.
 
     Args:
         run_dir: its directory.
-        servers: inference servers that it had.
-        server_gpus: GPUs of each; on a CPU, 1.
-        requests: the most that each ran together; None: no limit.
-        trainer_gpus: GPUs, or processes, of its trainer.
+        machines: what it ran on.
 
     Raises:
         ConfigError: the run did too few steps, or its episodes or their times are not on disk.
@@ -107,15 +108,18 @@ def fit_run(run_dir: Path, *, servers: int, server_gpus: int, requests: int | No
             "--from out to use the defaults of a GPU"
         )
     episodes = _read_episodes(run_dir)
-    server = _fit_server(run_dir, episodes, servers, server_gpus, requests)
+    host = _fit_host(steps, episodes, machines)
+    server = _fit_server(run_dir, steps, episodes, machines, host)
+    outside_s = server.overhead_s if host.cores is None else -host.turn_s
     groups: dict[int, list[PlayedEpisode]] = {}
     for episode in episodes:
         if episode.group is not None and episode.purpose == "training":
-            groups.setdefault(episode.group, []).append(_played(episode, server.overhead_s))
+            groups.setdefault(episode.group, []).append(_played(episode, outside_s))
     costs = CostModel(
-        server=server.cost,
-        trainer=_fit_trainer(steps[1:], trainer_gpus),
-        update=_fit_update(run_dir, steps),
+        server=server.cost(requests=machines.requests, gpus=machines.server_gpus),
+        trainer=_fit_trainer(steps[1:], machines, host),
+        update=_fit_update(run_dir, steps, host),
+        host=host,
         origin=f"fitted to {len(steps)} steps of {run_dir}",
     )
     step_s = (steps[-1]["wall_s"] - steps[0]["wall_s"]) / (len(steps) - 1)
@@ -142,13 +146,13 @@ def _is_timed(episode: _EpisodeTimes) -> bool:
     return turns and bool(episode.turns) and episode.started_s is not None and episode.ended_s is not None
 
 
-def _played(episode: _EpisodeTimes, overhead_s: float) -> PlayedEpisode:
-    """Return the episode as the simulator plays it; what the servers' model leaves over of a call counts as outside."""
+def _played(episode: _EpisodeTimes, outside_s: float) -> PlayedEpisode:
+    """Return the episode as the simulator plays it, with `outside_s` more between two calls than was recorded."""
     turns: list[PlayedTurn] = []
     at = episode.started_s or 0.0
     for turn in episode.turns:
         gap = max(0.0, (turn.started_s or 0.0) - at)
-        turns.append(PlayedTurn(gap + overhead_s, len(turn.context_ids), len(turn.output_ids)))
+        turns.append(PlayedTurn(max(0.0, gap + outside_s), len(turn.context_ids), len(turn.output_ids)))
         at = max(at, turn.ended_s or 0.0)
     return PlayedEpisode(
         turns=tuple(turns),
@@ -158,95 +162,136 @@ def _played(episode: _EpisodeTimes, overhead_s: float) -> PlayedEpisode:
     )
 
 
+def _fit_host(steps: Sequence[dict[str, Any]], episodes: Sequence[_EpisodeTimes], machines: MeasuredMachines) -> HostCost:
+    """Return the cores and the driver's work, or no cores where the parts shared none or the run did not record them."""
+    if not machines.shares_cores or "machine_cores" not in steps[-1]:
+        return HostCost()
+    driver_s = sum(line["driver_busy_cores"] * (line["wall_s"] - before["wall_s"]) for before, line in pairwise(steps))
+    trained = [line for line in steps if line.get("trainer.computed_tokens")]
+    batch_s = min((line["train_s"] - line["trainer.seconds"]) / line["trainer.computed_tokens"] for line in trained)
+    batch_s = max(0.0, batch_s)
+    pieces = sum(len(episode.turns) + 1 for episode in episodes) * (len(steps) - 1) / len(steps)
+    tokens = sum(line["trainer.computed_tokens"] for line in trained[1:])
+    return HostCost(
+        cores=int(steps[-1]["machine_cores"]),
+        turn_s=max(0.0, driver_s - batch_s * tokens) / pieces,
+        batch_s_per_token=batch_s,
+        server_threads=machines.server_threads,
+        trainer_threads=machines.trainer_threads,
+    )
+
+
 def _fit_server(
-    run_dir: Path, episodes: Sequence[_EpisodeTimes], servers: int, server_gpus: int, requests: int | None
-) -> _ServerFit:
+    run_dir: Path,
+    steps: Sequence[dict[str, Any]],
+    episodes: Sequence[_EpisodeTimes],
+    machines: MeasuredMachines,
+    host: HostCost,
+) -> FittedServer:
+    timeline = list(read_timeline(run_dir))
+    pauses = [(activity.start_s, activity.end_s) for activity in timeline if activity.activity == "pause"]
+    updates = [end for _, end in pauses] if machines.rereads_context else []
     turns = [turn for episode in episodes for turn in episode.turns]
-    calls = _CallTable(
+    calls = CallTable(
         starts=np.array([turn.started_s for turn in turns], np.float64),
         ends=np.array([turn.ended_s for turn in turns], np.float64),
         outputs=np.array([len(turn.output_ids) for turn in turns], np.float64),
-        contexts=np.array([len(turn.context_ids) for turn in turns], np.float64),
+        contexts=np.array([tokens for episode in episodes for tokens in _read_tokens(episode, updates)], np.float64),
     )
-    lasted = np.maximum(calls.ends - calls.starts, 1e-6)
-    timeline = list(read_timeline(run_dir))
-    paused = _within(calls, [(a.start_s, a.end_s) for a in timeline if a.activity == "pause"])
-    training = _within(calls, [(a.start_s, a.end_s) for a in timeline if a.activity == "train"]) / lasted
-    running = _within(calls, list(zip(calls.starts.tolist(), calls.ends.tolist(), strict=True))) / lasted / servers
-    if requests is not None:
-        running = np.minimum(running, requests)
-    sampled_s = np.maximum(lasted - paused, 1e-6)
-    best: tuple[float, Floats, float, float] | None = None
-    for weight in _CONTEXT_WEIGHTS:
-        for slowdown in _SLOWDOWNS:
-            work = (calls.outputs + weight * calls.contexts) * (1 + slowdown * training)
-            columns = np.stack([work, work * running, np.ones_like(work)], axis=1)
-            found = _nonnegative(columns, sampled_s)
-            error = float(np.square(columns @ found - sampled_s).sum())
-            if best is None or error < best[0] * (1 - 1e-6):
-                best = (error, found, weight, slowdown)
-    assert best is not None
-    _, (alone, shared, overhead_s), weight, slowdown = best
-    shared = max(float(shared), 1e-9)
-    work = (calls.outputs + weight * calls.contexts) * (1 + slowdown * training)
-    predicted = work * (alone + shared * running) + overhead_s
-    cost = ServerCost(
-        tokens_per_s=1 / shared,
-        half_saturation=float(alone) / shared,
-        requests=requests,
-        context_weight=weight,
-        trainer_slowdown=slowdown,
-        gpus=server_gpus,
+    training = seconds_within(calls, [(a.start_s, a.end_s) for a in timeline if a.activity == "train"]) / calls.lasted
+    driver = float(np.mean([line.get("driver_busy_cores", 0.0) for line in steps[1:]]))
+    return fit_server(
+        calls,
+        pauses,
+        _slowdown(host, machines, training, min(1.0, driver)),
+        servers=machines.servers,
+        requests=machines.requests,
     )
-    return _ServerFit(cost, float(overhead_s), float(np.abs(predicted - sampled_s).mean() / sampled_s.mean()))
 
 
-def _within(calls: _CallTable, spans: Sequence[tuple[float, float]]) -> Floats:
-    """Return, for each call, the seconds that it shares with `spans`, summed over them: [calls] float64."""
-    if not spans:
-        return np.zeros_like(calls.starts)
-    begins, ends = (np.array(side, np.float64) for side in zip(*spans, strict=True))
-    times = np.concatenate([begins, ends])
-    change = np.concatenate([np.ones_like(begins), -np.ones_like(ends)])
-    order = np.argsort(times, kind="stable")
-    times, active = times[order], np.cumsum(change[order])
-    total = np.concatenate([[0.0], np.cumsum(active[:-1] * np.diff(times))])
-    return np.interp(calls.ends, times, total) - np.interp(calls.starts, times, total)
+def _read_tokens(episode: _EpisodeTimes, updates: Sequence[float]) -> Iterator[float]:
+    """Yield the tokens that a server read for each call: new ones, and again those that `updates` made useless, seconds.
+
+    A call is taken to have half of its output at an update.
+    """
+    history, ended_s = 0, episode.started_s or 0.0
+    for turn in episode.turns:
+        new, output = len(turn.context_ids), len(turn.output_ids)
+        started_s, before = turn.started_s or 0.0, ended_s
+        ended_s = turn.ended_s or 0.0
+        lost = bisect_right(updates, started_s) > bisect_right(updates, before)
+        within = bisect_right(updates, ended_s) - bisect_right(updates, started_s)
+        yield new + lost * history + within * (history + new + output / 2)
+        history += new + output
 
 
-def _nonnegative(columns: Floats, wanted: Floats) -> Floats:
-    """Return the least-squares solution without negative entries: a column that would get one is left out."""
-    kept = list(range(columns.shape[1]))
-    while True:
-        solution = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)[0]
-        if len(kept) == 1 or solution.min() >= 0:
-            break
-        del kept[int(solution.argmin())]
-    result = np.zeros(columns.shape[1])
-    result[kept] = np.maximum(solution, 0.0)
-    return result
+def _slowdown(host: HostCost, machines: MeasuredMachines, training: Floats, driver: float) -> Floats:
+    """Return how many times as long the servers took because others used their cores too.
+
+    Args:
+        host: the cores.
+        machines: what ran on them.
+        training: share of each call's time in which the trainer trained.
+        driver: share of the time in which the driver computed.
+    """
+    if host.cores is None:
+        return np.ones_like(training)
+    serving = machines.servers * host.server_threads
+    threads = machines.trainer_gpus * host.trainer_threads
+
+    def times(others: int) -> float:
+        crowded = [max(1.0, (serving + others + busy) / host.cores) for busy in (0, 1)] if host.cores else [1.0, 1.0]
+        return crowded[0] * (1 - driver) + crowded[1] * driver
+
+    return times(0) * (1 - training) + times(threads) * training
 
 
-def _fit_trainer(steps: Sequence[dict[str, Any]], gpus: int) -> TrainerCost:
+def _fit_trainer(steps: Sequence[dict[str, Any]], machines: MeasuredMachines, host: HostCost) -> TrainerCost:
+    """Return the trainer's costs.
+
+    The batches of one run hardly differ in tokens, so the data alone cannot tell what a step costs without any. The prior is
+    that a step costs nothing without tokens, give or take `_PRIOR_FIXED_SHARE` of it.
+    """
     trained = [line for line in steps if "skipped" not in line and line.get("trainer.computed_tokens")]
     if not trained:
         raise ConfigError(
             "no step of the run trained anything, so its trainer cannot be fitted; choose another run for --from"
         )
     tokens = np.array([line["trainer.computed_tokens"] for line in trained], np.float64)
-    seconds = np.array([line["train_s"] for line in trained], np.float64)
-    per_token, fixed_s = _nonnegative(np.stack([tokens, np.ones_like(tokens)], axis=1), seconds)
-    return TrainerCost(fixed_s=float(fixed_s), gpu_s_per_token=float(per_token) * gpus, measured_gpus=gpus)
+    if host.cores is not None and "trainer.seconds_processor" in trained[0]:
+        seconds = np.array([line["trainer.seconds_processor"] for line in trained], np.float64) / host.trainer_threads
+    else:
+        seconds = np.array([line["train_s"] for line in trained], np.float64)
+    fixed_s, per_token = _split_seconds(tokens, seconds)
+    return TrainerCost(
+        fixed_s=fixed_s, gpu_s_per_token=per_token * machines.trainer_gpus, measured_gpus=machines.trainer_gpus
+    )
 
 
-def _fit_update(run_dir: Path, steps: Sequence[dict[str, Any]]) -> UpdateCost:
+def _split_seconds(tokens: Floats, seconds: Floats) -> tuple[float, float]:
+    """Return the seconds of a step without tokens, and those of a token; neither is negative."""
+    mean_s, mean_tokens = float(seconds.mean()), float(tokens.mean())
+    columns = np.stack([np.ones_like(tokens), tokens], axis=1)
+    free = np.linalg.lstsq(columns, seconds, rcond=None)[0]
+    noise = max(float(np.std(seconds - columns @ free)), 1e-6 * mean_s)
+    prior = noise / (_PRIOR_FIXED_SHARE * mean_s)
+    found = np.linalg.lstsq(np.vstack([columns, [prior, 0.0]]), np.append(seconds, 0.0), rcond=None)[0]
+    fixed_s = min(max(0.0, float(found[0])), mean_s)
+    return fixed_s, (mean_s - fixed_s) / mean_tokens
+
+
+def _fit_update(run_dir: Path, steps: Sequence[dict[str, Any]], host: HostCost) -> UpdateCost:
     later = steps[1:]
     saved = {
         line["step"]: line.get("held_s", line["seconds"]) for line in read_metrics(run_dir) if line["event"] == "checkpoint"
     }
 
-    def mean(key: str) -> float:
-        return float(np.mean([line.get(key, 0.0) for line in later]))
+    def typical(values: Sequence[float]) -> float:
+        """Return the mean, or the least where the others waited for cores and for the driver."""
+        return float(np.mean(values) if host.cores is None else np.min(values))
+
+    def typical_of(key: str) -> float:
+        return typical([line.get(key, 0.0) for line in later])
 
     parts = ("trainer_wait_s", "train_s", "publish_s", "update_s", "trainer.seconds_spot_check")
     rest = [
@@ -254,11 +299,10 @@ def _fit_update(run_dir: Path, steps: Sequence[dict[str, Any]]) -> UpdateCost:
         for before, line in zip(steps, later, strict=False)
     ]
     return UpdateCost(
-        spot_check_s=mean("trainer.seconds_spot_check"),
-        publish_s=mean("publish_s"),
-        update_s=mean("update_s"),
-        pause_s=mean("pause_s"),
-        between_s=max(0.0, float(np.mean(rest))),
-        checkpoint_s=float(np.mean(list(saved.values()))) if saved else 0.0,
-        rereads_context=False,
+        spot_check_s=typical_of("trainer.seconds_spot_check"),
+        publish_s=typical_of("publish_s"),
+        update_s=typical_of("update_s"),
+        pause_s=typical_of("pause_s"),
+        between_s=max(0.0, typical(rest)),
+        checkpoint_s=typical(list(saved.values())) if saved else 0.0,
     )

@@ -80,7 +80,6 @@ class AssumedUse:
     """Whether activations are recomputed."""
     requests: int | None = None
     """The most requests of a server that the run file allows; None: as many as fit."""
-    rereads_context: bool = True
 
 
 def gpu_sheet(name: str) -> GpuSheet:
@@ -138,7 +137,6 @@ def gpu_costs(name: str, model: ModelSize, use: AssumedUse) -> CostModel:
             publish_s=update_s,
             update_s=update_s,
             pause_s=update_s,
-            rereads_context=use.rereads_context,
         ),
         origin=f"data sheet of {name.lower()} and assumed efficiencies (agentrl/simulate/costs/hardware.py), not measured",
     )

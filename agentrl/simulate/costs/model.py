@@ -24,8 +24,6 @@ class ServerCost:
     """The most that run together; others wait in its queue. None: no limit."""
     context_weight: float = 0.0
     """Work of reading a context token, over that of sampling a token."""
-    trainer_slowdown: float = 0.0
-    """By how much a token takes longer while the trainer trains: 0.2 is a fifth. 0 where they share no processor."""
     gpus: int = 1
     """GPUs that it uses."""
 
@@ -80,8 +78,21 @@ class UpdateCost:
     """Between an update and the next step: what the engine itself does."""
     checkpoint_s: float = 0.0
     """Of one checkpoint; the next step waits for it."""
-    rereads_context: bool = True
-    """Whether a server reads the contexts of its running requests again after an update (`inference.pause_mode: exact`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCost:
+    """The processor cores of one machine that driver, servers and trainer share, where they do."""
+
+    cores: int | None = None
+    """None: servers and trainer have devices of their own."""
+    turn_s: float = 0.0
+    """Processor seconds of the driver for a turn, and for the end of an episode."""
+    batch_s_per_token: float = 0.0
+    """Processor seconds of the driver for a token of a batch, before the trainer gets it."""
+    server_threads: int = 1
+    trainer_threads: int = 1
+    """Of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +102,7 @@ class CostModel:
     server: ServerCost
     trainer: TrainerCost
     update: UpdateCost
+    host: HostCost = HostCost()
     origin: str
     """Where the numbers are from, for people."""
 
@@ -115,6 +127,8 @@ class RunShape:
     eval_episodes: int = 0
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: none."""
+    rereads_context: bool = True
+    """Whether a server reads contexts again that it read before an update (`inference.pause_mode: exact`)."""
     total_steps: int | None = None
     """Length of the run: no groups open for later steps. None: the run is longer than what is played."""
 

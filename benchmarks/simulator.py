@@ -26,8 +26,8 @@ from agentrl.jobs.files import write_json
 from agentrl.jobs.plan.basis import measured_machines
 from agentrl.jobs.train import train_run
 from agentrl.observe.progress import NoProgress
-from agentrl.simulate.costs.fit import FittedRun, fit_run
 from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
+from agentrl.simulate.fitting.run import FittedRun, fit_run
 from agentrl.simulate.play import play_run
 from agentrl_workflows.calculator.recipe import SMOKE
 from agentrl_workflows.demo.warm_start import make_student
@@ -58,7 +58,7 @@ def main() -> None:
     console = Console()
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as scratch:
         done = [do_run(runs or Path(scratch), name, settings, console) for name, settings in SETTINGS.items()]
-        fitted = fit_run(done[0].run_dir, measured_machines(done[0]))
+        fitted = fit_run(done[0].run_dir, measured_machines(done[0]), shape_of_run(done[0]))
         console.print(fitted.costs)
         rows: list[dict[str, Any]] = [
             {"setting": name, **compare(run, fitted)} for name, run in zip(SETTINGS, done, strict=True)

@@ -112,6 +112,8 @@ def _neighbours(split: Split, cluster: Cluster) -> Iterator[int]:
 
 def describe_bottleneck(run: SimulatedRun, shape: RunShape) -> str:
     """Return in one sentence what bounds the steps."""
+    if run.cores_share > 0.9:
+        return "The cores are the bottleneck: driver, servers and trainer keep nearly all of them busy."
     if run.trainer_share > 0.9:
         return "The trainer is the bottleneck: it is busy almost all the time."
     if run.server_share > 0.85:
@@ -125,9 +127,9 @@ def describe_bottleneck(run: SimulatedRun, shape: RunShape) -> str:
 
 
 def describe_driver(run: SimulatedRun) -> str | None:
-    """Return a warning where one driver process cannot make the model calls; None where it can."""
+    """Return a warning where one driver process cannot make the model calls; None where it can, or its work is played."""
     calls_per_s = run.calls / run.seconds
-    if calls_per_s * DRIVER_CALL_S < 0.7:
+    if calls_per_s * DRIVER_CALL_S < 0.7 or run.cores_share:
         return None
     return (
         f"The run makes {calls_per_s:.0f} model calls/s. One driver process makes about {1 / DRIVER_CALL_S:.0f}, and the "

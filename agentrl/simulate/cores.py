@@ -31,27 +31,32 @@ class SharedCores:
         """Threads of busy servers, and of jobs."""
         self.speed = 1.0
         """Of every thread that computes, as a share of a core of its own."""
+        self.used_s = 0.0
+        """Core seconds that threads have computed."""
         self.on_speed: Callable[[], None] = lambda: None
         """Called when `speed` has changed."""
 
     def set_serving(self, threads: int) -> None:
         """Record how many threads of servers compute."""
+        self.advance()
         self._serving = threads
         self._share()
 
     def run(self, work_s: float, threads: int, on_end: Callable[[], None]) -> None:
         """Compute for `work_s` seconds at speed 1 on `threads` threads, then call `on_end`."""
-        self._advance()
+        self.advance()
         self._working += threads
         heapq.heappush(self._jobs, (self._work + work_s, next(self._numbers), threads, on_end))
         self._share()
 
-    def _advance(self) -> None:
-        self._work += (self._events.now - self._now) * self.speed
+    def advance(self) -> None:
+        """Do the work until now."""
+        done = (self._events.now - self._now) * self.speed
+        self._work += done
+        self.used_s += done * (self._serving + self._working)
         self._now = self._events.now
 
     def _share(self) -> None:
-        self._advance()
         threads = self._serving + self._working
         speed = 1.0 if self._cores is None or threads <= self._cores else self._cores / threads
         changed, self.speed = speed != self.speed, speed
@@ -65,7 +70,7 @@ class SharedCores:
     def _end(self, plan: int) -> None:
         if plan != self._plan:
             return  # something has changed since
-        self._advance()
+        self.advance()
         ends_at, _, threads, on_end = heapq.heappop(self._jobs)
         self._work = max(self._work, ends_at)
         self._working -= threads

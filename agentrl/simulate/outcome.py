@@ -56,6 +56,8 @@ class SimulatedRun:
     """Share of the time in which the staleness bound kept groups from opening although episode slots were free."""
     slots_share: float
     """Mean share of the episode slots in use."""
+    cores_share: float
+    """Share of the shared cores that computed; 0 where servers and trainer have devices of their own."""
     evaluations: int
     seconds: float
     """Virtual time of the whole run."""

@@ -36,6 +36,7 @@ class _Reading:
     trainer_s: float = 0.0
     bound_s: float = 0.0
     slot_s: float = 0.0
+    cores_s: float = 0.0
 
 
 class _Player:
@@ -52,7 +53,7 @@ class _Player:
     ) -> None:
         self.shape, self.fleet, self.costs, self.warm_up, self.on_step = shape, fleet, costs, warm_up, on_step
         self.events = EventQueue()
-        cores = SharedCores(self.events, costs.host.cores)
+        cores = self.cores = SharedCores(self.events, costs.host.cores)
         self.pool = SimulatedPool(self.events, cores, costs, fleet.servers)
         machine = SimulatedMachine(self.events, cores, SimulatedDriver(cores), self.pool)
         admission = Admission(
@@ -73,6 +74,7 @@ class _Player:
 
     def read(self) -> _Reading:
         servers = self.pool.servers
+        self.cores.advance()
         return _Reading(
             now=self.events.now,
             sampled=sum(server.sampled for server in servers),
@@ -80,6 +82,7 @@ class _Player:
             trainer_s=self.trainer.busy_s,
             bound_s=self.rollouts.waited_for_bound_s(),
             slot_s=self.rollouts.slot_seconds(),
+            cores_s=self.cores.used_s,
         )
 
     def play(self) -> SimulatedRun:
@@ -108,6 +111,7 @@ class _Player:
             trainer_share=(end.trainer_s - begin.trainer_s) / elapsed,
             bound_share=(end.bound_s - begin.bound_s) / elapsed,
             slots_share=(end.slot_s - begin.slot_s) / elapsed / self.shape.slots,
+            cores_share=(end.cores_s - begin.cores_s) / elapsed / cores if (cores := self.costs.host.cores) else 0.0,
             evaluations=self.rollouts.evaluations,
             seconds=end.now,
         )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.simulate.advice import describe_bottleneck
 from agentrl.simulate.cores import SharedCores, SimulatedDriver
 from agentrl.simulate.costs.model import CostModel, Fleet, HostCost, RunShape, ServerCost, TrainerCost, UpdateCost
 from agentrl.simulate.events import EventQueue
@@ -136,3 +137,11 @@ def test_a_run_on_shared_cores_takes_at_least_its_work(shape: RunShape, cores: i
     driver_s = run.calls * HOST.turn_s
     sampled_s = run.server_share * run.seconds * servers
     assert trained_s + driver_s + sampled_s <= cores * run.seconds * (1 + 1e-6)
+    assert 0 < run.cores_share <= 1 + 1e-6
+
+
+def test_busy_cores_are_named_as_the_bottleneck() -> None:
+    crowded = play_run(SHAPE, ONE, replace(COSTS, host=replace(HOST, cores=1)), EPISODES)
+    assert crowded.cores_share > 0.9
+    assert describe_bottleneck(crowded, SHAPE).startswith("The cores are the bottleneck")
+    assert play_run(SHAPE, ONE, replace(COSTS, host=HostCost()), EPISODES).cores_share == 0

@@ -11,8 +11,11 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_record import EPISODES_HEADER, INDEX_HEADER
-from agentrl.simulate.costs.fit import LEAST_STEPS, MeasuredMachines, fit_run
+from agentrl.simulate.costs.model import Fleet, RunShape
+from agentrl.simulate.fitting.run import LEAST_STEPS, MeasuredMachines, fit_run
+from agentrl.simulate.play import play_run
 
+SHAPE = RunShape(steps=8, group_size=20, groups_per_step=2, max_staleness=1)
 TOKENS_PER_S, HALF, OVERHEAD_S = 500.0, 20.0, 0.05
 
 
@@ -106,7 +109,7 @@ def summary(one: dict[str, Any], line: int) -> dict[str, Any]:
 
 def test_a_fit_recovers_the_server_the_trainer_and_the_update(tmp_path: Path) -> None:
     write_run(tmp_path)
-    fitted = fit_run(tmp_path, MeasuredMachines(servers=1, server_gpus=2, requests=None, trainer_gpus=4))
+    fitted = fit_run(tmp_path, MeasuredMachines(servers=1, server_gpus=2, requests=None, trainer_gpus=4), SHAPE)
     server, trainer, update = fitted.costs.server, fitted.costs.trainer, fitted.costs.update
     assert server.tokens_per_s == pytest.approx(TOKENS_PER_S, rel=0.02)
     assert server.half_saturation == pytest.approx(HALF, rel=0.05)
@@ -123,17 +126,20 @@ def test_a_fit_recovers_the_server_the_trainer_and_the_update(tmp_path: Path) ->
 def test_a_run_on_shared_cores_is_fitted_to_its_processor_seconds(tmp_path: Path) -> None:
     write_run(tmp_path, cores=2)
     machines = MeasuredMachines(servers=1, requests=None, shares_cores=True)
-    fitted = fit_run(tmp_path, machines)
+    fitted = fit_run(tmp_path, machines, SHAPE)
     host, trainer = fitted.costs.host, fitted.costs.trainer
     assert host.cores == 2
-    assert trainer.train_s(2000, 500, 1) == pytest.approx(0.2 + 0.001 * 2000, rel=0.01)
-    assert host.batch_s_per_token == pytest.approx((0.19 + 0.0001 * 1400) / 1400, rel=0.05)
+    factor = trainer.train_s(2000, 500, 1) / (0.2 + 0.001 * 2000)
+    assert trainer.train_s(1000, 500, 1) == pytest.approx(factor * (0.2 + 0.001 * 1000), rel=0.01)
+    assert host.batch_s_per_token == pytest.approx(factor * (0.19 + 0.0001 * 1400) / 1400, rel=0.05)
     pieces = 2 * sum(map(len, fitted.groups.values())) * 7 / 8
     prepared_s = host.batch_s_per_token * sum(1000 + 100 * (number % 5) for number in range(2, 9))
-    assert host.turn_s * pieces + prepared_s == pytest.approx(0.5 * 70)
-    apart = fit_run(tmp_path, MeasuredMachines(servers=1, requests=None)).costs
+    assert host.turn_s * pieces + prepared_s == pytest.approx(factor * 0.5 * 70, rel=0.01)
+    fleet = Fleet(servers=1, trainer_gpus=1)
+    again = play_run(SHAPE, fleet, fitted.costs, fitted.source(retries=1, seed=0), warm_up=1)
+    assert again.step_s == pytest.approx(fitted.step_s, rel=0.05)
+    apart = fit_run(tmp_path, MeasuredMachines(servers=1, requests=None), SHAPE).costs
     assert apart.host.cores is None
-    assert fitted.costs.server.tokens_per_s >= apart.server.tokens_per_s
 
 
 def test_batches_of_one_size_are_taken_to_cost_in_proportion_to_their_tokens(tmp_path: Path) -> None:
@@ -147,14 +153,14 @@ def test_batches_of_one_size_are_taken_to_cost_in_proportion_to_their_tokens(tmp
         if line["event"] == "step"
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in even))
-    trainer = fit_run(tmp_path, MeasuredMachines(servers=1, requests=None)).costs.trainer
+    trainer = fit_run(tmp_path, MeasuredMachines(servers=1, requests=None), SHAPE).costs.trainer
     assert trainer.fixed_s < 0.1
     assert trainer.train_s(500, 100, 1) == pytest.approx(1, rel=0.1)
 
 
 def test_a_fitted_run_plays_its_own_episodes(tmp_path: Path) -> None:
     write_run(tmp_path)
-    fitted = fit_run(tmp_path, MeasuredMachines(servers=1, requests=64))
+    fitted = fit_run(tmp_path, MeasuredMachines(servers=1, requests=64), SHAPE)
     [attempt, _retry] = fitted.source(retries=1, seed=0).attempts(7, 0)
     lengths = {episode.output_tokens for group in fitted.groups.values() for episode in group}
     assert attempt.output_tokens in lengths
@@ -165,10 +171,10 @@ def test_a_fitted_run_plays_its_own_episodes(tmp_path: Path) -> None:
 def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, steps=LEAST_STEPS - 1)
     with pytest.raises(ConfigError, match="needs at least"):
-        fit_run(tmp_path, MeasuredMachines(servers=1, requests=None))
+        fit_run(tmp_path, MeasuredMachines(servers=1, requests=None), SHAPE)
 
 
 def test_a_run_without_times_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, timed=False)
     with pytest.raises(ConfigError, match="no recorded episodes with times"):
-        fit_run(tmp_path, MeasuredMachines(servers=1, requests=None))
+        fit_run(tmp_path, MeasuredMachines(servers=1, requests=None), SHAPE)

@@ -14,10 +14,10 @@ from agentrl.inference.launch.sglang import runs_on_cpu, tensor_parallel
 from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory
 from agentrl.jobs.plan.mesh import meshes_that_fit
 from agentrl.runs.run import open_run
-from agentrl.simulate.costs.fit import MeasuredMachines, fit_run
 from agentrl.simulate.costs.hardware import GPUS, SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
 from agentrl.simulate.costs.model import CostModel
-from agentrl.simulate.costs.settings import fleet_of_run
+from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
+from agentrl.simulate.fitting.run import MeasuredMachines, fit_run
 from agentrl.simulate.workload import EpisodeSource, LognormalSource
 
 DEFAULT_GPU = "h100"
@@ -61,7 +61,7 @@ def fitted_basis(run: RunConfig, folder: Path, seed: int) -> Basis:
     measured = open_run(folder).config
     if measured is None:
         raise ConfigError(f"{folder} has no config.yaml, which names the servers of the run; choose another run for --from")
-    fitted = fit_run(folder, measured_machines(measured))
+    fitted = fit_run(folder, measured_machines(measured), shape_of_run(measured))
     count = sum(map(len, fitted.groups.values()))
     return Basis(
         fitted.costs,

@@ -21,7 +21,7 @@ from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, gp
 from agentrl.jobs.plan.memory import model_shape_of
 from agentrl.jobs.plan.split import resolve_run, with_best_mesh
 from agentrl.simulate.advice import AdvisedChange, advise_changes, count_changes, describe_bottleneck, describe_driver
-from agentrl.simulate.costs.model import CostModel, RunShape
+from agentrl.simulate.costs.model import CostModel, HostCost, RunShape
 from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
 from agentrl.simulate.outcome import SimulatedStep
 from agentrl.simulate.predict import Cluster, Prediction, chosen_splits, predict_splits, rank_cluster
@@ -137,6 +137,7 @@ def describe_simulation(report: SimulationReport) -> str:
         f"{requests} requests together, {server.gpus} GPU{'s' if server.gpus > 1 else ''} each",
         f"trainer    {costs.trainer.gpu_s_per_token * 1e6:.3g} GPU microseconds for a token, and "
         f"{costs.trainer.fixed_s:.2g} s a step",
+        *_cores_row(costs.host),
         f"episodes   {report.episodes}",
         f"played     {shape.steps} steps of {shape.groups_per_step} groups of {shape.group_size}, max_staleness "
         f"{shape.max_staleness}, {shape.slots} episodes at once",
@@ -153,6 +154,12 @@ def describe_simulation(report: SimulationReport) -> str:
     lines += ["", report.bottleneck, *([report.driver] if report.driver else [])]
     lines += [f"- {change}" for change in report.advice] or ["No change that was played helps by more than 5 %."]
     return "\n".join(lines)
+
+
+def _cores_row(host: HostCost) -> list[str]:
+    if host.cores is None:
+        return []
+    return [f"cores      {host.cores} for driver, servers and trainer; {host.turn_s * 1e3:.2g} ms of the driver for a turn"]
 
 
 def _prediction_json(one: Prediction) -> dict[str, Any]:

@@ -4,14 +4,15 @@ Invariant: a fitted number is not negative, and the model describes the run's ow
 many as the run had. What the run did not do, such as a checkpoint, costs nothing.
 
 Where driver, servers and trainer shared cores, the costs are those of parts that have the cores for themselves: processor
-seconds where the run recorded them, and the least seconds of any step for what waits for the driver's event loop.
+seconds where the run recorded them, and the least seconds of any step for what waits for the driver's event loop. What they
+leave unexplained of the run's own step time is added to all of them alike (`agentrl.simulate.fitting.replay`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ import numpy as np
 from agentrl.errors import ConfigError
 from agentrl.observe.timeline import read_timeline
 from agentrl.runs.reading import read_metrics, read_record_lines
-from agentrl.simulate.costs.fit_server import CallTable, FittedServer, Floats, fit_server, seconds_within
-from agentrl.simulate.costs.model import CostModel, HostCost, TrainerCost, UpdateCost
+from agentrl.simulate.costs.model import CostModel, Fleet, HostCost, RunShape, TrainerCost, UpdateCost
+from agentrl.simulate.fitting.replay import calibrate
+from agentrl.simulate.fitting.server import CallTable, FittedServer, Floats, fit_server, seconds_within
 from agentrl.simulate.workload import PlayedEpisode, PlayedTurn, RecordedSource
 
 LEAST_STEPS = 4
@@ -91,12 +93,13 @@ class FittedRun:
         return RecordedSource(self.groups, retries=retries, seed=seed)
 
 
-def fit_run(run_dir: Path, machines: MeasuredMachines) -> FittedRun:
+def fit_run(run_dir: Path, machines: MeasuredMachines, shape: RunShape) -> FittedRun:
     """Return the cost model of a finished run.
 
     Args:
         run_dir: its directory.
         machines: what it ran on.
+        shape: its settings.
 
     Raises:
         ConfigError: the run did too few steps, or its episodes or their times are not on disk.
@@ -123,7 +126,12 @@ def fit_run(run_dir: Path, machines: MeasuredMachines) -> FittedRun:
         origin=f"fitted to {len(steps)} steps of {run_dir}",
     )
     step_s = (steps[-1]["wall_s"] - steps[0]["wall_s"]) / (len(steps) - 1)
-    return FittedRun(costs=costs, groups=groups, step_s=step_s, call_error=server.error)
+    fitted = FittedRun(costs=costs, groups=groups, step_s=step_s, call_error=server.error)
+    if host.cores is None:
+        return fitted
+    fleet = Fleet(servers=machines.servers, trainer_gpus=machines.trainer_gpus)
+    shape = replace(shape, steps=len(steps))
+    return replace(fitted, costs=calibrate(costs, step_s, shape, fleet, fitted.source(retries=1, seed=0)))
 
 
 def _read_episodes(run_dir: Path) -> list[_EpisodeTimes]:

@@ -6,7 +6,7 @@ A model call is taken to last `overhead + (output + w * context) * (h + k) / R *
 number of calls that its server computed meanwhile, and the slowdown what the sharing of cores adds, which is known. The
 overhead, in which the driver or the network has the call, grows with the calls in flight: `a + b * calls`. Pauses are
 subtracted first. R, h, a and b come from non-negative least squares, w from a grid. A call does not count towards k in its
-overhead; so the fit is repeated with the overhead that it found.
+overhead; so the fit is repeated, with the seconds of each call that the fit before gave to the server.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Spans: TypeAlias = Sequence[tuple[float, float]]
 """Beginnings and ends, seconds on the run's clock."""
 
 _CONTEXT_WEIGHTS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_MORE_ROUNDS = 3
-"""Fits after the first one, each with the overhead of the one before."""
+_MORE_ROUNDS = 12
+"""Fits after the first one, each with the servers' seconds of the one before."""
 
 
 class CallTable(NamedTuple):
@@ -78,11 +78,12 @@ def fit_server(calls: CallTable, pauses: Spans, slowdown: Floats, *, servers: in
     """
     sampled_s = np.maximum(calls.lasted - seconds_within(calls, pauses), 1e-6)
     in_flight = _overlapping(calls)
-    fitted, overhead_s = _fit(calls, sampled_s, slowdown, np.clip(in_flight / servers, 1.0, requests), in_flight)
+    fitted, served_s = _fit(calls, sampled_s, slowdown, np.clip(in_flight / servers, 1.0, requests), in_flight)
     for _ in range(_MORE_ROUNDS):
-        computed = calls._replace(starts=np.minimum(calls.starts + overhead_s, calls.ends))
+        middle = (calls.starts + calls.ends) / 2
+        computed = calls._replace(starts=middle - served_s / 2, ends=middle + served_s / 2)
         running = np.clip(_overlapping(computed) / servers, 1.0, requests)
-        fitted, overhead_s = _fit(calls, sampled_s, slowdown, running, in_flight)
+        fitted, served_s = _fit(calls, sampled_s, slowdown, running, in_flight)
     return fitted
 
 
@@ -95,21 +96,21 @@ def _overlapping(calls: CallTable) -> Floats:
 def _fit(
     calls: CallTable, sampled_s: Floats, slowdown: Floats, running: Floats, in_flight: Floats
 ) -> tuple[FittedServer, Floats]:
-    """Return the best fit, and its overhead of each call: [calls]."""
+    """Return the best fit, and the seconds of each call that it gives to the server: [calls]."""
     fits: list[tuple[FittedServer, Floats]] = []
     for weight in _CONTEXT_WEIGHTS:
         work = (calls.outputs + weight * calls.contexts) * slowdown
         columns = np.stack([work, work * running, np.ones_like(work), in_flight], axis=1)
         found = nonnegative(columns, sampled_s)
-        alone, shared, overhead_s = float(found[0]), max(float(found[1]), 1e-9), columns[:, 2:] @ found[2:]
+        alone, shared = float(found[0]), max(float(found[1]), 1e-9)
         server = FittedServer(
             tokens_per_s=1 / shared,
             half_saturation=alone / shared,
             context_weight=weight,
-            overhead_s=float(overhead_s.mean()),
+            overhead_s=float((columns[:, 2:] @ found[2:]).mean()),
             error=float(np.abs(columns @ found - sampled_s).mean() / sampled_s.mean()),
         )
-        fits.append((server, overhead_s))
+        fits.append((server, np.minimum(columns[:, :2] @ found[:2], calls.lasted)))
     return min(fits, key=lambda one: one[0].error)
 
 

@@ -139,3 +139,10 @@ def test_an_exchange_may_not_wait_as_long_as_the_call_that_it_is_part_of(dp: int
     problems = mesh_problems(parse_config(GOOD | {"trainer": trainer}))
     assert len(problems) == dp - 1
     assert all(problem.startswith("trainer.collective_timeout_s: 600 s is not less than the 600 s") for problem in problems)
+
+
+def test_deadlines_that_do_not_fit_leave_the_choice_of_the_mesh_as_it_is(eight_gpus: Path) -> None:
+    flags = [*_LONG, "--trainer.parallel.cp", "auto", "--trainer.collective_timeout_s", "90000"]
+    run = with_mesh(parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags), eight_gpus)
+    assert run.trainer.parallel.shape == MeshShape(dp=2, cp=4)
+    assert any("collective_timeout_s" in problem for problem in mesh_problems(run))

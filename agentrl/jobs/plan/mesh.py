@@ -71,7 +71,7 @@ def mesh_forms(run: RunConfig, *, searched: bool = True) -> list[ParallelConfig]
     replicate = 1 if parallel.replicate == "auto" else parallel.replicate
     pairs = sorted(product(tps, cps), key=lambda pair: (pair[0] * pair[1], pair[0]))
     forms = [ParallelConfig(tp=tp, cp=cp, replicate=replicate) for tp, cp in pairs]
-    return [form for form in forms if not _model_problems(with_parallel(run, form))] or forms
+    return [form for form in forms if not _fit_problems(with_parallel(run, form))] or forms
 
 
 def meshes_that_fit(run: RunConfig, most: int, memory: float) -> dict[int, RunConfig]:
@@ -145,10 +145,10 @@ def _gpus_of(run: RunConfig, root: Path) -> int:
 
 def mesh_problems(run: RunConfig) -> list[str]:
     """Return what forbids the mesh, each with its field and the fix; of the model only where its shape is known."""
-    return _timeout_problems(run.trainer) + _model_problems(run)
+    return _timeout_problems(run.trainer) + _fit_problems(run)
 
 
-def _model_problems(run: RunConfig) -> list[str]:
+def _fit_problems(run: RunConfig) -> list[str]:
     mesh = run.trainer.parallel.shape
     path = run.model.local_path or run.model.path
     shape = model_shape_of(path)

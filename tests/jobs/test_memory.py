@@ -26,6 +26,7 @@ from agentrl.jobs.plan.memory import (
     shared_gpus,
     trainer_memory,
 )
+from agentrl.jobs.plan.snapshot import memory_for_snapshot, snapshot_problems, snapshot_rows
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
@@ -280,3 +281,45 @@ def test_a_checkpoint_s_copy_is_as_large_as_what_a_trainer_stages(checkpoint: Pa
     counted = checkpoint_memory(parse_config(GOOD | {"model": {"path": str(checkpoint)}}), shape)
 
     assert counted == pytest.approx(staged, rel=0.05)  # random states and step counters come on top
+
+
+_SENT: dict[str, Any] = {"sync": {"method": "distributed"}, "inference": {"dtype": "bfloat16", "backend": "sglang"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "free_gib", "expected"),
+    [
+        (_SENT, 23, "7.5 GiB of bfloat16, twice while a server still takes the version before; trainer.snapshot auto takes "
+         "host, with 23.0 GiB free for it here"),
+        (_SENT, 22, "host memory of rank 0 for published weights: none, where a copy takes 7.5 GiB of bfloat16; "
+         "trainer.snapshot auto takes stream, with 22.0 GiB free for it here: steps wait until weights have left"),
+        (_SENT | {"trainer": {"parallel": {"dp": 2}, "snapshot": "stream"}}, 99, "host memory of rank 0 for published "
+         "weights: 7.5 GiB of bfloat16 while they leave; trainer.snapshot is stream: steps wait until weights have left"),
+        ({"sync": {"method": "disk"}}, 99, "15.0 GiB of float32 until they are written; trainer.snapshot auto takes host"),
+        (_SENT, None, "7.5 GiB of bfloat16; trainer.snapshot auto: rank 0 decides by the memory"),
+    ],
+)  # fmt: skip
+def test_the_plan_names_the_host_memory_of_published_weights_and_whether_a_copy_stays(
+    given: dict[str, Any], free_gib: int | None, expected: str
+) -> None:
+    [(_, row)] = snapshot_rows(parse_config(GOOD | given), None if free_gib is None else free_gib * GIB)
+    assert expected in row
+
+
+def test_a_snapshot_that_is_asked_for_and_does_not_fit_is_an_error_of_the_plan() -> None:
+    run = parse_config(GOOD | _SENT | {"trainer": {"snapshot": "host"}})
+    assert snapshot_problems(run, 15 * GIB) == []
+    assert snapshot_problems(run, 14 * GIB) == [
+        "trainer.snapshot: host takes 15.0 GiB of host memory on rank 0, and 14.0 GiB are free for it; set stream or auto"
+    ]
+    assert snapshot_problems(parse_config(GOOD | _SENT), 1) == []
+
+
+def test_a_trainer_on_the_cpu_leaves_less_memory_for_published_weights() -> None:
+    run, shape = parse_config(GOOD | {"trainer": {"device": "cpu"}}), model_shape_of(GOOD["model"]["path"])
+    assert shape is not None
+    assert memory_for_snapshot(run, 99 * GIB) == 99 * GIB - 12 * shape.num_parameters
+    assert memory_for_snapshot(run, GIB) == 0
+    assert memory_for_snapshot(run, None) is None
+    elsewhere = parse_config(GOOD | {"cluster": {"launcher": "attach"}})
+    assert memory_for_snapshot(elsewhere, 99 * GIB) is None

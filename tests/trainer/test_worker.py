@@ -16,6 +16,7 @@ import pytest
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError, TrainError
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.worker.memory import free_memory
 from agentrl.trainer.worker.packing import pack_batch
 from agentrl.trainer.worker.process import answer_requests
 from agentrl.trainer.worker.protocol import (
@@ -90,7 +91,9 @@ def test_a_second_set_up_is_refused(checkpoint: Path) -> None:
 
 
 @contextmanager
-def _asked(checkpoint: Path, **settings: object) -> Generator[Callable[[WorkerRequest], WorkerReply]]:
+def _asked(
+    checkpoint: Path, *, free: Callable[[], int | None] = free_memory, **settings: object
+) -> Generator[Callable[[WorkerRequest], WorkerReply]]:
     """Yield a function that returns the reply to a request, of a worker that has been set up."""
     from_driver, to_worker = os.pipe()
     from_worker, to_driver = os.pipe()
@@ -99,7 +102,7 @@ def _asked(checkpoint: Path, **settings: object) -> Generator[Callable[[WorkerRe
         os.fdopen(to_driver, "wb") as replies,
         os.fdopen(from_worker, "rb") as received,
     ):
-        worker = threading.Thread(target=answer_requests, args=(requests, replies))
+        worker = threading.Thread(target=answer_requests, args=(requests, replies), kwargs={"free": free})
         worker.start()
 
         def ask(request: WorkerRequest) -> WorkerReply:
@@ -166,6 +169,18 @@ def test_a_snapshot_is_sent_and_sent_again_after_steps_until_the_next_version_is
     assert first.manifest.tensor_checksums != second.manifest.tensor_checksums
     message = "the trainer holds version 2 and not version 1; the server gets weights with the next update"
     assert refused == Failed("UpdatePending", message)
+
+
+def test_auto_keeps_no_snapshot_where_two_would_take_most_of_the_free_memory(checkpoint: Path) -> None:
+    num_bytes = 2 * 30048
+    for free in (3 * num_bytes, 3 * num_bytes - 1, None):
+        with _asked(checkpoint, free=lambda free=free: free) as ask:
+            held = ask(HoldWeights(1, "bfloat16", again=False))
+            assert isinstance(ask(pack_batch(random_batch())), Stepped)
+            begun = ask(BeginSending(1, ()))
+        fits = free is None or free >= 3 * num_bytes
+        assert held == WeightsHeld(snapshot=fits, num_bytes=num_bytes, free_bytes=free)
+        assert isinstance(begun, SendingBegun if fits else Failed)
 
 
 @pytest.mark.parametrize("keep", [3, HEADER_BYTES, 12])

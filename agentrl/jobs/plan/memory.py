@@ -223,15 +223,15 @@ def checkpoint_memory(run: RunConfig, shape: ModelShape) -> int:
 
 def _gathered(run: RunConfig, shape: ModelShape) -> int:
     """Return the bytes of gathered weights."""
-    return 0 if _is_whole(run) else (shape.outside + 2 * shape.layer) * ELEMENT_BYTES[run.trainer.dtype]
+    return 0 if is_whole(run) else (shape.outside + 2 * shape.layer) * ELEMENT_BYTES[run.trainer.dtype]
 
 
 def _unsplit_gradients(run: RunConfig, shape: ModelShape) -> int:
     size = ELEMENT_BYTES[run.trainer.dtype]
-    return 0 if _is_whole(run) else size * shape.outside + (size + 4) * shape.layer
+    return 0 if is_whole(run) else size * shape.outside + (size + 4) * shape.layer
 
 
-def _is_whole(run: RunConfig) -> bool:
+def is_whole(run: RunConfig) -> bool:
     """Return whether weights are used in place: those of a single process of float32."""
     return run.trainer.parallel.shape.world == 1 and run.trainer.dtype == "float32"
 
@@ -292,29 +292,27 @@ def memory_rows(run: RunConfig) -> list[tuple[str, str]]:
     if shape is None:
         return []
     trainer, mesh = trainer_memory(run, shape), run.trainer.parallel.shape
-    states = (
-        f"weights {_gib(trainer.weights)} + gradients {_gib(trainer.gradients)} + AdamW {_gib(trainer.optimizer)}, float32"
-    )
-    copies = f"; gathered {_gib(trainer.copies)} + gradients before they are split {_gib(trainer.reduced)}"
+    states = f"weights {gib(trainer.weights)} + gradients {gib(trainer.gradients)} + AdamW {gib(trainer.optimizer)}, float32"
+    copies = f"; gathered {gib(trainer.copies)} + gradients before they are split {gib(trainer.reduced)}"
     copies = copies if trainer.copies else ""
     tokens = -(-_longest_pass(run) // mesh.cp)
-    batch = f"activations of {tokens} tokens {_gib(trainer.activations)}; logits {_gib(trainer.logits)}"
+    batch = f"activations of {tokens} tokens {gib(trainer.activations)}; logits {gib(trainer.logits)}"
     experts = ", each layer gathered with all its experts" if shape.experts else ""
     count = f"{shape.num_parameters / 1e9:.2f}e9 parameters{experts}"
     each_process = "each trainer process" if mesh.world > 1 else "trainer"
-    rows = [("memory", f"{each_process} about {_gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}")]
+    rows = [("memory", f"{each_process} about {gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}")]
     rows.append(("", _checkpoint_row(run, shape)))
     if run.inference.urls:
         return rows
     server = server_memory(run, shape)
-    room = f"a cache in which no request waits holds {server.kv_tokens} tokens and takes {_gib(server.kv_wanted)} GiB"
+    room = f"a cache in which no request waits holds {server.kv_tokens} tokens and takes {gib(server.kv_wanted)} GiB"
     each = (
-        f"each server: {_gib(server.weights)} GiB of weights and {server.kv_per_token / 1024:.1f} KiB of KV cache per token"
+        f"each server: {gib(server.weights)} GiB of weights and {server.kv_per_token / 1024:.1f} KiB of KV cache per token"
     )
     ways = tensor_parallel(run.inference)
     rows.append(("", f"{each}{f', on each of its {ways} GPUs' if ways > 1 else ''}; {room}"))
     if gpus := shared_gpus(run):
-        least = _gib(trainer.total + server.fixed)
+        least = gib(trainer.total + server.fixed)
         bound = "limit the server with inference.sglang_args: [--mem-fraction-static, share of the GPU]"
         rows.append(("", f"trainer and server share GPU {gpus[0]}: {least} GiB before the first cached token; {bound}"))
     return rows
@@ -324,11 +322,12 @@ def _checkpoint_row(run: RunConfig, shape: ModelShape) -> str:
     each, world = checkpoint_memory(run, shape), run.trainer.parallel.shape.world
     row = "host memory for the copy of a checkpoint while it is written:"
     if world == 1:
-        return f"{row} {_gib(each)} GiB"
+        return f"{row} {gib(each)} GiB"
     if run.cluster.launcher != "local":
-        return f"{row} {_gib(each)} GiB for each of {world} trainer processes on their machines"
-    return f"{row} {_gib(each * world)} GiB, {_gib(each)} GiB for each of {world} trainer processes"
+        return f"{row} {gib(each)} GiB for each of {world} trainer processes on their machines"
+    return f"{row} {gib(each * world)} GiB, {gib(each)} GiB for each of {world} trainer processes"
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
+    """Return bytes as GiB, with one decimal."""
     return f"{count / GIB:.1f}"

@@ -26,10 +26,12 @@ from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.memory import memory_rows, running_requests
 from agentrl.jobs.plan.mesh import mesh_problems
 from agentrl.jobs.plan.model import model_problems
+from agentrl.jobs.plan.snapshot import memory_for_snapshot, snapshot_problems, snapshot_rows
 from agentrl.jobs.plan.split import split_rows
 from agentrl.jobs.rollouts import num_workers
 from agentrl.jobs.trackers import load_trackers
 from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.trainer.worker.memory import free_memory
 from agentrl.workflow import load_workflow
 
 
@@ -53,6 +55,7 @@ def describe_plan(config: RunConfig) -> str:
         *([("cluster", _ray_cluster(config))] if config.cluster.launcher == "ray" else []),
         *split_rows(config),
         *memory_rows(config),
+        *snapshot_rows(config, memory_for_snapshot(config, free_memory())),
         ("sampling", _sampling(config)),
         ("episodes", _episodes(config)),
         ("batch", _batch(config)),
@@ -164,7 +167,7 @@ def missing_here(config: RunConfig) -> list[str]:
             )
     except ConfigError as error:
         missing.append(str(error))
-    missing += missing_gpus(config)
+    missing += missing_gpus(config) + snapshot_problems(config, memory_for_snapshot(config, free_memory()))
     for probe in probes:
         try:
             probe()

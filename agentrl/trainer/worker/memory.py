@@ -1,11 +1,26 @@
-"""How much memory of this machine, or of its container, is free."""
+"""How much memory of this machine, or of its container, is free, and whether published weights get a copy in it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Final, Literal
 
 _CGROUP = Path("/sys/fs/cgroup")
+AUTO_SHARE: Final = 3
+"""With `trainer.snapshot: auto`, a snapshot takes at most the free memory divided by this."""
+
+
+def snapshot_kind(setting: Literal["auto", "host", "stream"], num_bytes: int, free: int | None) -> Literal["host", "stream"]:
+    """Return what `trainer.snapshot` takes for weights of `num_bytes`, where `free` bytes are free; None: not known.
+
+    Example:
+        >>> snapshot_kind("auto", 100, 300), snapshot_kind("auto", 101, 300), snapshot_kind("host", 101, 300)
+        ('host', 'stream', 'host')
+    """
+    if setting != "auto":
+        return setting
+    return "stream" if free is not None and num_bytes * AUTO_SHARE > free else "host"
 
 
 def free_memory() -> int | None:

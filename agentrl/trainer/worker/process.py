@@ -35,7 +35,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.parallel.together import together
 from agentrl.trainer.worker import packing, protocol
 from agentrl.trainer.worker.lifeline import Lifeline
-from agentrl.trainer.worker.memory import free_memory
+from agentrl.trainer.worker.memory import free_memory, snapshot_kind
 from agentrl.trainer.worker.place import RankPlace
 from agentrl.trainer.worker.streams import BEAT_S, NumberedCall, Replies, Requests, read_request
 from agentrl.watchdog.parent import ParentPipe
@@ -58,6 +58,8 @@ class _Worker:
     source: Path
     snapshot: Literal["auto", "host", "stream"]
     """`trainer.snapshot`; `auto` until the first version is held."""
+    free_memory: Callable[[], int | None]
+    """Returns the bytes that this machine can still give."""
     published_version: int | None = None
     """Version as which the present weights were held; None when they were not."""
 
@@ -124,8 +126,8 @@ class _Worker:
         model, dtype = self.trainer.model, None if request.dtype is None else getattr(torch, request.dtype)
         num_bytes, free = model.num_bytes(dtype), None
         if self.snapshot == "auto":
-            free = free_memory()
-            self.snapshot = "stream" if free is not None and num_bytes * AUTO_SHARE > free else "host"
+            free = self.free_memory()
+            self.snapshot = snapshot_kind(self.snapshot, num_bytes, free)
         keep = self.snapshot == "host"
         tensors = model.weights(dtype, copied=keep)
         if self.ranks.rank == 0:
@@ -157,8 +159,6 @@ class _Worker:
 
 LAST_WORDS = 16_000
 """Characters of a traceback that go to the driver; the end of it."""
-AUTO_SHARE = 3
-"""With `trainer.snapshot: auto`, a snapshot takes at most the free memory divided by this."""
 
 
 def answer_requests(
@@ -168,6 +168,7 @@ def answer_requests(
     beat_s: float = BEAT_S,
     place: RankPlace | None = None,
     lifeline: Lifeline | None = None,
+    free: Callable[[], int | None] = free_memory,
 ) -> None:
     """Read `requests` to its end and write one reply for each request to `replies`; the first request must be `Setup`.
 
@@ -179,13 +180,15 @@ def answer_requests(
         beat_s: seconds between two heartbeats.
         place: which of several processes this is; None: the only one.
         lifeline: what `requests` reads from; None: the end of the driver does not interrupt a request.
+        free: returns the bytes that this machine can still give; None: not known.
 
     Raises:
         InvariantError: when the stream is not a sequence of frames.
     """
     answers = Replies(replies, beat_s)
     with ExitStack() as stack:
-        worker = _set_up_first(requests, answers, place or RankPlace(), lifeline, stack)
+        set_up = partial(_set_up, place=place or RankPlace(), stack=stack, free=free)
+        worker = _set_up_first(requests, answers, set_up, lifeline)
         if worker is None:
             return
         stack.callback(worker.outgoing.close)
@@ -197,17 +200,20 @@ def answer_requests(
 
 
 def _set_up_first(
-    requests: BinaryIO, answers: Replies, place: RankPlace, lifeline: Lifeline | None, stack: ExitStack
+    requests: BinaryIO,
+    answers: Replies,
+    set_up: Callable[[protocol.WorkerRequest], _Worker],
+    lifeline: Lifeline | None,
 ) -> _Worker | None:
     """Answer requests until one has set the worker up; None: the driver closed the stream before."""
     made: list[_Worker] = []
 
-    def set_up(request: protocol.WorkerRequest) -> protocol.WorkerReply:
-        made.append(_set_up(request, place, stack))
+    def answer(request: protocol.WorkerRequest) -> protocol.WorkerReply:
+        made.append(set_up(request))
         return made[0].ready()
 
     while not made and (call := read_request(requests)) is not None:
-        answers.answer(call, partial(_at_work, lifeline, set_up))
+        answers.answer(call, partial(_at_work, lifeline, answer))
     return made[0] if made else None
 
 
@@ -233,7 +239,7 @@ def follow_rank_0(setup: BinaryIO, replies: BinaryIO, place: RankPlace, lifeline
         return
     with Replies(replies, BEAT_S).heartbeats(), ExitStack() as stack:
         try:
-            worker = _set_up(call.request, place, stack)
+            worker = _set_up(call.request, place=place, stack=stack, free=free_memory)
         except AgentRLError as error:
             if place.seat is not None and not dist.is_initialized():  # else rank 0 has it too, and replies with it
                 _send_last_words(replies, str(error))
@@ -319,7 +325,9 @@ def _send_last_words(replies: BinaryIO, text: str) -> None:
         replies.flush()
 
 
-def _set_up(request: protocol.WorkerRequest, place: RankPlace, stack: ExitStack) -> _Worker:
+def _set_up(
+    request: protocol.WorkerRequest, *, place: RankPlace, stack: ExitStack, free: Callable[[], int | None]
+) -> _Worker:
     """Join the other ranks, and then load the model on all of them or on none; `stack` leaves them."""
     if not isinstance(request, protocol.Setup):
         raise InvariantError(f"the first request to a trainer worker must be Setup, not {type(request).__name__}")
@@ -334,10 +342,12 @@ def _set_up(request: protocol.WorkerRequest, place: RankPlace, stack: ExitStack)
     if device.type == "cuda" and cast("int | None", device.index) is not None:
         torch.cuda.set_device(device)  # FSDP splits weights on the current device
     ranks = _join(place, config, device, stack)
-    return together(ranks, partial(_load_worker, request, config, device, ranks))
+    return together(ranks, partial(_load_worker, request, config, device, ranks, free))
 
 
-def _load_worker(request: protocol.Setup, config: TrainerConfig, device: torch.device, ranks: Ranks) -> _Worker:
+def _load_worker(
+    request: protocol.Setup, config: TrainerConfig, device: torch.device, ranks: Ranks, free: Callable[[], int | None]
+) -> _Worker:
     from agentrl.trainer.model import PolicyModel
     from agentrl.trainer.policy import PolicyTrainer
     from agentrl.trainer.worker.outgoing import OutgoingWeights
@@ -360,6 +370,7 @@ def _load_worker(request: protocol.Setup, config: TrainerConfig, device: torch.d
         checkpoints=BackgroundWriter(ranks),
         source=source,
         snapshot=config.snapshot,
+        free_memory=free,
     )
 
 

@@ -39,10 +39,16 @@ async def _trainer(checkpoint: Path, folder: Path, config: TrainerConfig = _CONF
         yield trainer
 
 
-async def _signalled_inside_a_step(pid: int, number: signal.Signals) -> None:
-    """Send a process a signal as soon as this one waits for a reply."""
+async def _signalled_while_steps_run(pid: int, number: signal.Signals) -> None:
+    """Send a process a signal once this one waits for a reply."""
     await anyio.wait_all_tasks_blocked()
     os.kill(pid, number)
+
+
+async def _step_on(trainer: RemoteTrainer) -> None:
+    """Train one step after the other, so that one is in progress."""
+    while True:
+        await trainer.step(random_batch(version=1, samples=7))
 
 
 def _is_alive(pid: int) -> bool:
@@ -87,9 +93,9 @@ async def test_a_rank_that_is_killed_inside_a_step_is_named_and_the_other_ends(t
     async with _trainer(checkpoint, tmp_path) as trainer:
         await trainer.step(random_batch(version=1, samples=7))
         async with task_group() as tasks:
-            tasks.start_soon(_signalled_inside_a_step, trainer.pids[1], signal.SIGKILL)
+            tasks.start_soon(_signalled_while_steps_run, trainer.pids[1], signal.SIGKILL)
             with pytest.raises(TrainerDied, match=r"rank 1 \(pid \d+\): signal SIGKILL"):
-                await trainer.step(random_batch(version=1, samples=7))
+                await _step_on(trainer)
         await until_ended(trainer.pids[0])
 
 
@@ -102,9 +108,9 @@ async def test_a_tensor_parallel_rank_that_is_stopped_inside_a_step_is_named_wit
     async with _trainer(checkpoint, tmp_path, TrainerConfig.model_validate(fields)) as trainer:
         await trainer.step(random_batch(version=1, samples=7))
         async with task_group() as tasks:
-            tasks.start_soon(_signalled_inside_a_step, trainer.pids[1], signal.SIGSTOP)
+            tasks.start_soon(_signalled_while_steps_run, trainer.pids[1], signal.SIGSTOP)
             with pytest.raises(TrainerDied, match=r"rank 1 \(pid \d+\) had given no sign of life for \d+ s: it was stopped"):
-                await trainer.step(random_batch(version=1, samples=7))
+                await _step_on(trainer)
 
 
 # Both wait at the pipe for each other; then the cause waits until the other one has ended.

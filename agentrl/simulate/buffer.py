@@ -13,7 +13,7 @@ from agentrl.engine.staleness import Admission, Candidate, Selection, StalenessP
 
 
 class SimulatedBuffer:
-    """Every outstanding group, and the policy version."""
+    """Every outstanding group, and the policy versions."""
 
     def __init__(self, admission: Admission, policy: StalenessPolicy) -> None:
         """Start empty, at version 0."""
@@ -24,6 +24,9 @@ class SimulatedBuffer:
         self._missing: frozenset[int] | None = None
         """Groups one of which must complete before a batch can form, where enough others are complete; None: unknown."""
         self.version = 0
+        """Of the servers, from which admission counts."""
+        self.trainer_version = 0
+        """Of the trainer: `version`, or the next one while servers load it."""
         self.admitted = 0
         self.consumed = 0
         self.dropped = 0
@@ -89,10 +92,14 @@ class SimulatedBuffer:
         self.consumed += len(taken)
         return taken
 
-    def tick(self) -> None:
-        """Move to the next version."""
-        self.version += 1
+    def stepped(self) -> None:
+        """Record that the trainer has the next version."""
+        self.trainer_version += 1
         self._missing = None
+
+    def tick(self) -> None:
+        """Record that the servers have the trainer's version."""
+        self.version = self.trainer_version
 
     def counts(self) -> Counter[str]:
         """Return how many groups were admitted, consumed, dropped and are outstanding."""
@@ -103,7 +110,7 @@ class SimulatedBuffer:
     def _select(self) -> Selection:
         return select(
             list(self._outstanding.values()),
-            version=self.version,
+            version=self.trainer_version,
             groups_per_step=self._admission.groups_per_step,
             max_staleness=self._admission.max_staleness,
             policy=self._policy,

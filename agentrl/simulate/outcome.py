@@ -21,9 +21,9 @@ class SimulatedStep:
     """The trainer waited for the batch."""
     train_s: float
     sync_s: float
-    """The spot check before the step, and publishing and updating after it."""
+    """The spot check before the step, and publishing and updating after it, as far as the trainer waited for them."""
     ended_s: float
-    """When the version counted."""
+    """When the trainer could begin the next one."""
     episodes: int
     trained_tokens: int
     """Sampled tokens of the batch."""

@@ -1,6 +1,6 @@
 """The trainer of a simulated run: spot check, batch, step, publication, update, checkpoint, in the order of the engine.
 
-Invariant: the version moves by one for each batch, after every server has the new weights.
+Invariant: the trainer's version moves by one for each batch, and the servers' after it, before the next publication begins.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.machine import SimulatedMachine
 from agentrl.simulate.outcome import SimulatedStep
 from agentrl.simulate.rollouts import Rollouts, SimulatedGroup
+
+MAX_SKIPPED = 4
+"""Spot checks in a row that the engine leaves out because servers load weights (`engine.overlap_publication`)."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,11 @@ class SimulatedTrainer:
         self._rollouts: Rollouts | None = None
         self._idle_since: float | None = 0.0
         self._began = self._took = self._waited_s = self._train_s = 0.0
+        self._updating = False
+        """Whether the servers load weights."""
+        self._after_update: Callable[[], None] | None = None
+        self._skipped = 0
+        """Spot checks in a row that were left out because servers loaded weights."""
         self._batch: _TrainedBatch | None = None
         self.steps: list[SimulatedStep] = []
         self.staleness: list[Counter[int]] = []
@@ -66,7 +74,12 @@ class SimulatedTrainer:
             return
         self._waited_s, self._idle_since = self._now - self._idle_since, None
         self._began = self._now
-        self._compute(self._costs.update.spot_check_s, self._take_batch)
+        if self._updating and self._skipped < MAX_SKIPPED:
+            self._skipped += 1
+            self._take_batch()
+        else:
+            self._skipped = 0
+            self._when_updated(lambda: self._compute(self._costs.update.spot_check_s, self._take_batch))
 
     @property
     def _now(self) -> float:
@@ -89,7 +102,7 @@ class SimulatedTrainer:
         )
 
     def _prepare(self, groups: list[SimulatedGroup]) -> _TrainedBatch:
-        version, shape = self._buffer.version, self._shape
+        version, shape = self._buffer.trainer_version, self._shape
         ages: Counter[int] = Counter()
         for group in groups:
             for sampled_by, tokens in group.tokens.items():
@@ -107,10 +120,26 @@ class SimulatedTrainer:
 
     def _trained(self) -> None:
         self._train_s = self._now - self._took
+        self._when_updated(self._publish)
+
+    def _when_updated(self, then: Callable[[], None]) -> None:
+        """Call `then` when the servers load no weights."""
+        if self._updating:
+            self._after_update = then
+        else:
+            then()
+
+    def _publish(self) -> None:
+        self._buffer.stepped()
         self._compute(self._costs.update.publish_s, self._update)
 
     def _update(self) -> None:
-        update = self._costs.update
+        update, number, shape = self._costs.update, len(self.steps) + 1, self._shape
+        self._updating = True
+        if shape.overlaps_publication and number < shape.steps and not self._evaluates(number):
+            self._end_step()
+        else:
+            self._after_update = self._end_step
         self._compute(max(0.0, update.update_s - update.pause_s), self._pause)
 
     def _pause(self) -> None:
@@ -118,12 +147,23 @@ class SimulatedTrainer:
         self._compute(self._costs.update.pause_s, self._updated)
 
     def _updated(self) -> None:
-        assert self._batch is not None
         assert self._rollouts is not None
-        update, batch, number = self._costs.update, self._batch, len(self.steps) + 1
         self._buffer.tick()
         self._machine.pool.take_version(self._buffer.version, rereads=self._shape.rereads_context)
         self._machine.pool.set_paused(False)
+        self._updating = False
+        then, self._after_update = self._after_update, None
+        if then is not None:
+            then()
+        self._rollouts.dispatch()
+
+    def _evaluates(self, number: int) -> bool:
+        return bool(self._shape.eval_every) and number % self._shape.eval_every == 0
+
+    def _end_step(self) -> None:
+        assert self._batch is not None
+        assert self._rollouts is not None
+        update, batch, number = self._costs.update, self._batch, len(self.steps) + 1
         worked_s = self._now - self._began
         step = SimulatedStep(
             number=number,
@@ -140,11 +180,10 @@ class SimulatedTrainer:
         self.masked.append(batch.over_age)
         self.busy_s += worked_s
         self._on_step(step)
-        if self._shape.eval_every and number % self._shape.eval_every == 0:
+        if self._evaluates(number):
             self._rollouts.request_evaluation(number)
         saves = self._shape.checkpoint_every and number % self._shape.checkpoint_every == 0
         self._compute(update.between_s + (update.checkpoint_s if saves else 0.0), self._idle)
-        self._rollouts.dispatch()
 
     def _idle(self) -> None:
         self._idle_since = self._now

@@ -26,18 +26,22 @@ class _AgedGroup(Group):
     st.integers(1, 3),
     st.integers(0, 3),
     st.sampled_from(("wait", "mask", "drop")),
+    st.booleans(),
     st.lists(st.tuples(st.sampled_from(("admit", "complete", "drop", "train")), st.integers(0, 9)), max_size=60),
 )
 def test_both_buffers_do_the_same(
     groups_per_step: int,
     max_staleness: int,
     policy: Literal["wait", "mask", "drop"],
+    overlaps: bool,
     actions: list[tuple[str, int]],
 ) -> None:
-    anyio.run(_play_both, Admission(groups_per_step=groups_per_step, max_staleness=max_staleness), policy, actions)
+    anyio.run(_play_both, Admission(groups_per_step=groups_per_step, max_staleness=max_staleness), policy, overlaps, actions)
 
 
-async def _play_both(admission: Admission, policy: Literal["wait", "mask", "drop"], actions: list[tuple[str, int]]) -> None:
+async def _play_both(
+    admission: Admission, policy: Literal["wait", "mask", "drop"], overlaps: bool, actions: list[tuple[str, int]]
+) -> None:
     changed = Signal()
     clock = VersionClock(changed=changed)
     real = GroupBuffer(clock=clock, changed=changed, admission=admission, policy=policy)
@@ -68,8 +72,13 @@ async def _play_both(admission: Admission, policy: Literal["wait", "mask", "drop
                 batch = tuple(group.index for group in taken or ())
             assert simulated.take() == batch
             if batch:
+                if clock.version < clock.trainer_version:
+                    clock.tick(clock.trainer_version)
+                    simulated.tick()
                 clock.stepped()
-                clock.tick(clock.version + 1)
-                simulated.tick()
+                simulated.stepped()
+                if not overlaps:
+                    clock.tick(clock.trainer_version)
+                    simulated.tick()
         assert simulated.outstanding == real.num_outstanding
         assert simulated.dropped == sum(real.dropped.values())

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.engine.training import SpotCheck
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.simulate.costs.model import CostModel, Fleet, RunShape, ServerCost, TrainerCost, UpdateCost
 from agentrl.simulate.play import play_run
 from agentrl.simulate.servers import SimulatedCall, SimulatedServer
+from agentrl.simulate.training import MAX_SKIPPED
 from agentrl.simulate.workload import LognormalSource, PlayedEpisode, PlayedTurn, RecordedSource
 
 FLEET = Fleet(servers=2, trainer_gpus=2)
@@ -59,6 +61,19 @@ def test_a_pause_stops_the_servers() -> None:
     faster = replace(COSTS, update=UpdateCost(update_s=4))
     shape = replace(SHAPE, max_staleness=4, slots=4)
     assert play_run(shape, FLEET, paused, EVEN).step_s > play_run(shape, FLEET, faster, EVEN).step_s + 3
+
+
+def test_a_publication_beside_the_next_step_costs_the_trainer_no_time_that_it_needs() -> None:
+    slow = replace(COSTS, trainer=TrainerCost(fixed_s=20, gpu_s_per_token=0), update=UpdateCost(update_s=5, pause_s=1))
+    shape = replace(SHAPE, max_staleness=4, steps=12)
+    after = play_run(shape, FLEET, slow, EVEN)
+    beside = play_run(replace(shape, overlaps_publication=True), FLEET, slow, EVEN, warm_up=6)
+    assert after.step_s == pytest.approx(25)
+    assert beside.step_s == pytest.approx((5 * 20 + 25) / 6, rel=0.05)  # the last publication is waited for
+
+
+def test_the_engine_and_the_simulator_leave_out_as_many_spot_checks() -> None:
+    assert MAX_SKIPPED == SpotCheck.MAX_SKIPPED
 
 
 def test_a_server_reads_contexts_before_it_samples_and_again_after_an_update() -> None:
@@ -133,6 +148,7 @@ SHAPES = st.builds(
     max_staleness=st.integers(0, 4),
     policy=st.sampled_from(("wait", "mask", "drop")),
     slots=st.integers(1, 24),
+    overlaps_publication=st.booleans(),
     eval_every=st.sampled_from((0, 1, 2)),
     eval_episodes=st.just(3),
     checkpoint_every=st.sampled_from((0, 2)),

@@ -127,6 +127,8 @@ class RunShape:
     eval_episodes: int = 0
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: none."""
+    overlaps_publication: bool = False
+    """Whether the trainer trains the next batch while servers load weights (`engine.overlap_publication`)."""
     rereads_context: bool = True
     """Whether a server reads contexts again that it read before an update (`inference.pause_mode: exact`)."""
     total_steps: int | None = None

@@ -299,7 +299,7 @@ def _fit_update(run_dir: Path, steps: Sequence[dict[str, Any]], host: HostCost) 
         return float(np.mean(values) if host.cores is None else np.min(values))
 
     def typical_of(key: str) -> float:
-        return typical([line.get(key, 0.0) for line in later])
+        return typical([line[key] for line in later if key in line] or [0.0])
 
     parts = ("trainer_wait_s", "train_s", "publish_s", "update_s", "trainer.seconds_spot_check")
     rest = [

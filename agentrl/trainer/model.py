@@ -321,16 +321,16 @@ class PolicyModel:
         return -functional.cross_entropy(logits, targets, reduction="none")
 
     def _check_head(self) -> None:
-        seen: list[tuple[Tensor, Tensor]] = []
-
-        def head_ran(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen.append((local_part(inputs[0]).float(), output.float()))
+        """Check that the model's logits are what its head makes of the hidden states; every rank must call it."""
+        seen: list[Tensor] = []
 
         def base_ran(_: nn.Module, __: object, output: BaseModelOutputWithPast) -> None:
             assert output.last_hidden_state is not None
-            hidden.append(output.last_hidden_state.float())
+            seen.append(output.last_hidden_state.float())
 
-        hidden: list[Tensor] = []
+        def head_ran(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.extend([local_part(inputs[0]).float(), output.float()])
+
         hooks = [self._head.register_forward_hook(head_ran), self._base.register_forward_hook(base_ran)]
         ids = torch.arange(min(4, self.vocab_size), device=self.device)[None]
         more = {} if self._cut is None else {"sequence_group": self._cut.group}
@@ -339,9 +339,10 @@ class PolicyModel:
         self._reshard()
         for hook in hooks:
             hook.remove()
-        [(inputs, outputs)] = seen
-        pairs = ((hidden[0], inputs), (outputs, logits))
-        if not all(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4) for ours, theirs in pairs):
+        hidden, inputs, outputs = seen
+        if not (
+            torch.allclose(hidden, inputs, rtol=1e-4, atol=1e-4) and torch.allclose(outputs, logits, rtol=1e-4, atol=1e-4)
+        ):
             raise ConfigError(
                 f"{self.path}: {type(self.module).__name__} changes the logits after its output head (by scaling or a soft "
                 "cap), which this trainer does not support; use a Qwen, Llama or Mistral architecture"

@@ -211,7 +211,7 @@ class PolicyTrainer:
         rank = self.model.ranks.rank % checkpoint.world
         # Version 1 has the one of rank 0 under the bare name.
         stored = checkpoint.optimizer.get(f"{name}.{rank}") or checkpoint.optimizer[name]
-        return torch_tensor(stored.box((0,), stored.shape))
+        return torch_tensor(stored.whole())
 
     def _split(self, batch: TrainBatch) -> list[list[int]]:
         loss_tokens = [int(item.sample.loss_mask.sum()) for item in batch.samples]

@@ -70,7 +70,7 @@ def stage_parts(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor
 def take_state(parameter: Tensor, stored: StoredTensor) -> Tensor:
     """Return `stored`, state of the optimizer for `parameter`: split as that is, or a number, which stays whole."""
     if not stored.shape or stored.shape != tuple(parameter.shape):
-        return torch_tensor(stored.box((0,) * len(stored.shape), stored.shape)).to(parameter.device)
+        return torch_tensor(stored.whole()).to(parameter.device)
     offset, elements = held_box(parameter.detach())
     values = torch_tensor(stored.box(offset, tuple(elements.shape))).to(parameter.device)
     if not isinstance(parameter, DTensor):

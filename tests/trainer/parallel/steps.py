@@ -50,6 +50,11 @@ def three_steps(ranks: Ranks, path: Path, settings: dict[str, Any]) -> Outcome:
     return Outcome(timeless, trainer.logprobs(IDS), _arrays(trainer.model.export()), proximal)
 
 
+def three_steps_each(ranks: Ranks, runs: list[tuple[Path, dict[str, Any]]]) -> list[Outcome]:
+    """Take three steps of one trainer after the other, each of a model with settings of its own."""
+    return [three_steps(ranks, path, settings) for path, settings in runs]
+
+
 def _arrays(tensors: dict[str, RawTensor]) -> dict[str, NDArray[np.float32]]:
     return {name: np.frombuffer(raw.data, np.float32).copy() for name, raw in tensors.items()}
 

@@ -14,43 +14,68 @@ from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.trainer.parallel.shard import whole
 from tests.support.ranks import on_ranks
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import load_plain
-from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps
+from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps_each
 
 _TEMPERATURES = [0.7, 1.0, 1.0]
-# Where sequences are cut, gradients are summed in another order. AdamW divides by their size, so in its first steps a weight
-# whose gradient is rounding noise moves by the learning rate in a random direction.
+# Ranks sum gradients in another order. AdamW divides by their size, so in its first steps a weight whose gradient is
+# rounding noise moves by the learning rate in a random direction. More optimizer steps and cut sequences have more of this noise.
 _SMALL_STEPS = {"lr": 5e-5, "microbatch_tokens": 64}
 
 
+_Case = tuple[Architecture, dict[str, Any]]
+_UNTIED: Architecture = "llama"
+
+
 @pytest.mark.parametrize(
-    ("mesh", "arch", "settings"),
+    ("mesh", "cases"),
     [
-        (2, "qwen3", {"microbatch_tokens": 64}),
-        (MeshShape(cp=2), "qwen3", _SMALL_STEPS),
-        (2, "llama", {"lr": 1e-4, "minibatches": 3, "microbatch_tokens": 100, "gradient_checkpointing": True}),
-        pytest.param(
-            *(MeshShape(dp=2, cp=2), "qwen3", {**_SMALL_STEPS, "minibatches": 3, "gradient_checkpointing": True}),
-            marks=pytest.mark.external,
+        (
+            MeshShape(dp=2),
+            [
+                ("qwen3", {"microbatch_tokens": 64}),
+                (_UNTIED, {"lr": 1e-4, "minibatches": 3, "microbatch_tokens": 100, "gradient_checkpointing": True}),
+            ],
         ),
-        pytest.param(*(MeshShape(cp=4), "qwen3", {**_SMALL_STEPS, "minibatches": 2}), marks=pytest.mark.external),
-        pytest.param(
-            *(MeshShape(dp=2, replicate=2), "qwen3", {"minibatches": 2, "microbatch_tokens": 64}), marks=pytest.mark.external
-        ),
-        pytest.param(
-            *(4, "qwen3", {"minibatches": 2, "weight_decay": 0.1, "microbatch_tokens": 4096}), marks=pytest.mark.external
+        (MeshShape(cp=2), [("qwen3", _SMALL_STEPS)]),
+        *(
+            pytest.param(*case, marks=pytest.mark.external)
+            for case in [
+                (
+                    MeshShape(dp=2),
+                    [
+                        ("qwen2", {"lr": 5e-5, "minibatches": 2, "weight_decay": 0.1}),
+                        (_UNTIED, {"lr": 5e-5, "minibatches": 4, "max_grad_norm": 1e9}),
+                    ],
+                ),
+                (
+                    MeshShape(dp=4),
+                    [
+                        ("qwen3", {"gradient_checkpointing": True}),
+                        ("qwen3", {"minibatches": 2, "weight_decay": 0.1, "microbatch_tokens": 4096}),
+                        ("qwen2", {"lr": 5e-5, "minibatches": 3, "gradient_checkpointing": True}),
+                        (_UNTIED, {"lr": 5e-5, "minibatches": 4, "microbatch_tokens": 64}),
+                    ],
+                ),
+                (MeshShape(dp=2, cp=2), [("qwen3", {**_SMALL_STEPS, "minibatches": 3, "gradient_checkpointing": True})]),
+                (MeshShape(cp=4), [("qwen3", {**_SMALL_STEPS, "minibatches": 2})]),
+                (MeshShape(dp=2, replicate=2), [("qwen3", {"minibatches": 2, "microbatch_tokens": 64})]),
+            ]
         ),
     ],
+    ids=str,
 )
-def test_weights_and_metrics_are_those_of_one_process(
-    tmp_path: Path, mesh: int | MeshShape, arch: Architecture, settings: dict[str, Any]
-) -> None:
-    path = tiny_checkpoint(tmp_path / "model", arch=arch)
-    alone = three_steps(Ranks(), path, settings)
+def test_weights_and_metrics_are_those_of_one_process(tmp_path: Path, mesh: MeshShape, cases: list[_Case]) -> None:
+    runs = [(tiny_checkpoint(tmp_path / str(number), arch=arch), more) for number, (arch, more) in enumerate(cases)]
+    alone = three_steps_each(Ranks(), runs)
+    together = on_ranks(mesh, three_steps_each, runs)
 
-    assert_same(on_ranks(mesh, three_steps, path, settings), alone)
+    for number in range(len(runs)):
+        assert_same([outcomes[number] for outcomes in together], alone[number])
+        assert alone[number].metrics["grad_norm"] > 0.5, "max_grad_norm does nothing"
 
 
 def bfloat16_logprobs(ranks: Ranks, path: Path) -> list[NDArray[np.float32]]:
@@ -75,6 +100,30 @@ def test_bfloat16_log_probs_are_those_of_a_bfloat16_model(tmp_path: Path, world:
     for found in on_ranks(world, bfloat16_logprobs, path):
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+
+
+def bfloat16_gradients(ranks: Ranks, path: Path) -> dict[str, NDArray[np.float32]]:
+    """Return the gradient of two sequences, each in a pass of its own, which several data ranks share."""
+    model = PolicyModel(path, device=torch.device("cpu"), dtype="bfloat16", ranks=ranks)
+    for number, ids in enumerate(IDS[:2]):
+        if number % ranks.data_world == ranks.data_rank:
+            values = model.logprobs(model.microbatch([ids], [np.arange(len(ids)) > 0]))
+            (values.sum() * ranks.averaged).backward()
+    assert {parameter.dtype for parameter in model.parameters.values()} == {torch.float32}
+    gradients = {name: whole(p.grad) for name, p in model.parameters.items() if p.grad is not None}
+    return {name: gradient.numpy().copy() for name, gradient in gradients.items()}
+
+
+@pytest.mark.external
+def test_bfloat16_gradients_are_added_up_in_float32(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    [alone] = on_ranks(1, bfloat16_gradients, path)
+
+    for found in on_ranks(2, bfloat16_gradients, path):
+        assert found.keys() == alone.keys()
+        for name, values in alone.items():
+            assert values.dtype == np.float32
+            np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def ids_out_of_range(ranks: Ranks, path: Path) -> str:

@@ -178,3 +178,15 @@ def test_a_run_without_times_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, timed=False)
     with pytest.raises(ConfigError, match="no recorded episodes with times"):
         fit_run(tmp_path, MeasuredMachines(servers=1, requests=None), SHAPE)
+
+
+def test_a_run_that_trained_nothing_is_refused_on_shared_cores_too(tmp_path: Path) -> None:
+    write_run(tmp_path, cores=2)
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    skipped = [
+        {**line, "skipped": "zero_variance", "trainer.computed_tokens": 0} for line in lines if line["event"] == "step"
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in skipped))
+    with pytest.raises(ConfigError, match="no step of the run trained anything"):
+        fit_run(tmp_path, MeasuredMachines(servers=1, requests=None, shares_cores=True), SHAPE)

@@ -50,6 +50,7 @@ def _scaled(costs: CostModel, factor: float) -> CostModel:
             update_s=update.update_s * factor,
             pause_s=update.pause_s * factor,
             between_s=update.between_s * factor,
+            checkpoint_s=update.checkpoint_s * factor,
         ),
         host=replace(host, turn_s=host.turn_s * factor, batch_s_per_token=host.batch_s_per_token * factor),
     )

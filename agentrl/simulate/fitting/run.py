@@ -176,8 +176,11 @@ def _fit_host(steps: Sequence[dict[str, Any]], episodes: Sequence[_EpisodeTimes]
         return HostCost()
     driver_s = sum(line["driver_busy_cores"] * (line["wall_s"] - before["wall_s"]) for before, line in pairwise(steps))
     trained = [line for line in steps if line.get("trainer.computed_tokens")]
-    batch_s = min((line["train_s"] - line["trainer.seconds"]) / line["trainer.computed_tokens"] for line in trained)
-    batch_s = max(0.0, batch_s)
+    outside = [
+        (line["train_s"] - line.get("trainer.seconds", line["train_s"])) / line["trainer.computed_tokens"]
+        for line in trained
+    ]
+    batch_s = max(0.0, min(outside, default=0.0))
     pieces = sum(len(episode.turns) + 1 for episode in episodes) * (len(steps) - 1) / len(steps)
     tokens = sum(line["trainer.computed_tokens"] for line in trained[1:])
     return HostCost(
@@ -218,9 +221,13 @@ def _fit_server(
 
 
 def _read_tokens(episode: _EpisodeTimes, updates: Sequence[float]) -> Iterator[float]:
-    """Yield the tokens that a server read for each call: new ones, and again those that `updates` made useless, seconds.
+    """Yield the tokens that a server read for each call: new ones, and again those that an update made useless.
 
     A call is taken to have half of its output at an update.
+
+    Args:
+        episode: makes the calls.
+        updates: moments at which servers had new weights, seconds, in order.
     """
     history, ended_s = 0, episode.started_s or 0.0
     for turn in episode.turns:
@@ -245,13 +252,12 @@ def _slowdown(host: HostCost, machines: MeasuredMachines, training: Floats, driv
     if host.cores is None:
         return np.ones_like(training)
     serving = machines.servers * host.server_threads
-    threads = machines.trainer_gpus * host.trainer_threads
-
-    def times(others: int) -> float:
-        crowded = [max(1.0, (serving + others + busy) / host.cores) for busy in (0, 1)] if host.cores else [1.0, 1.0]
-        return crowded[0] * (1 - driver) + crowded[1] * driver
-
-    return times(0) * (1 - training) + times(threads) * training
+    both = serving + machines.trainer_gpus * host.trainer_threads
+    without, beside = (
+        max(1.0, threads / host.cores) * (1 - driver) + max(1.0, (threads + 1) / host.cores) * driver
+        for threads in (serving, both)
+    )
+    return without * (1 - training) + beside * training
 
 
 def _fit_trainer(steps: Sequence[dict[str, Any]], machines: MeasuredMachines, host: HostCost) -> TrainerCost:

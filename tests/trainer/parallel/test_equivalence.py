@@ -22,7 +22,7 @@ from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_s
 
 _TEMPERATURES = [0.7, 1.0, 1.0]
 # Ranks sum gradients in another order. AdamW divides by their size, so in its first steps a weight whose gradient is
-# rounding noise moves by the learning rate in a random direction. More optimizer steps and cut sequences have more of this noise.
+# rounding noise moves by the learning rate in a random direction. More optimizer steps and cut sequences have more of it.
 _SMALL_STEPS = {"lr": 5e-5, "microbatch_tokens": 64}
 
 

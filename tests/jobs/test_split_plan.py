@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.ending import describe_end
-from agentrl.jobs.plan.advice import WINDOW_STEPS, advise_driver, advise_move, busy_windows
+from agentrl.jobs.ending import describe_end, describe_interrupted_run
+from agentrl.jobs.plan.advice import WINDOW_STEPS, advise_driver, advise_move, busy_windows, split_of
 from agentrl.jobs.plan.memory import model_shape_of, trainer_memory
 from agentrl.jobs.plan.plan import describe_plan, resolved_yaml
 from agentrl.jobs.plan.split import resolve_run, split_rows
@@ -226,6 +226,14 @@ def test_a_driver_without_time_is_named_in_place_of_another_split(eight_gpus: Pa
     assert text.startswith("1.0 cores busy")
     assert change in text
     assert f"driver      {text}" in describe_end(run, None)
+
+
+def test_an_interrupted_run_is_described_with_the_split_that_it_had(eight_gpus: Path) -> None:
+    given = parse_config(GOOD, [f"--runs_dir={eight_gpus}/runs", "--trainer.parallel.dp=auto", "--cluster.gpus=8"])
+    run = start(given, eight_gpus, 0, resumes=False)
+    write_steps(run, IDLE_TRAINER)
+    (run.run_dir / "config.yaml").write_text(resolved_yaml(run))
+    assert f"move from ({split_of(run)}) to" in describe_interrupted_run(given)
 
 
 def test_a_driver_with_time_left_is_not_named(eight_gpus: Path) -> None:

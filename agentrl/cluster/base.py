@@ -134,6 +134,13 @@ class Launcher(Protocol):
     elsewhere: bool
     """Whether processes may start on other machines than the driver's."""
 
+    async def reserves_gpus(self) -> bool:
+        """Return whether it has GPUs to reserve.
+
+        Cancellation: passes through.
+        """
+        ...
+
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[Child]:
         """Start all of `specs` or none, in one placement group where the launcher has those.
 

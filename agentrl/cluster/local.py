@@ -34,6 +34,10 @@ class LocalLauncher:
 
     elsewhere = False
 
+    async def reserves_gpus(self) -> bool:
+        """Return False: processes share those of this machine."""
+        return False
+
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[LocalChild]:
         """Start all of `specs` or none.
 

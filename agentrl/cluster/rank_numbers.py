@@ -45,5 +45,29 @@ def numbers_in(environment: Mapping[str, str]) -> RankNumbers:
                     f"{source} gave {rank}={values[0]} and {world}={values[1]}: expected a rank below the number of ranks"
                 )
             return RankNumbers(*map(int, values))
-    expected = "; ".join(f"{rank} and {world} ({source})" for source, rank, world, _ in _SOURCES)
-    raise ConfigError(f"which rank is this? No pair of environment variables says it; expected one of: {expected}")
+    raise ConfigError(f"which rank is this? No pair of environment variables says it; expected one of: {_pairs()}")
+
+
+def world_in(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Return who starts the ranks of a trainer, and how many there are, by the variables that `numbers_in` reads.
+
+    Raises:
+        ConfigError: no number is set, or it is none.
+
+    Example:
+        >>> world_in({"SLURM_NTASKS": "16"})
+        ('Slurm', 16)
+    """
+    for source, _, world, _ in _SOURCES:
+        if world in environment:
+            if not environment[world].isdecimal() or int(environment[world]) < 1:
+                raise ConfigError(f"{source} gave {world}={environment[world]}: expected the number of trainer ranks")
+            return source, int(environment[world])
+    raise ConfigError(
+        "trainer.parallel.dp: auto under cluster.launcher: attach counts the ranks by WORLD_SIZE, and the driver has none "
+        f"of the variables that say it ({_pairs()}); set WORLD_SIZE, or give dp a number"
+    )
+
+
+def _pairs() -> str:
+    return "; ".join(f"{rank} and {world} ({source})" for source, rank, world, _ in _SOURCES)

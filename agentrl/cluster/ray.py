@@ -178,6 +178,11 @@ class RayLauncher:
         self._tasks = tasks
         self._start_timeout_s = start_timeout_s
 
+    async def reserves_gpus(self) -> bool:
+        """Return whether any node has a GPU."""
+        found: dict[str, float] = await anyio.to_thread.run_sync(import_ray().cluster_resources)
+        return found.get("GPU", 0) > 0
+
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[RayChild]:
         """Start all of `specs` or none, on agents of one placement group, ranks sorted by node.
 

@@ -160,7 +160,8 @@ async def train_run(
     given, deaths = run, list[float]()
     progress = progress or make_progress()
     while True:
-        run = resolve_run(given, resumes=existing == "resume")
+        # In a thread, because it may connect to a Ray cluster, which takes seconds.
+        run = await anyio.to_thread.run_sync(partial(resolve_run, given, resumes=existing == "resume"))
         try:
             return await _train_once(run, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit)
         except TrainerDied as error:

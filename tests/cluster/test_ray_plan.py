@@ -1,13 +1,19 @@
-"""What the plan of a run says about Ray; no Ray is needed."""
+"""What the plan of a run says about Ray; all but the tests marked `ray` need none."""
+
+import os
+from pathlib import Path
 
 import pytest
 
 from agentrl.cli.check.cluster import check_room
+from agentrl.cluster.config import ClusterConfig
+from agentrl.cluster.resources import ray_resources
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.mesh import with_mesh
 from agentrl.jobs.plan.plan import describe_plan
+from agentrl_workflows.demo.ray_nodes import HEAD_CPUS, NODE_CPUS, LocalRayCluster
 
 
 def run_with(*flags: str) -> RunConfig:
@@ -30,8 +36,46 @@ def test_weights_go_from_memory_unless_a_shared_folder_is_named():
 
 def test_gpus_are_those_of_the_cluster():
     assert missing_gpus(run_with("--trainer.device=cuda", "--inference.device=cuda:7")) == []
-    with pytest.raises(ConfigError, match=r"trainer\.parallel\.dp: auto counts the GPUs of one machine"):
-        with_mesh(run_with("--trainer.parallel.dp=auto"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], 8),
+        (["--trainer.parallel.tp=2"], 4),
+        (["--inference.backend=sglang", "--inference.device=cuda", "--inference.servers=2"], 6),
+        (["--inference.backend=sglang", "--inference.device=cuda", "--inference.sglang_args=[--tp, '4']"], 4),
+        (["--inference.device=cuda", "--inference.servers=3"], 5),
+    ],
+)
+def test_dp_auto_takes_the_gpus_of_the_cluster_that_servers_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], expected: int
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "dev").mkdir()
+    for number in range(8):
+        (tmp_path / "dev" / f"nvidia{number}").touch()
+    run = with_mesh(run_with("--trainer.parallel.dp=auto", *flags), tmp_path)
+    assert run.trainer.parallel.dp == expected
+    assert f"places {run.trainer.parallel.shape.world} trainer rank(s)" in describe_plan(run)
+
+
+def test_dp_auto_takes_cores_where_the_cluster_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    cores, auto = len(os.sched_getaffinity(0)), "--trainer.parallel.dp=auto"
+    run = run_with(auto, "--inference.urls=[http://127.0.0.1:30000]", "--inference.backend=sglang")
+    assert with_mesh(run, tmp_path).trainer.parallel.dp == cores
+    with pytest.raises(ConfigError, match=rf"the Ray cluster has {cores} core\(s\), of which {cores} server\(s\) and 0 "):
+        with_mesh(run_with(auto, f"--inference.servers={cores}"), tmp_path)
+
+
+@pytest.mark.ray
+def test_a_cluster_is_asked_what_it_has(cluster: LocalRayCluster):
+    config = ClusterConfig(launcher="ray", address=cluster.address)
+    assert ray_resources(config) == (HEAD_CPUS + 2 * NODE_CPUS, 0)
+    run = run_with("--trainer.parallel.dp=auto", f"--cluster.address={cluster.address}", "--inference.servers=2")
+    assert with_mesh(run).trainer.parallel.dp == HEAD_CPUS + 2 * NODE_CPUS - 2
 
 
 def test_doctor_names_what_a_cluster_lacks_for_the_run():

@@ -60,7 +60,7 @@ def test_a_machine_without_gpus_trains_in_one_process(tmp_path: Path) -> None:
 
 def test_a_number_of_gpus_that_the_other_axes_do_not_divide_is_an_error(eight_gpus: Path) -> None:
     run = parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto", "tp": 3}}})
-    with pytest.raises(ConfigError, match=r"trainer\.parallel\.dp: auto, and the trainer has 8 GPU\(s\), which .* of 3"):
+    with pytest.raises(ConfigError, match=r"trainer\.parallel\.dp: auto, and the trainer has 8 place\(s\), which .* of 3"):
         with_mesh(run, eight_gpus)
 
 
@@ -82,10 +82,21 @@ def test_auto_says_that_no_mesh_fits(eight_gpus: Path) -> None:
         with_mesh(parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags), eight_gpus)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_dp_auto_under_attach_takes_the_ranks_of_the_scheduler(
+    eight_gpus: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    far = {"cluster": {"launcher": "attach"}, "trainer": {"device": device, "parallel": {"dp": "auto", "tp": 2}}}
+    for name in ("WORLD_SIZE", "SLURM_NTASKS", "LWS_GROUP_SIZE", "SKYPILOT_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"attach counts the ranks by WORLD_SIZE.*SLURM_NTASKS.*or give dp a number"):
+        with_mesh(parse_config(GOOD | far), eight_gpus)
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    assert with_mesh(parse_config(GOOD | far), eight_gpus).trainer.parallel.shape == MeshShape(dp=8, tp=2)
+
+
 def test_gpus_of_other_machines_are_not_counted(eight_gpus: Path) -> None:
     far = {"cluster": {"launcher": "attach"}, "trainer": {"device": "cuda", "parallel": {"dp": "auto"}}}
-    with pytest.raises(ConfigError, match=r"auto counts the GPUs of one machine; under cluster\.launcher: attach give"):
-        with_mesh(parse_config(GOOD | far), eight_gpus)
     assert missing_gpus(parse_config(GOOD | far, ["--trainer.parallel.dp", "512"]), eight_gpus) == []
     here = parse_config(GOOD, ["--trainer.device", "cuda", "--trainer.parallel.dp", "9"])
     assert missing_gpus(here, eight_gpus) == [

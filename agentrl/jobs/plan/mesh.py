@@ -13,8 +13,8 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.gpus import trainer_gpus
 from agentrl.jobs.plan.memory import GIB, ModelShape, model_shape_of, trainer_memory
+from agentrl.jobs.plan.places import trainer_places
 from agentrl.trainer.config import ParallelConfig, TrainerConfig
 from agentrl.trainer.parallel.fit import check_context_fit, check_tensor_fit
 
@@ -26,24 +26,24 @@ _AUTO_BYTES = 72 * GIB
 def with_mesh(run: RunConfig, root: Path = Path("/")) -> RunConfig:
     """Return `run` with a number for each axis of `trainer.parallel` that is `auto`.
 
-    `dp: auto` takes the GPUs that the other axes leave, from `trainer.device` to the next GPU of a server, and 1 on the CPU.
+    `dp: auto` takes the places that the other axes leave (`trainer_places`), and 1 on the CPU of this machine.
     `tp: auto` and `cp: auto` take the smallest product with which a process fits on a GPU of 80 GB, and 1 where the shape of
     the model is unknown. `replicate: auto` is 1.
 
     Raises:
-        ConfigError: the number of GPUs is unknown, the other axes do not divide it, or no mesh fits.
+        ConfigError: the number of places is unknown, the other axes do not divide it, or no mesh fits.
     """
     parallel = run.trainer.parallel
     if "auto" not in (parallel.dp, parallel.tp, parallel.cp, parallel.replicate):
         return run
-    gpus = _gpus_of(run, root) if parallel.dp == "auto" else None
+    gpus = trainer_places(run, root) if parallel.dp == "auto" else None
     forms = mesh_forms(run, searched=gpus != 0)
     candidates = [each for each in (_with_axes(run, form, gpus) for form in forms) if each is not None]
     if not candidates:
         others = ", ".join(str(_others(form)) for form in forms)
         raise ConfigError(
-            f"trainer.parallel.dp: auto, and the trainer has {gpus} GPU(s), which tp x cp x replicate of {others} does not "
-            "divide; change one of the three, or give dp a number"
+            f"trainer.parallel.dp: auto, and the trainer has {gpus} place(s), which tp x cp x replicate of {others} does "
+            "not divide; change one of the three, or give dp a number"
         )
     return _first_that_fits(candidates, model_shape_of(run.model.local_path or run.model.path))
 
@@ -129,18 +129,6 @@ def _first_that_fits(candidates: list[RunConfig], shape: ModelShape | None) -> R
         "trainer.parallel: auto finds no mesh with which a trainer process fits on a GPU of 80 GB; use more GPUs, lower "
         "trainer.microbatch_tokens, set trainer.gradient_checkpointing: true, or give each axis a number"
     )
-
-
-def _gpus_of(run: RunConfig, root: Path) -> int:
-    if run.cluster.launcher != "local" and run.trainer.device != "cpu":
-        raise ConfigError(
-            f"trainer.parallel.dp: auto counts the GPUs of one machine; under cluster.launcher: {run.cluster.launcher} give "
-            "a number"
-        )
-    gpus = trainer_gpus(run, root)
-    if gpus is None:
-        raise ConfigError("trainer.parallel.dp: auto, and the number of this machine's GPUs is unknown; give a number")
-    return gpus
 
 
 def mesh_problems(run: RunConfig) -> list[str]:

@@ -122,11 +122,13 @@ def _servers(config: RunConfig) -> str:
 
 
 def _ray_cluster(config: RunConfig) -> str:
-    address = ray_address(config.cluster)
+    address, ranks = ray_address(config.cluster), config.trainer.parallel.shape.world
+    each = {"cpu": "a core", "auto": "a GPU, where the cluster has any,"}.get(config.trainer.device, "a GPU")
+    placed = f"places {ranks} trainer rank(s), with {each} each, and the servers"
     if address == "local":
-        return "a Ray cluster that starts on this machine for the run (cluster.address names another one)"
+        return f"a Ray cluster that starts on this machine for the run (cluster.address names another one) {placed}"
     source = "cluster.address" if config.cluster.address else "$RAY_ADDRESS"
-    return f"Ray at {address} ({source}) places trainer ranks and servers"
+    return f"Ray at {address} ({source}) {placed}"
 
 
 def _server_device(config: RunConfig) -> str:

@@ -349,8 +349,7 @@ def _ranks(
         return attached_ranks(world, cluster)
     if cluster.launcher == "local":
         return ranks_with_pipes(world, log_path, _environment(config))
-    gpus = 0 if config.device == "cpu" else 1
-    return launched_ranks(world, cluster, launcher, log_path, _environment(config), gpus=gpus)
+    return launched_ranks(world, cluster, launcher, log_path, _environment(config), device=config.device)
 
 
 def _environment(config: TrainerConfig) -> dict[str, str]:

@@ -161,9 +161,11 @@ async def attached_ranks(world: int, config: ClusterConfig) -> AsyncGenerator[Se
 
 @asynccontextmanager
 async def launched_ranks(
-    world: int, config: ClusterConfig, launcher: Launcher, log_path: Path, environment: Mapping[str, str], *, gpus: int
+    world: int, config: ClusterConfig, launcher: Launcher, log_path: Path, environment: Mapping[str, str], *, device: str
 ) -> AsyncGenerator[Sequence[JoinedRank]]:
-    """Start `world` ranks through `launcher`, each with `gpus` GPUs, and yield them once they have joined.
+    """Start `world` ranks through `launcher`, and yield them once they have joined.
+
+    Each reserves a GPU, unless `device` is `cpu`, or `auto` and the launcher has none.
 
     Raises:
         ConfigError: `cluster.listen` is wrong, or the cluster can never place the ranks.
@@ -172,6 +174,7 @@ async def launched_ranks(
 
     Cancellation: the ranks end.
     """
+    gpus = 0 if device == "cpu" or (device == "auto" and not await launcher.reserves_gpus()) else 1
     token = new_token()
     async with open_meeting(listen_address(config), world, token) as meeting:
         host, port = meeting.address

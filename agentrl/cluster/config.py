@@ -39,7 +39,7 @@ class ClusterConfig(Config):
     listen: str = Field(default="127.0.0.1", pattern=_LISTEN_PATTERN)
     """`HOST` or `HOST:PORT` of the driver at which trainer ranks join; a token guards it (AGENTRL_CLUSTER_TOKEN)."""
     start_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds that processes wait for room on a Ray cluster, and the driver for ranks to join."""
+    """Seconds that processes wait for room on a Ray cluster, and the driver for ranks and workers to join."""
     gpus: int | Literal["auto"] = "auto"
     """GPUs that `split` divides; `auto`: those of this machine."""
     split: SplitConfig | None = None

@@ -30,7 +30,7 @@ class ParallelConfig(Config):
     """How many processes train one model: the product of the four numbers."""
 
     dp: Ways = 1
-    """Ways in which samples, weights, gradients and optimizer state are split (FSDP); `auto`: as many as GPUs are left."""
+    """Ways in which samples, weights, gradients and optimizer state are split (FSDP); `auto`: as many as have room."""
     tp: Ways = 1
     """Ways in which each matrix product is split (tensor parallelism); it divides the heads and the vocabulary."""
     cp: Ways = 1

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
 import anyio
 
-from agentrl.errors import InvariantError, UpdatePending
+from agentrl.errors import InvariantError, TrainError, UpdatePending
 from agentrl.trainer.worker.protocol import (
     BeginSending,
     FinishSending,
@@ -176,6 +176,11 @@ class TrainerChannel:
         sending = WorkerSending(self._call, groups, begun.manifest)
         try:
             yield sending
+        except anyio.get_cancelled_exc_class():
+            if not sending.finished:
+                with suppress(TrainError):  # a step was cancelled too: the worker ends, and its groups with it
+                    await sending.finish(groups)
+            raise
         finally:
             if not sending.finished:
                 await sending.finish(groups)

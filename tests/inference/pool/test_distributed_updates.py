@@ -294,7 +294,7 @@ async def _a_server_that_returns_during_a_step_gets_the_present_version(
     stepped = anyio.Event()
 
     async def step() -> None:
-        await trainer.step(random_batch(version=3, samples=20))
+        await trainer.step(random_batch(version=pool.policy_version, samples=20))
         stepped.set()
 
     before = await server.checksums()
@@ -307,7 +307,27 @@ async def _a_server_that_returns_during_a_step_gets_the_present_version(
         await all_serving(pool)
     assert stepped.is_set()
     assert await server.checksums() == before
-    assert (await pool.generate(request(max_new_tokens=3))).spans[0].version == 3
+    assert (await pool.generate(request(max_new_tokens=3))).spans[0].version == pool.policy_version
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("dp", [1, 2])
+async def test_files_and_a_snapshot_of_any_number_of_ranks_bring_a_server_back_during_a_step(
+    checkpoints: list[Path], tmp_path: Path, dp: int
+) -> None:
+    async with (
+        served(checkpoints[0], 1) as [server],
+        worker(checkpoints[0], tmp_path, parallel={"dp": dp}) as trainer,
+        pool_of(server, health_interval_s=0.3) as pool,
+    ):
+        with anyio.fail_after(120):
+            for version in (1, 2):
+                await trainer.step(random_batch(version=version))
+                written = await trainer.publish(version, str(tmp_path / "weights"))
+                sent = WeightFeed(version=version, channel=trainer.channel)
+                await pool.update_weights(written if version == 1 else sent)
+                await _a_server_that_returns_during_a_step_gets_the_present_version(pool, server, trainer)
+                assert await server.checksums() == written.tensor_checksums
 
 
 async def test_a_step_runs_while_a_server_is_stalled_and_a_worker_that_dies_ends_the_update(

@@ -137,7 +137,7 @@ def test_one_process_has_every_bit_of_what_transformers_loads(tmp_path: Path, fo
             MeshShape(dp=2, tp=2), (_tied, _untied, _in_several_files, _with_a_head_of_its_own), marks=pytest.mark.external
         ),
     ],
-    ids=str,
+    ids=["dp2", "dp4", "dp2-tp2"],
 )
 def test_several_processes_hold_the_same_weights_together(tmp_path: Path, mesh: MeshShape, forms: Any) -> None:  # noqa: ANN401 - functions above
     for form in forms:

@@ -30,7 +30,7 @@ from agentrl.hub import local_model
 from agentrl.inference.config import InferenceConfig
 from agentrl.misspelled import guess_field
 from agentrl.rollout.config import RolloutConfig
-from agentrl.trainer.config import SftConfig, TrainerConfig
+from agentrl.trainer.config import ParallelConfig, SftConfig, TrainerConfig
 from agentrl.weights.config import SyncConfig
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
@@ -269,7 +269,8 @@ def _training_problems(config: RunConfig) -> list[str]:
             f"rollout.runner: {rollout.runner}: workers import the workflow by its name, and {config.workflow} was given as "
             "a Python object; save it in a module and pass module:Name, or set rollout.runner: local"
         )
-    if config.engine.overlap_publication and (algorithm.max_staleness == 0 or trainer.snapshot == "stream"):
+    in_place = trainer.snapshot == "stream" and trainer.dtype == "float32" and trainer.parallel == ParallelConfig()
+    if config.engine.overlap_publication and (algorithm.max_staleness == 0 or in_place):
         why = "trainer.snapshot: stream keeps no copy of the weights to send"
         if algorithm.max_staleness == 0:
             why = "algorithm.max_staleness: 0 trains only what the new weights sampled"

@@ -65,7 +65,8 @@ class TrainerConfig(Config):
     """Seconds that a trainer process waits for another one within a step; then the step fails."""
     snapshot: Literal["auto", "host", "stream"] = "auto"
     """`host`: a copy of the published weights stays in host memory, so a server that comes back gets them at any time, also
-    during a step. `stream`: no copy stays. `auto`: `host`, unless it would take over a third of the free memory."""
+    during a step. `stream`: no copy takes memory; split weights pass through a file in TMPDIR, and whole ones are sent in
+    place, so steps wait. `auto`: `host`, unless it would take over a third of the free memory."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the worker."""
     lr: float = Field(default=1e-6, gt=0)

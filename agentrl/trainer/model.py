@@ -236,17 +236,23 @@ class PolicyModel:
         """Return the weights as float32 under their HF checkpoint names, tied ones once; empty on ranks other than 0."""
         return {name: raw_tensor(tensor) for name, tensor in self.weights().items()}
 
-    def weights(self, dtype: torch.dtype | None = None, *, copied: bool = False) -> dict[str, Tensor]:
+    @property
+    def is_split(self) -> bool:
+        """Whether no process holds the weights whole and in place."""
+        return isinstance(next(iter(self.parameters.values())), DTensor)
+
+    def weights(self, dtype: torch.dtype | None = None, *, copied: bool = False, in_file: bool = False) -> dict[str, Tensor]:
         """Return the weights under the names of `export`; every rank must call it.
 
         Args:
             dtype: type of copies; None: as they are trained.
             copied: copy weights that this process holds whole, too; otherwise the next step changes what is returned. Of
                 split weights rank 0 gets copies in any case.
+            in_file: whether copies are in a file and not in host memory.
         """
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        if copied or isinstance(next(iter(state.values())), DTensor):
-            state = snapshot(state | self.saved_buffers(), self.ranks, dtype=dtype)
+        if copied or self.is_split:
+            state = snapshot(state | self.saved_buffers(), self.ranks, dtype=dtype, in_file=in_file)
         else:
             state |= self.saved_buffers()
         return self.with_checkpoint_names(state) if self.ranks.rank == 0 else {}

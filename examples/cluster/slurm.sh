@@ -24,5 +24,5 @@ srun --kill-on-bad-exit=0 --output='trainer-%t.log' bash -c \
 trap : TERM # the driver gets it too, and ends the run with its last checkpoint
 agentrl train "$run_file" \
   --cluster.launcher attach --cluster.listen "$driver:$port" \
-  --trainer.parallel.dp "$SLURM_NTASKS"
+  --trainer.parallel.dp auto
 wait

@@ -294,7 +294,7 @@ _SENT: dict[str, Any] = {"sync": {"method": "distributed"}, "inference": {"dtype
         (_SENT, 22, "host memory of rank 0 for published weights: none, where a copy takes 7.5 GiB of bfloat16; "
          "trainer.snapshot auto takes stream, with 22.0 GiB free for it here: steps wait until weights have left"),
         (_SENT | {"trainer": {"parallel": {"dp": 2}, "snapshot": "stream"}}, 99, "host memory of rank 0 for published "
-         "weights: 7.5 GiB of bfloat16 while they leave; trainer.snapshot is stream: steps wait until weights have left"),
+         "weights: none; trainer.snapshot is stream: 7.5 GiB of bfloat16 in a file of TMPDIR"),
         ({"sync": {"method": "disk"}}, 99, "15.0 GiB of float32 until they are written; trainer.snapshot auto takes host"),
         (_SENT, None, "7.5 GiB of bfloat16; trainer.snapshot auto: rank 0 decides by the memory"),
     ],

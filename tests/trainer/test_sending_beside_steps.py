@@ -92,10 +92,19 @@ def is_bfloat16_of(tensors: dict[str, Tensor], model: Path) -> bool:
     return all(torch.equal(tensors[name], wanted[name].bfloat16()) for name in wanted)
 
 
-@pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.external)])
-async def test_steps_beside_a_sending_and_a_writing_change_nothing_that_leaves(tmp_path: Path, model: Path, dp: int) -> None:
+@pytest.mark.parametrize(
+    ("dp", "snapshot"),
+    [
+        (1, "host"),
+        pytest.param(2, "host", marks=pytest.mark.external),
+        pytest.param(2, "stream", marks=pytest.mark.external),  # in a file
+    ],
+)
+async def test_steps_beside_a_sending_and_a_writing_change_nothing_that_leaves(
+    tmp_path: Path, model: Path, dp: int, snapshot: str
+) -> None:
     with anyio.fail_after(150):
-        async with started(model, tmp_path, dp) as trainer:
+        async with started(model, tmp_path, dp, snapshot=snapshot) as trainer:
             await _send_beside_steps(trainer, model)
             await _write_beside_a_step(trainer, tmp_path)
             await _end_the_run_during_a_step(trainer)

@@ -45,10 +45,10 @@ def snapshot_rows(run: RunConfig, free: int | None) -> list[tuple[str, str]]:
     kind = snapshot_kind(setting, num_bytes, free)
     found = "" if setting != "auto" or free is None else f" auto takes {kind}, with {gib(free)} GiB free for it here"
     choice = f"trainer.snapshot{found or f' is {setting}'}"
+    if kind == "stream" and is_whole(run):
+        return [("", f"{where} none, where a copy takes {size}; {choice}: steps wait until weights have left")]
     if kind == "stream":
-        # Split weights are gathered all the same, and kept for less long.
-        taken = f"none, where a copy takes {size}" if is_whole(run) else f"{size} while they leave"
-        return [("", f"{where} {taken}; {choice}: steps wait until weights have left")]
+        return [("", f"{where} none; {choice}: {size} in a file of TMPDIR")]
     how_long = ", twice while a server still takes the version before" if _sends(run) else " until they are written"
     return [("", f"{where} {size}{how_long}; {choice}")]
 

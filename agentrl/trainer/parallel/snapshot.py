@@ -1,4 +1,4 @@
-"""Whole weights in the host memory of rank 0: copies that do not change when the trainer steps.
+"""Whole weights on rank 0, in host memory or in a file: copies that do not change when the trainer steps.
 
 Invariant: a copy has exactly the values of the trained tensor, cast once. However the weights are split (over which mesh, in
 even or uneven parts, with or without replicas), each element comes from one rank. Beside the copies, a rank holds the parts
@@ -8,6 +8,8 @@ of one bucket.
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,13 +18,16 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentrl.errors import InvariantError
+from agentrl.errors import InvariantError, TrainError
 from agentrl.trainer.parallel.held import held_box
 from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.together import together
 
 BUCKET_BYTES: Final = 64 << 20
 """Bytes that are gathered at a time; a larger tensor is a bucket of its own."""
 _MAX_DIMS: Final = 8
+_ALIGNMENT: Final = 64
+"""Bytes at whose multiples a tensor begins in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +50,30 @@ class _RankPart:
         return whole
 
 
-def snapshot(tensors: Mapping[str, Tensor], ranks: Ranks, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Return contiguous copies of whole `tensors` in host memory; empty on ranks other than 0.
+def snapshot(
+    tensors: Mapping[str, Tensor], ranks: Ranks, *, dtype: torch.dtype | None = None, in_file: bool = False
+) -> dict[str, Tensor]:
+    """Return contiguous copies of whole `tensors` on the host; empty on ranks other than 0.
 
-    It is a collective where a tensor is split. On GPUs the copies are in pinned memory.
+    It is a collective where a tensor is split, or with `in_file`. On GPUs the copies in memory are pinned.
 
     Args:
         tensors: the same names, in the same order, on every rank; those that are not split are copied from rank 0.
         ranks: the ranks that hold parts.
         dtype: type of the copies; None: that of each tensor.
+        in_file: map the copies to a file, whose pages take memory only as long as there is enough of it.
 
     Raises:
         InvariantError: the parts of a tensor do not make it up.
+        TrainError: the disk has no room for the file.
     """
     split = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     copies: dict[str, Tensor] = {}
-    if ranks.rank == 0:
+    if in_file:
+        copies = together(ranks, lambda: _file_empty(tensors, dtype) if ranks.rank == 0 else {})
+    elif ranks.rank == 0:
         copies = {name: _host_empty(tensor, dtype) for name, tensor in tensors.items()}
+    if ranks.rank == 0:
         for name, tensor in tensors.items():
             if name not in split:
                 copies[name].copy_(tensor.detach(), non_blocking=True)
@@ -75,6 +87,31 @@ def snapshot(tensors: Mapping[str, Tensor], ranks: Ranks, *, dtype: torch.dtype 
 
 def _host_empty(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _file_empty(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Return tensors in a file of `TMPDIR`, which has no name any more and ends with the last of them."""
+    places: dict[str, int] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        places[name] = size
+        size += -(-tensor.numel() * (dtype or tensor.dtype).itemsize // _ALIGNMENT) * _ALIGNMENT
+    with tempfile.NamedTemporaryFile(prefix="agentrl-weights-") as file:
+        try:
+            if hasattr(os, "posix_fallocate"):  # so that a full disk fails here and not in use; macOS does not have it
+                os.posix_fallocate(file.fileno(), 0, max(1, size))
+        except OSError as error:
+            raise TrainError(
+                f"{file.name}: no room for {size / 2**30:.2f} GiB of weights ({error.strerror}); set TMPDIR to a directory "
+                "on a disk with more room, or trainer.snapshot: host"
+            ) from error
+        mapped = torch.from_file(file.name, shared=True, size=max(1, size), dtype=torch.uint8)
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        kind = dtype or tensor.dtype
+        part = mapped[places[name] : places[name] + tensor.numel() * kind.itemsize]
+        found[name] = part.view(kind).view(tensor.shape)
+    return found
 
 
 def _buckets(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterable[list[str]]:

@@ -191,7 +191,14 @@ class TrainerChannel:
         self._snapshot = held.snapshot
         size = f"{held.num_bytes / 2**30:.2f} GiB"
         free = "" if held.free_bytes is None else f", with {held.free_bytes / 2**30:.2f} GiB of memory free"
-        if held.snapshot:
+        if held.in_file:
+            logger.warning(
+                "weights are published from a copy of %s in a file of TMPDIR on the machine of rank 0%s (trainer.snapshot); "
+                "a disk is slower than memory",
+                size,
+                free,
+            )
+        elif held.snapshot:
             logger.info("weights are published from a snapshot in host memory: %s%s", size, free)
         else:
             logger.warning(

@@ -128,13 +128,14 @@ class _Worker:
         if self.snapshot == "auto":
             free = self.free_memory()
             self.snapshot = snapshot_kind(self.snapshot, num_bytes, free)
-        keep = self.snapshot == "host"
-        tensors = model.weights(dtype, copied=keep)
+        copied = self.snapshot == "host"
+        stays = copied or model.is_split
+        tensors = model.weights(dtype, copied=copied, in_file=not copied)
         if self.ranks.rank == 0:
-            self.outgoing.hold(HeldWeights(version=request.version, dtype=request.dtype, tensors=tensors, snapshot=keep))
+            self.outgoing.hold(HeldWeights(version=request.version, dtype=request.dtype, tensors=tensors, snapshot=stays))
         self.trainer.published(request.version)
         self.published_version = request.version
-        return protocol.WeightsHeld(snapshot=keep, num_bytes=num_bytes, free_bytes=free)
+        return protocol.WeightsHeld(snapshot=stays, in_file=stays and not copied, num_bytes=num_bytes, free_bytes=free)
 
     def _save(self, request: protocol.Save) -> protocol.SaveBegun:
         self.checkpoints.finish(wait=True)

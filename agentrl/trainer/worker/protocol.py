@@ -163,11 +163,13 @@ class WeightsHeld(msgspec.Struct, frozen=True, tag=True):
     """The weights can be sent or written."""
 
     snapshot: bool
-    """Whether they are a copy in host memory, which stays while the trainer steps."""
+    """Whether they are a copy, which stays while the trainer steps."""
     num_bytes: int
     """Size of that copy, or what it would be."""
     free_bytes: int | None
     """Memory of the machine that was free when the worker decided; None: it did not ask, or does not know."""
+    in_file: bool = False
+    """Whether the copy is in a file and not in host memory."""
 
 
 class Published(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""Which addresses only this machine can reach.
+"""This machine among others: the cores that a process may use, and the addresses that only it can reach.
 
 Invariant: no name is looked up.
 """
@@ -6,6 +6,7 @@ Invariant: no name is looked up.
 from __future__ import annotations
 
 import ipaddress
+import os
 
 
 def is_loopback(host: str) -> bool:
@@ -19,3 +20,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

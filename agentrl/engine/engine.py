@@ -143,7 +143,12 @@ class Engine:
         )
         self._evaluations = self._make_evaluations()
         self._publications = Publications(
-            weights=weights, clock=self._clock, journal=self._journal, board=self._board, watchdog=self._watchdog
+            weights=weights,
+            clock=self._clock,
+            journal=self._journal,
+            board=self._board,
+            watchdog=self._watchdog,
+            on_failure=self._buffer.close,
         )
         self._training = self._make_training(trainer, inference, weights)
 

@@ -4,12 +4,14 @@ Invariant: the clock ticks once for each publication, when every serving server 
 A publication begins after the one before has ended; at most one runs.
 
 Beside the trainer (`engine.overlap_publication`) the trainer waits until its weights are copied. Then it trains the next
-batch while the servers load them. An error of the servers reaches the trainer when it waits for the publication's end.
+batch while the servers load them. An error of the servers reaches the trainer when its step has ended, or at once if it
+waits for a batch.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import anyio
 from anyio.abc import TaskGroup
@@ -25,10 +27,20 @@ class Publications:
     """Publishes the trainer's weights each time that they have changed."""
 
     def __init__(
-        self, *, weights: WeightPublisher, clock: VersionClock, journal: Journal, board: WaitBoard, watchdog: StallTimer
+        self,
+        *,
+        weights: WeightPublisher,
+        clock: VersionClock,
+        journal: Journal,
+        board: WaitBoard,
+        watchdog: StallTimer,
+        on_failure: Callable[[], None],
     ) -> None:
-        """Begin with none; the arguments are the parts that `Engine` makes."""
-        self._weights, self._clock = weights, clock
+        """Begin with none; the arguments are the parts that `Engine` makes.
+
+        `on_failure` is called when a publication beside the trainer fails, so that nothing waits for the next batch.
+        """
+        self._weights, self._clock, self._on_failure = weights, clock, on_failure
         self._journal, self._board, self._watchdog = journal, board, watchdog
         self._ended: anyio.Event | None = None
         """Of the publication beside the trainer, until `finish` has been called; None: there is none."""
@@ -117,5 +129,6 @@ class Publications:
             self._clock.tick(held.version)
         except AgentRLError as error:
             self._error = error
+            self._on_failure()
         finally:
             ended.set()

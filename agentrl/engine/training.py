@@ -278,6 +278,8 @@ class TrainLoop:
                     self._evaluations.request(number)
                     if self._checkpoint_is_due(number):
                         await self._save()
+                if self._interrupted:
+                    await self._save_last()  # not after the servers, which may take longer than there is time
                 await self._publications.finish()
             await self._finish_save(wait=True)
         except (ServerError, WeightSyncError, NothingLearned):
@@ -301,6 +303,7 @@ class TrainLoop:
             groups = await self._buffer.take()
         if groups is None:
             if not self._interrupted:
+                await self._publications.finish()  # raises what closed the buffer
                 raise InvariantError(f"the buffer was closed before step {number}")
             return False
         await self._journal.check_in_place()
@@ -321,7 +324,11 @@ class TrainLoop:
             raise
         self._journal.step(number, groups, prepared, report, self._publications.take_cost())
         self._progress.step(self._journal.snapshot())
-        self._skipped.step(number, groups, report.skipped)
+        try:
+            self._skipped.step(number, groups, report.skipped)
+        except NothingLearned:
+            await self._publications.finish()  # the trainer could not be used after a cancelled one, and `run` saves
+            raise
         return True
 
     def _may_overlap(self, number: int) -> bool:

@@ -5,9 +5,10 @@ Invariant: a share is of the time since the last step; those of trainer and serv
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
+
+from agentrl.hosts import count_cores
 
 TRAINER_WORK = ("train_s", "sync_wait_s", "trainer.seconds_spot_check")
 """The keys of a `step` line whose seconds the trainer works."""
@@ -39,8 +40,3 @@ class BusyMeter:
             "driver_busy_cores": used_s / elapsed_s,
             "machine_cores": float(count_cores()),
         }
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

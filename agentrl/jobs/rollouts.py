@@ -6,13 +6,13 @@ Invariant: what cannot reach a worker unchanged is refused before anything start
 from __future__ import annotations
 
 import json
-import os
 from functools import partial
 from math import ceil
 from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets
+from agentrl.hosts import count_cores
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.remote.frames import WorkerSetup
@@ -63,7 +63,7 @@ def num_workers(rollout: RolloutConfig) -> int:
         return rollout.workers
     if rollout.runner == "ray":
         return ceil(rollout.max_concurrent_episodes / EPISODES_PER_WORKER)
-    return max(1, min(len(os.sched_getaffinity(0)) - 1, rollout.max_concurrent_episodes))
+    return max(1, min(count_cores() - 1, rollout.max_concurrent_episodes))
 
 
 def check_tasks_travel(run: RunConfig, tasks: TaskSets) -> None:

@@ -157,11 +157,17 @@ async def train_run(
     Cancellation: servers and trainer are ended, within 5 seconds; the run directory keeps what was recorded. A signal first
         ends the engine, which saves a checkpoint within 20 seconds.
     """
-    given, deaths = run, list[float]()
+    given, deaths, death = run, list[float](), None
     progress = progress or make_progress()
     while True:
         # In a thread, because it may connect to a Ray cluster, which takes seconds.
-        run = await anyio.to_thread.run_sync(partial(resolve_run, given, resumes=existing == "resume"))
+        resolve = partial(resolve_run, given, resumes=existing == "resume")
+        try:
+            run = await anyio.to_thread.run_sync(resolve, abandon_on_cancel=True)
+        except ConfigError as error:
+            if death is not None:  # such as a cluster that has too little left without the node that died
+                progress.end(describe_end(run, death))
+            raise error from death
         try:
             return await _train_once(run, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit)
         except TrainerDied as error:
@@ -170,7 +176,7 @@ async def train_run(
                 progress.end(describe_end(run, error))
                 raise
             logger.warning("%s\nThe run continues from its newest checkpoint (trainer.restarts)", error)
-            existing = "resume"
+            existing, death = "resume", error
         except ConfigError:
             raise  # nothing has started
         except AgentRLError as error:

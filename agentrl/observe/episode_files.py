@@ -228,12 +228,15 @@ class EpisodeFiles:
         path = step_file(self._folder, self._step)
         try:
             _restore_plain(path)
+            file = self._records = JsonLines(path, header=EPISODES_HEADER)
+            with path.open("rb") as lines:
+                self._next_line = sum(1 for _ in lines)
         except OSError as error:
+            self._index.check_in_place()  # names the cause where the folder was deleted
             raise cannot_write(path, error) from error
-        file = JsonLines(path, header=EPISODES_HEADER)
-        with path.open("rb") as lines:
-            self._next_line = sum(1 for _ in lines)
-        self._records = file
+        except RunStopped:
+            self._index.check_in_place()
+            raise
         return file
 
     def _end_step(self, end: _StepEnd) -> None:

@@ -17,11 +17,11 @@ import pytest
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.cluster.base import TOKEN_VARIABLE
 from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.network import free_port
 from agentrl.errors import TrainerDied
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.starting import WORKER_MODULE
+from tests.support.ports import later_port
 from tests.trainer.helpers import random_batch
 
 pytestmark = [pytest.mark.external, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
@@ -83,7 +83,7 @@ async def test_ranks_that_attach_train_and_end_with_the_trainer(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    port = free_port("127.0.0.1")
+    port = later_port()
     with two_ranks(port, tmp_path) as ranks:
         async with trainer_of(port, checkpoint, tmp_path) as trainer:
             assert (await trainer.step(random_batch(version=1, samples=7))).skipped is None
@@ -97,7 +97,7 @@ async def test_a_killed_rank_is_named_and_the_other_ends(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    port = free_port("127.0.0.1")
+    port = later_port()
     with two_ranks(port, tmp_path) as ranks:
         async with trainer_of(port, checkpoint, tmp_path) as trainer:
             os.kill(ranks[1].pid, signal.SIGKILL)  # at rest
@@ -110,7 +110,7 @@ async def test_a_stopped_rank_is_named_as_the_cause_of_the_collective_that_fails
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, anyio_backend: str
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    port = free_port("127.0.0.1")
+    port = later_port()
     with two_ranks(port, tmp_path) as ranks:
         async with trainer_of(port, checkpoint, tmp_path, collective_timeout_s=20) as trainer:
             await trainer.step(random_batch(version=1, samples=7))
@@ -128,7 +128,7 @@ async def test_a_stopped_rank_is_named_as_the_cause_of_the_collective_that_fails
 async def test_ranks_end_with_a_killed_driver_also_inside_a_step(
     tmp_path: Path, checkpoint: Path, anyio_backend: str
 ) -> None:
-    port = free_port("127.0.0.1")
+    port = later_port()
     command = [sys.executable, "-c", DRIVER, str(checkpoint), str(tmp_path), str(port)]
     with two_ranks(port, tmp_path) as ranks:
         driver = subprocess.Popen(  # noqa: ASYNC220 - its start does not wait

@@ -1,6 +1,5 @@
 """What the plan of a run says about Ray; all but the tests marked `ray` need none."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from agentrl.cluster.config import ClusterConfig
 from agentrl.cluster.resources import ray_resources
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
+from agentrl.hosts import count_cores
 from agentrl.jobs.plan.gpus import missing_gpus
 from agentrl.jobs.plan.mesh import with_mesh
 from agentrl.jobs.plan.plan import describe_plan
@@ -63,7 +63,7 @@ def test_dp_auto_takes_the_gpus_of_the_cluster_that_servers_leave(
 
 def test_dp_auto_takes_cores_where_the_cluster_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    cores, auto = len(os.sched_getaffinity(0)), "--trainer.parallel.dp=auto"
+    cores, auto = count_cores(), "--trainer.parallel.dp=auto"
     run = run_with(auto, "--inference.urls=[http://127.0.0.1:30000]", "--inference.backend=sglang")
     assert with_mesh(run, tmp_path).trainer.parallel.dp == cores
     with pytest.raises(ConfigError, match=rf"the Ray cluster has {cores} core\(s\), of which {cores} server\(s\) and 0 "):

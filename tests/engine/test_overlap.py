@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import anyio
 import pytest
 from safetensors.numpy import load_file
 
-from agentrl.errors import WeightSyncError
+from agentrl.client import Client
+from agentrl.errors import NothingLearned, TrainerDied, TrainError, WeightSyncError
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
@@ -17,7 +18,7 @@ from agentrl.types import Task
 from agentrl.weights.disk import WEIGHTS_FILE
 from agentrl.weights.types import Publication
 from tests.engine.harness import balance, lines, make_engine, run
-from tests.rollout.harness import PATIENCE_S
+from tests.rollout.harness import PATIENCE_S, ask, workflow_of
 
 OVERLAP = {"overlap_publication": True}
 BOUND = {"max_staleness": 2}
@@ -26,8 +27,10 @@ BOUND = {"max_staleness": 2}
 class Slow(ScriptedTrainer):
     """Publishes a version once `until` returns true, which it asks after each beginning of a step."""
 
-    def __init__(self, until: Callable[[int, int], bool], *, snapshot: bool = True) -> None:
-        super().__init__(steps_while_sending=snapshot)
+    def __init__(
+        self, until: Callable[[int, int], bool], *, snapshot: bool = True, skip_steps: Collection[int] = ()
+    ) -> None:
+        super().__init__(steps_while_sending=snapshot, skip_steps=skip_steps)
         self.until = until
         self.begun = anyio.Event()
         self.beside: list[tuple[int, int]] = []
@@ -141,6 +144,59 @@ async def test_servers_that_refuse_weights_during_a_step_end_the_run_with_that_s
         await run(make_engine(tmp_path, renderer, trainer=trainer, algorithm=BOUND, engine=OVERLAP))
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl", "step")] == [1, 2, 3]
     assert [Path(path).name for path in trainer.saved] == ["step-000003"]
+
+
+async def test_a_publication_that_fails_while_the_trainer_waits_for_a_batch_ends_the_run_with_its_error(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    begun = anyio.Event()
+
+    async def never_after_the_first_batches(task: Task, client: Client) -> float:
+        if client.episode.id.split(".")[0] not in ("0", "1"):
+            await begun.wait()
+            await anyio.sleep_forever()
+        return float(await ask(client, "once") == "good")
+
+    class Dying(ScriptedTrainer):
+        async def publish(self, version: int, directory: str) -> Publication:
+            if version == 2:
+                begun.set()
+                await anyio.wait_all_tasks_blocked()
+                raise TrainerDied("the trainer worker died")
+            return await super().publish(version, directory)
+
+    trainer = Dying(steps_while_sending=True)
+    workflow = workflow_of(never_after_the_first_batches)
+    with pytest.raises(TrainerDied, match="the trainer worker died"):
+        await run(make_engine(tmp_path, renderer, workflow=workflow, trainer=trainer, algorithm=BOUND, engine=OVERLAP))
+    assert len(trainer.batches) == 1
+
+
+async def test_a_run_that_learns_nothing_saves_its_weights_after_the_publication_beside_it(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    class Cancelled(Slow):
+        """Cannot be used after a cancelled call, as a trainer worker."""
+
+        broken = False
+
+        async def publish(self, version: int, directory: str) -> Publication:
+            try:
+                return await super().publish(version, directory)
+            except anyio.get_cancelled_exc_class():
+                self.broken = True
+                raise
+
+        async def save(self, directory: str, note: str = "") -> None:
+            if self.broken:
+                raise TrainError("the trainer worker cannot be used again")
+            await super().save(directory, note)
+
+    trainer = Cancelled(at_once, skip_steps=range(9))
+    engine = {**OVERLAP, "stop_after_skipped": 2}
+    with pytest.raises(NothingLearned):
+        await run(make_engine(tmp_path, renderer, trainer=trainer, algorithm=BOUND, engine=engine, steps=9))
+    assert [Path(path).name for path in trainer.saved] == ["step-000002"]
 
 
 async def test_a_run_that_is_interrupted_during_a_publication_finishes_it_and_saves(

@@ -21,6 +21,7 @@ from agentrl.cluster.ray import import_ray, open_ray
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.hosts import is_loopback
+from agentrl.inference.launch.sglang import runs_on_cpu
 from agentrl.jobs.plan.basis import gpus_per_server
 from agentrl.jobs.plan.split import resolve_run
 from agentrl.jobs.rollouts import num_workers
@@ -73,8 +74,11 @@ def check_room(run: RunConfig, gpus: float, cpus: float) -> None:
     inference, ranks = run.inference, run.trainer.parallel.shape.world
     servers = 0 if inference.urls else inference.servers
     workers = num_workers(run.rollout) if run.rollout.runner == "ray" else 0
-    asked_gpus = ranks if run.trainer.device.startswith("cuda") else 0
-    asked_gpus += servers * gpus_per_server(run) if inference.device.startswith("cuda") else 0
+    trains_on_gpus = run.trainer.device.startswith("cuda") or (run.trainer.device == "auto" and gpus > 0)
+    serves_on_gpus = inference.device.startswith("cuda")
+    if inference.backend == "sglang":
+        serves_on_gpus = not runs_on_cpu(inference)
+    asked_gpus = ranks * trains_on_gpus + servers * gpus_per_server(run) * serves_on_gpus
     asked_cpus = ranks + servers + workers
     if asked_gpus > gpus or asked_cpus > cpus:
         raise ConfigError(

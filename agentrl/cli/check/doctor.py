@@ -7,7 +7,6 @@ The checks leave nothing behind, and write nothing into the run directory.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from agentrl.cli.check.report import CheckReport
 from agentrl.config import RunConfig, load_config
 from agentrl.data.load import TaskSets, load_tasks
 from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError
+from agentrl.hosts import count_cores
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
@@ -71,7 +71,7 @@ def _check_machine(report: CheckReport) -> None:
         report.fix("packages", f"{'; '.join(wrong)}: run pip install -e . again")
     else:
         report.ok("packages", "every dependency is installed in a version that agentrl accepts")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cores()
     report.ok("cpu", f"{cores} core(s)" + ("" if cores > 1 else "; trainer and servers share it"))
     free_mb = shutil.disk_usage(Path.cwd()).free // 2**20
     if free_mb < _MIN_DISK_MB:

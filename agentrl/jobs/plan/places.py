@@ -14,6 +14,7 @@ from agentrl.cluster.ray import ray_address
 from agentrl.cluster.resources import ClusterResources, ray_resources
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.hosts import count_cores
 from agentrl.inference.launch.sglang import runs_on_cpu
 from agentrl.jobs.plan.gpus import count_gpus, server_gpus, trainer_gpus
 from agentrl.jobs.rollouts import num_workers
@@ -37,7 +38,7 @@ def trainer_places(run: RunConfig, root: Path = Path("/")) -> int:
     """
     if run.cluster.launcher == "attach":
         source, world = world_in(os.environ)
-        logger.warning("trainer.parallel.dp: auto: %s starts %d trainer ranks", source, world)
+        logger.info("trainer.parallel.dp: auto: %s starts %d trainer ranks", source, world)
         return world
     if run.cluster.launcher == "ray":
         return _places_on(_cluster_of(run, root), run)
@@ -53,7 +54,7 @@ def _cluster_of(run: RunConfig, root: Path) -> ClusterResources:
     gpus = count_gpus(root)
     if gpus is None:
         raise ConfigError("trainer.parallel.dp: auto, and the number of this machine's GPUs is unknown; give a number")
-    return ClusterResources(cpus=len(os.sched_getaffinity(0)), gpus=gpus)
+    return ClusterResources(cpus=count_cores(), gpus=gpus)
 
 
 def _places_on(cluster: ClusterResources, run: RunConfig) -> int:
@@ -75,7 +76,7 @@ def _places_on(cluster: ClusterResources, run: RunConfig) -> int:
             f"trainer.parallel.dp: auto, and the Ray cluster has {total} {kind}, of which {users} take {taken}; add nodes, "
             "or lower inference.servers or rollout.workers"
         )
-    logger.warning(
+    logger.info(
         "trainer.parallel.dp: auto: the Ray cluster has %d %s, and %s take %d; the trainer gets %d",
         total,
         kind,

@@ -172,7 +172,7 @@ def _played(episode: _EpisodeTimes, outside_s: float) -> PlayedEpisode:
 
 def _fit_host(steps: Sequence[dict[str, Any]], episodes: Sequence[_EpisodeTimes], machines: MeasuredMachines) -> HostCost:
     """Return the cores and the driver's work, or no cores where the parts shared none or the run did not record them."""
-    if not machines.shares_cores or "machine_cores" not in steps[-1]:
+    if not machines.shares_cores or not all("machine_cores" in line for line in steps):
         return HostCost()
     driver_s = sum(line["driver_busy_cores"] * (line["wall_s"] - before["wall_s"]) for before, line in pairwise(steps))
     trained = [line for line in steps if line.get("trainer.computed_tokens")]
@@ -182,7 +182,7 @@ def _fit_host(steps: Sequence[dict[str, Any]], episodes: Sequence[_EpisodeTimes]
     ]
     batch_s = max(0.0, min(outside, default=0.0))
     pieces = sum(len(episode.turns) + 1 for episode in episodes) * (len(steps) - 1) / len(steps)
-    tokens = sum(line["trainer.computed_tokens"] for line in trained[1:])
+    tokens = sum(line.get("trainer.computed_tokens", 0) for line in steps[1:])
     return HostCost(
         cores=int(steps[-1]["machine_cores"]),
         turn_s=max(0.0, driver_s - batch_s * tokens) / pieces,
@@ -307,7 +307,8 @@ def _fit_update(run_dir: Path, steps: Sequence[dict[str, Any]], host: HostCost) 
     def typical_of(key: str) -> float:
         return typical([line[key] for line in later if key in line] or [0.0])
 
-    parts = ("trainer_wait_s", "train_s", "publish_s", "update_s", "trainer.seconds_spot_check")
+    waits = ("sync_wait_s",) if "sync_wait_s" in steps[-1] else ("publish_s", "update_s")  # of earlier releases
+    parts = ("trainer_wait_s", "train_s", *waits, "trainer.seconds_spot_check")
     rest = [
         line["wall_s"] - before["wall_s"] - sum(line.get(part, 0.0) for part in parts) - saved.get(before["step"], 0.0)
         for before, line in zip(steps, later, strict=False)

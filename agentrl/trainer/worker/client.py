@@ -96,6 +96,7 @@ class RemoteTrainer:
         self._silent_s = silent_s
         self._connection = WorkerConnection(processes.first.stream)
         self._broken: str | None = None
+        self._died = False
         # Held by the call that needs the weights: the worker answers such calls one after the other.
         self._turn = anyio.Lock()
 
@@ -222,7 +223,8 @@ class RemoteTrainer:
         turn: AbstractAsyncContextManager[object] = nullcontext() if isinstance(request, SendingRequest) else self._turn
         async with turn:
             if self._broken is not None:
-                raise TrainError(f"{what}: the trainer worker cannot be used again: {self._broken}; start a new one")
+                kind = TrainerDied if self._died else TrainError
+                raise kind(f"{what}: the trainer worker cannot be used again: {self._broken}; start a new one")
             try:
                 with anyio.fail_after(self._timeout_s):
                     reply = await self._watched_exchange(numbered, what)
@@ -230,17 +232,17 @@ class RemoteTrainer:
                 # It may be stopped. If it continued later, it would write to files that another process has taken over.
                 self._processes.kill()
                 late = f"{what} took more than {self._timeout_s:g} s (trainer.call_timeout_s), so it was killed"
-                self._broken = f"{late}; {await self._processes.obituary()}"
+                self._died, self._broken = True, f"{late}; {await self._processes.obituary()}"
                 raise TrainerDied(f"the driver waited for the trainer worker (pid {self.pid}): {self._broken}") from None
             except STREAM_ENDS:
-                self._broken = f"it died while {what}; {await self._processes.obituary()}"
+                self._died, self._broken = True, f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}") from None
             except BaseException:  # cancelled, or the reply was none
                 self._broken = f"{what} got no reply"
                 raise
             if isinstance(reply, protocol.Failed) and reply.kind == TrainerDied.__name__:
                 self._processes.report_end(0, RankEnd(reason=reply.message, is_cause=False))
-                self._broken = f"it died while {what}; {await self._processes.obituary()}"
+                self._died, self._broken = True, f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}")
         if isinstance(reply, protocol.Failed):
             raise_named(reply.kind, reply.message)

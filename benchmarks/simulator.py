@@ -83,8 +83,9 @@ def do_run(folder: Path, name: str, settings: Mapping[str, Any], console: Consol
     if not model.is_dir():
         make_student(SMOKE, 0, folder / "warm", console)
     run = load_run(folder, model, name, settings)
-    if not (run.run_dir / "summary.json").is_file():
-        anyio.run(partial(train_run, run, progress=NoProgress()))
+    summary = run.run_dir / "summary.json"
+    if not summary.is_file() or json.loads(summary.read_text())["error"] is not None:
+        anyio.run(partial(train_run, run, progress=NoProgress(), existing="replace"))
     return run
 
 

@@ -29,7 +29,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.loading.files import model_tensors
-from agentrl.trainer.loading.names import untie_different
+from agentrl.trainer.loading.names import conversions_of, untie_different
 from agentrl.trainer.loading.reading import read_weights
 from agentrl.trainer.loading.skeleton import empty_model, materialize
 from agentrl.trainer.parallel.fit import check_tensor_fit
@@ -115,6 +115,7 @@ class PolicyModel:
         self.device = device
         self.ranks = ranks or Ranks()
         self.module, stored = together(self.ranks, partial(_read_headers, self.path))
+        self._conversions = conversions_of(self.module)
         self.vocab_size = int(self._head.get_parameter("weight").shape[0])
         self._max_logits = max_logits
         for module in self.module.modules():
@@ -280,7 +281,7 @@ class PolicyModel:
         Raises:
             ConfigError: it is the checkpoint of another model; nothing has changed.
         """
-        read_weights(self.module, weights, where)
+        read_weights(self.module, self._conversions, weights, where)
 
     @property
     def _base(self) -> nn.Module:

@@ -26,7 +26,7 @@ ITEM_BYTES: Mapping[str, int] = {
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
-"""Says which of several files holds which tensor."""
+"""Name of the index, which maps each tensor to one of several files."""
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
+from agentrl.trainer.loading.files import model_tensors
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
@@ -79,6 +80,11 @@ def _experts(path: Path) -> Path:
     return _random_model(path, "qwen3_moe", **_EXPERTS)
 
 
+def _renamed_by_transformers(path: Path) -> Path:
+    """GPT-NeoX, whose head has another name in files."""
+    return _random_model(path, "gpt_neox", rotary_pct=1.0)
+
+
 def _scaled_rotations(path: Path) -> Path:
     scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     more = {"original_max_position_embeddings": 64, "rope_theta": 1e4}
@@ -114,6 +120,7 @@ _FORMS = [
     _in_bfloat16,
     _in_several_files,
     _experts,
+    _renamed_by_transformers,
     _scaled_rotations,
     _of_a_base_model,
     _with_a_redundant_head,
@@ -131,7 +138,7 @@ def test_one_process_has_every_bit_of_what_transformers_loads(tmp_path: Path, fo
 @pytest.mark.parametrize(
     ("mesh", "forms"),
     [
-        (MeshShape(dp=2), (_in_bfloat16, _experts)),
+        (MeshShape(dp=2), (_in_bfloat16, _experts, _renamed_by_transformers)),
         pytest.param(MeshShape(dp=4), _FORMS, marks=pytest.mark.external),
         pytest.param(
             MeshShape(dp=2, tp=2), (_tied, _untied, _in_several_files, _with_a_head_of_its_own), marks=pytest.mark.external
@@ -187,3 +194,21 @@ def test_a_model_that_scales_its_logits_is_a_config_error(tmp_path: Path) -> Non
     path = _random_model(tmp_path, "granite", logits_scaling=4.0)
     with pytest.raises(ConfigError, match="GraniteForCausalLM changes the logits after its output head"):
         PolicyModel(path, device=_CPU)
+
+
+def test_weights_stored_as_integers_are_refused_with_the_types_that_can_be_trained(tmp_path: Path) -> None:
+    path = _tied(tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight is stored as I8; training needs one of F32, BF16, F16, F64"):
+        PolicyModel(path, device=_CPU)
+
+
+def test_a_refused_checkpoint_leaves_the_names_of_the_export_as_they_were(tmp_path: Path) -> None:
+    model = PolicyModel(_renamed_by_transformers(tmp_path / "own"), device=_CPU)
+    before = sorted(model.export())
+    with pytest.raises(ConfigError, match="the weights do not fit"):
+        model.read(model_tensors(_untied(tmp_path / "foreign")), tmp_path)
+    assert sorted(model.export()) == before
+    assert "embed_out.weight" in before

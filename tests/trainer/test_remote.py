@@ -58,7 +58,8 @@ class _OpensPipes(logging.Handler):
             os.mkfifo(pipe)
 
     def emit(self, record: logging.LogRecord) -> None:
-        next(self._pipes).write_text("")
+        if (pipe := next(self._pipes, None)) is not None:  # on a busy machine the process may be silent once more
+            pipe.write_text("")
 
 
 @asynccontextmanager
@@ -247,7 +248,7 @@ async def test_a_worker_that_gives_no_sign_of_life_is_named_long_before_the_dead
             await trainer.save("a long name, so that twenty bytes are there")
     finally:
         logging.getLogger("agentrl.trainer").removeHandler(pipes)
-    first, second = (record.getMessage() for record in caplog.records)
+    first, second, *_ = (record.getMessage() for record in caplog.records)
     assert "has given no sign of life for 0.05 s while saving a long name" in first
     assert "gives signs of life again" in second
 

@@ -137,7 +137,6 @@ async def _send_beside_steps(trainer: RemoteTrainer, model: Path) -> None:
         await anyio.wait_all_tasks_blocked()
         os.kill(trainer.pid, signal.SIGCONT)
         assert is_bfloat16_of(await taken(trainer, joiner, "joiner", 1, again=True), model)
-    assert stepped.is_set()
 
 
 async def _write_beside_a_step(trainer: RemoteTrainer, folder: Path) -> None:

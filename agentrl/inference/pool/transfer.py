@@ -172,7 +172,13 @@ async def _join_all(feed: WeightFeed, chosen: Sequence[Member], each: Each) -> S
             await member.server.groups.join(address)
             member.channel = feed.channel
 
-    return await each(join)
+    left = await each(join)
+    lost = [member for member in joins if member not in left]
+    if lost:  # one that comes back joins another group
+        await feed.channel.open((), [member.group for member in lost])
+        for member in lost:
+            member.group = ""
+    return left
 
 
 async def leave_all(members: Sequence[Member], *, timeout_s: float) -> None:

@@ -56,7 +56,8 @@ def advise_driver(run: RunConfig) -> str | None:
         change = "set rollout.runner: processes and rollout.workers, so that episodes run beside it"
     else:
         change = "its workers' model calls are more than one process can pass on: make fewer and longer ones"
-    return f"{cores:.1f} cores busy, and its event loop has one, so more or other GPUs do not help; {change}"
+    useless = ", so more or other GPUs do not help" if run.inference.backend == "sglang" else ""
+    return f"{cores:.1f} cores busy, and its event loop has one{useless}; {change}"
 
 
 def busy_windows(steps: Sequence[Mapping[str, Any]]) -> list[BusyShares]:

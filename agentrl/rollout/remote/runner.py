@@ -60,7 +60,7 @@ class RemoteRunner:
             ConfigError: a worker cannot load the workflow or the tokenizer.
             WorkflowError: the workflow cannot be opened in a worker.
             LaunchError: a worker cannot be started.
-            RunStopped: a worker cannot be started on this machine, or dies again and again.
+            RunStopped: a worker is not ready in time, or dies again and again.
             InvariantError: a worker breaks the protocol, or a model call met an error that ends the run.
 
         Cancellation: the workers end, within 5 seconds.
@@ -100,7 +100,7 @@ class RemoteRunner:
 
     async def _least_busy(self) -> WorkerLink:
         while not (links := [link for link in self._links.values() if link.alive]):
-            await self._arrived.wait()  # for `START_S` at most: then the run ends
+            await self._arrived.wait()  # for as long as a new start may take: then the run ends
         return min(links, key=lambda link: link.num_episodes)
 
     async def _keep(self, index: int, start: StartWorker, backend: Backend, *, task_status: TaskStatus[None]) -> None:

@@ -19,10 +19,19 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from agentrl.errors import ConfigError
 from agentrl.weights.parts import Index, StoredTensor
+
+_TRAINABLE = ("F32", "BF16", "F16", "F64")
+"""Types of stored weights that become float32 without a scale of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +62,29 @@ class ReadingPlan:
     converted: Sequence[Conversion]
 
 
-def plan_reading(module: PreTrainedModel, stored: Mapping[str, StoredTensor], where: object) -> ReadingPlan:
+def conversions_of(module: PreTrainedModel) -> list[WeightTransform]:
+    """Return how the names in a checkpoint become those of `module`, which must not be split yet.
+
+    transformers finds some of them by the class of the model, which FSDP replaces.
+    """
+    return get_model_conversion_mapping(module)
+
+
+def plan_reading(
+    module: PreTrainedModel, conversions: Sequence[WeightTransform], stored: Mapping[str, StoredTensor], where: object
+) -> ReadingPlan:
     """Return how the tensors of `module`, split or not, are read from `stored`.
 
     Args:
         module: the model; it keeps the renamings for its export.
+        conversions: of the model before it was split.
         stored: the tensors of a checkpoint.
         where: the checkpoint, for messages.
 
     Raises:
         ConfigError: names or shapes differ.
     """
-    transforms = get_model_conversion_mapping(module)
+    transforms = deepcopy(list(conversions))  # they record what they were used for
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
@@ -82,7 +102,6 @@ def plan_reading(module: PreTrainedModel, stored: Mapping[str, StoredTensor], wh
             same[target] = name
         else:
             grouped.setdefault(target, []).append((pattern, name))
-    object.__setattr__(module, "_weight_conversions", [each for each in transforms if each.was_used()])
     converted = [
         Conversion(target=target, converter=by_pattern[sources[0][0]], sources=tuple(sources))
         for target, sources in grouped.items()
@@ -91,8 +110,19 @@ def plan_reading(module: PreTrainedModel, stored: Mapping[str, StoredTensor], wh
     for each in converted:
         shapes = {name: torch.empty(stored[name].shape, device="meta") for _, name in each.sources}
         found |= {name: tuple(tensor.shape) for name, tensor in each.made(module, shapes).items()}
+    trained = {name for target, name in same.items() if wanted[target].is_floating_point()}
+    trained |= {name for each in converted for _, name in each.sources}
+    _check_types({name: stored[name] for name in trained}, where)
     _check_fit(module, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, found, unexpected, where)
+    # Where transformers' own export looks for them.
+    object.__setattr__(module, "_weight_conversions", [each for each in transforms if each.was_used()])
     return ReadingPlan(same=same, converted=converted)
+
+
+def _check_types(tensors: Mapping[str, StoredTensor], where: object) -> None:
+    for name, tensor in sorted(tensors.items()):
+        if tensor.dtype not in _TRAINABLE:
+            raise ConfigError(f"{where}: {name} is stored as {tensor.dtype}; training needs one of {', '.join(_TRAINABLE)}")
 
 
 def _check_fit(

@@ -6,11 +6,12 @@ made of several tensors is made whole, one at a time, and cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import WeightTransform
 
 from agentrl.trainer.loading.names import plan_reading
 from agentrl.trainer.parallel.held import held_box
@@ -18,18 +19,21 @@ from agentrl.trainer.tensors import torch_tensor
 from agentrl.weights.parts import StoredTensor
 
 
-def read_weights(module: PreTrainedModel, stored: Mapping[str, StoredTensor], where: object) -> None:
+def read_weights(
+    module: PreTrainedModel, conversions: Sequence[WeightTransform], stored: Mapping[str, StoredTensor], where: object
+) -> None:
     """Replace the weights of `module`, or this rank's parts of them, by those of a checkpoint; no collective.
 
     Args:
         module: the model, split or not.
+        conversions: `conversions_of` the model before it was split.
         stored: the tensors of the checkpoint, in any type of floating-point numbers.
         where: the checkpoint, for messages.
 
     Raises:
         ConfigError: it is the checkpoint of another model; nothing has changed.
     """
-    plan = plan_reading(module, stored, where)
+    plan = plan_reading(module, conversions, stored, where)
     tensors: dict[str, Tensor] = module.state_dict(keep_vars=True)
     with torch.no_grad():
         for target, name in plan.same.items():

@@ -36,6 +36,7 @@ def held_box(tensor: Tensor) -> HeldBox:
     if tuple(chunk.sizes) != tuple(elements.shape):
         raise InvariantError(
             f"this rank holds {tuple(elements.shape)} of a tensor {tuple(tensor.shape)}, but its part should be "
-            f"{tuple(chunk.sizes)}: a checkpoint cannot hold this split ({tensor.placements})"
+            f"{tuple(chunk.sizes)}: agentrl cannot read or write this split ({tensor.placements}); use another "
+            "trainer.parallel"
         )
     return HeldBox(tuple(chunk.offsets), elements)

@@ -2,7 +2,7 @@
 
 Invariant: between requests each rank holds 1/(dp x cp) of every weight, of its gradient and of its optimizer state, in
 float32; of the matrices that tensor parallelism splits first, 1/(dp x cp x tp).
-Within a request a block is whole while it computes, and tensors are whole while weights leave or enter the trainer.
+Within a request a block is whole while it computes, and tensors are whole while weights leave the trainer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def shard(
     bfloat16: bool,
     prepare: Callable[[nn.Module], None] | None = None,
 ) -> None:
-    """Split `module` over `mesh`, each of `blocks` gathered by itself; the parts lie on the mesh's device.
+    """Split `module` over `mesh`, each of `blocks` gathered by itself; the parts have no memory yet.
 
     With `bfloat16` the gathered copies have that type, while weights, gradients and their reduction stay float32: the
     forward pass is exactly that of a bfloat16 model.

@@ -31,7 +31,7 @@ _HEAD_NORMS: Final = ("q_norm", "k_norm")
 
 
 def split_block(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Replace the matrices of a layer by this rank's parts, on its device; every rank holds the same weights before.
+    """Replace the matrices of a layer by this rank's parts, which have no memory yet.
 
     Args:
         block: attention and feed-forward, named as in Llama.

@@ -125,11 +125,13 @@ class TrainerChannel:
         """
         if self._held == (version, dtype):
             again = True
-            if dtype is None:  # written once; what is sent may be sent again, such as when every server failed
-                self._held = None
             if self._snapshot:
                 yield
+                if dtype is None:  # written once; what is sent may be sent again, such as when every server failed
+                    self._held = None
                 return
+            if dtype is None:
+                self._held = None
         if self._stepping:
             if again:
                 raise UpdatePending("the trainer is in a step; the server gets weights with the next update")

@@ -143,7 +143,7 @@ async def test_two_servers_that_return_together_do_not_close_the_groups_of_one_a
             server.die()
             pool.report_dead(server.url, "killed")
             server.revive(version=0)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             pool.report_started("scripted://1")
             await held.reached.wait()
             pool.report_started("scripted://2")

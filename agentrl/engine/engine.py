@@ -142,7 +142,11 @@ class Engine:
             trainer=trainer, inference=inference, run_dir=run_dir, config=engine, probe_ids=probe, send_dtype=send_dtype
         )
         self._evaluations = self._make_evaluations()
-        self._publications = Publications(
+        self._publications = self._make_publications(weights)
+        self._training = self._make_training(trainer, inference, weights)
+
+    def _make_publications(self, weights: WeightPublisher) -> Publications:
+        return Publications(
             weights=weights,
             clock=self._clock,
             journal=self._journal,
@@ -150,7 +154,6 @@ class Engine:
             watchdog=self._watchdog,
             on_failure=self._buffer.close,
         )
-        self._training = self._make_training(trainer, inference, weights)
 
     def _make_evaluations(self) -> EvaluationQueue:
         return EvaluationQueue(

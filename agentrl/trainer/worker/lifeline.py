@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import BinaryIO, Literal
 
 from agentrl.trainer.worker import protocol
@@ -75,15 +75,16 @@ class Lifeline(io.RawIOBase):
 
     def _read(self) -> None:
         dismissed = False
-        while header := self._source.read(protocol.HEADER_BYTES):
-            if header == protocol.HEARTBEAT:
-                if self._ends == "at once":
-                    os._exit(0)
-                dismissed = True
-            length = protocol.announced_length(header)
-            # What is no frame goes to the main thread, which raises the error.
-            body = self._source.read(length) if length <= protocol.MAX_FRAME_BYTES else b""
-            self._frames.put(header + body)
+        with suppress(OSError):  # a driver that is killed with unread replies resets its connection: the end of the stream
+            while header := self._source.read(protocol.HEADER_BYTES):
+                if header == protocol.HEARTBEAT:
+                    if self._ends == "at once":
+                        os._exit(0)
+                    dismissed = True
+                length = protocol.announced_length(header)
+                # What is no frame goes to the main thread, which raises the error.
+                body = self._source.read(length) if length <= protocol.MAX_FRAME_BYTES else b""
+                self._frames.put(header + body)
         if dismissed:
             os._exit(0)
         with self._lock:

@@ -13,6 +13,9 @@ LOGPROB_TOLERANCE = {"float32": 0.01, "bfloat16": 0.2}
 """Largest mean difference, nats, of a server's log-probs from the trainer's, by the same type; the default."""
 
 
+MAX_SKIPPED_CHECKS = 4
+"""Batches in a row that are taken without a spot check because servers are loading weights."""
+
 INTERRUPT_S = 20.0
 """Seconds that an interrupted or failing run has to end its training step and to save it."""
 

@@ -2,7 +2,7 @@
 
 Invariant: each batch that is taken becomes one version. Before the batch is taken, while the trainer still has the weights
 that the servers sample with, a few calls of each server are recomputed. Where publications run beside the trainer, that is
-so after at most `SpotCheck.MAX_SKIPPED` batches. The trainer waits for its batch, its worker and the servers, in that order,
+so after at most `MAX_SKIPPED_CHECKS` batches. The trainer waits for its batch, its worker and the servers, in that order,
 and the board lists each wait. A checkpoint holds the weights of a whole step, and its note accounts for every group and
 evaluation that was asked for.
 """
@@ -30,7 +30,7 @@ from agentrl.concurrency import task_group
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.batch import PreparedBatch, prepare_batch
 from agentrl.engine.buffer import GroupBuffer, VersionClock
-from agentrl.engine.config import LOGPROB_TOLERANCE, EngineConfig
+from agentrl.engine.config import LOGPROB_TOLERANCE, MAX_SKIPPED_CHECKS, EngineConfig
 from agentrl.engine.evaluate import EvaluationQueue
 from agentrl.engine.inflight import FinishedCall, FinishedCalls
 from agentrl.engine.journal import Journal
@@ -72,8 +72,6 @@ class SpotCheck:
     """Output tokens of a call made for a check, to a server that has finished none under the present version."""
     ASK_TIMEOUT_S = 10.0
     """Seconds that such a call may take."""
-    MAX_SKIPPED = 4
-    """Number of batches in a row that are taken without a check because servers are loading weights."""
     WARN_AFTER = 5
     """Number of steps in a row without a check of a server after which the trainer warns."""
 
@@ -99,7 +97,7 @@ class SpotCheck:
 
     def skip(self) -> Mapping[str, float] | None:
         """Return the metrics of a batch without a check; None when there were too many in a row."""
-        if self._skipped == self.MAX_SKIPPED:
+        if self._skipped == MAX_SKIPPED_CHECKS:
             return None
         self._skipped += 1
         return {"unchecked_servers": float(1 if self.servers is None else len(self.servers.serving))}

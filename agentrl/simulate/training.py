@@ -9,14 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agentrl.engine.config import MAX_SKIPPED_CHECKS
 from agentrl.simulate.buffer import SimulatedBuffer
 from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.machine import SimulatedMachine
 from agentrl.simulate.outcome import SimulatedStep
 from agentrl.simulate.rollouts import Rollouts, SimulatedGroup
-
-MAX_SKIPPED = 4
-"""Spot checks in a row that the engine leaves out because servers load weights (`engine.overlap_publication`)."""
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class SimulatedTrainer:
             return
         self._waited_s, self._idle_since = self._now - self._idle_since, None
         self._began = self._now
-        if self._updating and self._skipped < MAX_SKIPPED:
+        if self._updating and self._skipped < MAX_SKIPPED_CHECKS:
             self._skipped += 1
             self._take_batch()
         else:

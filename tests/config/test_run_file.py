@@ -35,7 +35,7 @@ def test_a_command_says_so_with_status_two_and_no_traceback(
     out, said = capsys.readouterr()
     assert "run.yaml is not YAML in UTF-8" in out + said
     assert "Traceback" not in said
-    assert status == (2 if command == "train" else 1)  # the doctor goes on and counts what it found
+    assert status == (2 if command == "train" else 1)  # the doctor makes its other checks and counts what it found
 
 
 def test_text_outside_ascii_is_read_whatever_the_locale(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.engine.config import MAX_SKIPPED_CHECKS
 from agentrl.engine.training import SpotCheck
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.simulate.costs.model import CostModel, Fleet, RunShape, ServerCost, TrainerCost, UpdateCost
 from agentrl.simulate.play import play_run
 from agentrl.simulate.servers import SimulatedCall, SimulatedServer
-from agentrl.simulate.training import MAX_SKIPPED
 from agentrl.simulate.workload import LognormalSource, PlayedEpisode, PlayedTurn, RecordedSource
 
 FLEET = Fleet(servers=2, trainer_gpus=2)
@@ -73,7 +73,7 @@ def test_a_publication_beside_the_next_step_costs_the_trainer_no_time_that_it_ne
 
 
 def test_the_engine_and_the_simulator_leave_out_as_many_spot_checks() -> None:
-    assert MAX_SKIPPED == SpotCheck.MAX_SKIPPED
+    assert MAX_SKIPPED_CHECKS == SpotCheck.MAX_SKIPPED_CHECKS
 
 
 def test_a_server_reads_contexts_before_it_samples_and_again_after_an_update() -> None:

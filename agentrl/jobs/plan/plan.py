@@ -18,8 +18,7 @@ from agentrl.config import RunConfig, inapplicable
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.load import load_held_out, load_training
 from agentrl.data.source import find_function, never_ends
-from agentrl.engine.config import INTERRUPT_S
-from agentrl.engine.training import SpotCheck
+from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.jobs.plan.gpus import missing_gpus
@@ -245,7 +244,7 @@ def _updates(config: RunConfig) -> str:
     engine = config.resolved_engine
     when, often = "", "before each step,"
     if engine.overlap_publication:
-        when, often = "; the next batch is trained meanwhile", f"before each step, or every {SpotCheck.MAX_SKIPPED + 1}th,"
+        when, often = "; the next batch is trained meanwhile", f"before each step, or every {MAX_SKIPPED_CHECKS + 1}th,"
     checks = (
         f"checksum compared, probe within {engine.probe_tolerance:g} nats; {often} log-probs of every server "
         f"recomputed, within {engine.logprob_tolerance:g} nats on average"

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.engine.config import MAX_SKIPPED_CHECKS
-from agentrl.engine.training import SpotCheck
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.simulate.costs.model import CostModel, Fleet, RunShape, ServerCost, TrainerCost, UpdateCost
 from agentrl.simulate.play import play_run
@@ -70,10 +68,6 @@ def test_a_publication_beside_the_next_step_costs_the_trainer_no_time_that_it_ne
     beside = play_run(replace(shape, overlaps_publication=True), FLEET, slow, EVEN, warm_up=6)
     assert after.step_s == pytest.approx(25)
     assert beside.step_s == pytest.approx((5 * 20 + 25) / 6, rel=0.05)  # the last publication is waited for
-
-
-def test_the_engine_and_the_simulator_leave_out_as_many_spot_checks() -> None:
-    assert MAX_SKIPPED_CHECKS == SpotCheck.MAX_SKIPPED_CHECKS
 
 
 def test_a_server_reads_contexts_before_it_samples_and_again_after_an_update() -> None:

@@ -16,13 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
-from agentrl.cluster.base import HOST_WORD, PORT_WORD, STOP_S, TAIL_BYTES
+from agentrl.cluster.base import DRAIN_S, HOST_WORD, PORT_WORD, STOP_S, TAIL_BYTES
 from agentrl.cluster.network import free_port, interface_of
 
 MAX_UNREAD = 1 << 20
 """Bytes of one stream that wait for the driver."""
-_DRAIN_S = 1.0
-"""Seconds that the output of an ended process gets to arrive."""
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -85,7 +83,7 @@ class HostedProcess:
         code = self._process.wait()
         self.signal(signal.SIGKILL)  # what it started
         for reader in self._readers:
-            reader.join(_DRAIN_S)
+            reader.join(DRAIN_S)
         if not any(reader.is_alive() for reader in self._readers):
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:

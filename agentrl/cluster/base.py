@@ -21,6 +21,8 @@ PORT_WORD = "{port}"
 """Stands in a command for a free port of the node."""
 STOP_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
+DRAIN_S = 1.0
+"""Seconds that the output of an ended process gets to arrive."""
 TAIL_BYTES = 4000
 """End of a log that a message carries."""
 TAIL_LINES = 40

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
-from agentrl.cluster.base import PORT_WORD, STOP_S, TOKEN_VARIABLE, Exit, ProcessSpec, describe_code, read_tail
+from agentrl.cluster.base import DRAIN_S, PORT_WORD, STOP_S, TOKEN_VARIABLE, Exit, ProcessSpec, describe_code, read_tail
 from agentrl.cluster.network import free_port
 from agentrl.errors import ConfigError, LaunchError
 
@@ -72,6 +72,7 @@ class LocalChild:
         """Id of the process, which is also that of its process group."""
         self.where = f"pid {process.pid}"
         self._process = process
+        self._output: OutputLines | None = None
 
     @property
     def stdin(self) -> ByteSendStream:
@@ -86,8 +87,11 @@ class LocalChild:
         return self._process.stdout
 
     async def ended(self) -> Exit:
-        """Wait until the process has ended."""
+        """Wait until the process has ended, and `DRAIN_S` at most until the reader of its `lines` has the last ones."""
         code = await self._process.wait()
+        if self._output is not None:
+            with anyio.move_on_after(DRAIN_S):  # what it started may hold the pipe open
+                await self._output.at_end.wait()
         return Exit(code=code, reason=describe_code(code), log_tail=read_tail(self.spec.log_path))
 
     async def log_tail(self) -> str:
@@ -120,7 +124,8 @@ class LocalChild:
 
     def lines(self) -> AsyncIterator[str]:
         """Return the lines of standard output from now on."""
-        return OutputLines(self.stdout, self.spec.log_path)
+        self._output = OutputLines(self.stdout, self.spec.log_path)
+        return self._output
 
 
 class OutputLines:
@@ -128,6 +133,8 @@ class OutputLines:
 
     def __init__(self, stream: ByteReceiveStream, log_path: Path) -> None:
         """Read `stream` to its end; the stream stays the caller's."""
+        self.at_end = anyio.Event()
+        """Set once the log has everything that the stream will give."""
         self._stream, self._log_path = stream, log_path
         self._lines: list[bytes] = []
         self._rest = b""
@@ -142,6 +149,7 @@ class OutputLines:
             try:
                 data = await self._stream.receive()
             except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                self.at_end.set()
                 raise StopAsyncIteration from None
             with self._log_path.open("ab") as log:
                 log.write(data)

@@ -45,6 +45,7 @@ def test_gpus_are_those_of_the_cluster():
         (["--trainer.parallel.tp=2"], 4),
         (["--inference.backend=sglang", "--inference.device=cuda", "--inference.servers=2"], 6),
         (["--inference.backend=sglang", "--inference.device=cuda", "--inference.sglang_args=[--tp, '4']"], 4),
+        (["--inference.backend=sglang", "--inference.servers=2"], 6),
         (["--inference.device=cuda", "--inference.servers=3"], 5),
     ],
 )
@@ -85,6 +86,7 @@ def test_doctor_names_what_a_cluster_lacks_for_the_run():
     run = run_with(*flags, "--inference.sglang_args=--tp-size 2", "--rollout.runner=ray", "--rollout.workers=3")
     check_room(run, gpus=6, cpus=8)
     check_room(run_with("--trainer.device=cpu", "--inference.device=cpu"), gpus=0, cpus=2)
+    check_room(run_with("--trainer.device=cpu", "--inference.backend=sglang"), gpus=0, cpus=2)
     on_its_own = run_with("--trainer.parallel.dp=4", "--inference.device=cuda")  # `auto` takes a GPU where there is one
     check_room(on_its_own, gpus=5, cpus=5)
     with pytest.raises(ConfigError, match=r"reserves 5 GPU\(s\)"):

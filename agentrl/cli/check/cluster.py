@@ -21,6 +21,7 @@ from agentrl.cluster.ray import import_ray, open_ray
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.hosts import is_loopback
+from agentrl.inference.launch.anywhere import with_device
 from agentrl.inference.launch.sglang import runs_on_cpu
 from agentrl.jobs.plan.basis import gpus_per_server
 from agentrl.jobs.plan.split import resolve_run
@@ -71,7 +72,7 @@ def check_room(run: RunConfig, gpus: float, cpus: float) -> None:
     Raises:
         ConfigError: it has fewer.
     """
-    inference, ranks = run.inference, run.trainer.parallel.shape.world
+    inference, ranks = with_device(run.inference, has_gpus=gpus > 0), run.trainer.parallel.shape.world
     servers = 0 if inference.urls else inference.servers
     workers = num_workers(run.rollout) if run.rollout.runner == "ray" else 0
     trains_on_gpus = run.trainer.device.startswith("cuda") or (run.trainer.device == "auto" and gpus > 0)

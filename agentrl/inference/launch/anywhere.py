@@ -25,6 +25,19 @@ RecipeBuilder: TypeAlias = Callable[[InferenceConfig, Path, int, int, int | str,
 """Builds the recipe from config, model, seed, number of the server, port and log."""
 
 
+def with_device(config: InferenceConfig, *, has_gpus: bool) -> InferenceConfig:
+    """Return `config` with the device that `auto` means for SGLang servers of a cluster: its GPUs, if it has any.
+
+    Example:
+        >>> sglang = InferenceConfig(backend="sglang")
+        >>> with_device(sglang, has_gpus=True).device, with_device(sglang, has_gpus=False).device
+        ('cuda', 'cpu')
+    """
+    if config.backend != "sglang" or config.device != "auto":
+        return config
+    return config.model_copy(update={"device": "cuda" if has_gpus else "cpu"})
+
+
 def recipe_anywhere(build: RecipeBuilder, config: InferenceConfig, model_path: Path, seed: int, log_path: Path) -> Recipe:
     """Return the recipe of a server for any node.
 

@@ -26,7 +26,7 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, ServerError, ServerUnavailable
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.inference.config import CPU_RUNNING_REQUESTS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
-from agentrl.inference.launch.anywhere import recipe_anywhere
+from agentrl.inference.launch.anywhere import recipe_anywhere, with_device
 from agentrl.inference.launch.process import Recipe, ServerProcess
 from agentrl.inference.launch.sglang import find_sglang_python, sglang_recipe
 from agentrl.inference.pool.members import Server
@@ -79,6 +79,8 @@ async def launch_pool(
     """
     key = api_key(config)
     launcher = launcher or LocalLauncher()
+    if launcher.elsewhere:
+        config = with_device(config, has_gpus=await launcher.reserves_gpus())
     builders = [] if config.urls else _builders(config, Path(model_path), seed, Path(log_dir), launcher)
     launched: dict[int, Launched] = {}
 

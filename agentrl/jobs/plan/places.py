@@ -15,6 +15,7 @@ from agentrl.cluster.resources import ClusterResources, ray_resources
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.hosts import count_cores
+from agentrl.inference.launch.anywhere import with_device
 from agentrl.inference.launch.sglang import runs_on_cpu
 from agentrl.jobs.plan.gpus import count_gpus, server_gpus, trainer_gpus
 from agentrl.jobs.rollouts import num_workers
@@ -59,7 +60,7 @@ def _cluster_of(run: RunConfig, root: Path) -> ClusterResources:
 
 def _places_on(cluster: ClusterResources, run: RunConfig) -> int:
     """Return the GPUs or cores that servers and rollout workers leave to the trainer."""
-    inference = run.inference
+    inference = with_device(run.inference, has_gpus=cluster.gpus > 0)
     servers = 0 if inference.urls else inference.servers
     workers = num_workers(run.rollout) if run.rollout.runner == "ray" else 0
     if cluster.gpus and run.trainer.device != "cpu":

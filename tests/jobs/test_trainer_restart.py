@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from agentrl.config import RunConfig, load_config
 from agentrl.errors import TrainerDied
 from agentrl.jobs.train import train_run
 from agentrl.observe.progress import NoProgress, Snapshot
-from tests.support.cli import children, records, write_run
+from tests.support.cli import child_commands, records, write_run
 
 
 class KillsTrainer(NoProgress):
@@ -27,8 +29,8 @@ class KillsTrainer(NoProgress):
         if snapshot.step != 3 or not self.left:
             return
         self.left -= 1
-        for pid in children(os.getpid()):
-            if b"agentrl.trainer.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        for pid, line in child_commands(os.getpid()).items():
+            if "agentrl.trainer.worker" in line:
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -65,16 +67,18 @@ class DamagesAndKillsRank(NoProgress):
 
     def __init__(self, checkpoints: Path) -> None:
         self.checkpoints = checkpoints
-        self.started: set[int] = set()
-        self.rank: int | None = None
+        self.started: dict[int, int] = {}
+        """A descriptor of each rank that was seen, which becomes readable when that has ended."""
+        self.killed: int | None = None
 
     def step(self, snapshot: Snapshot) -> None:
-        self.started |= set(children(os.getpid()))
-        if snapshot.step == 5 and self.rank is None:
+        ranks = {pid: line for pid, line in child_commands(os.getpid()).items() if "agentrl.trainer.worker" in line}
+        self.started |= {pid: os.pidfd_open(pid) for pid in ranks.keys() - self.started.keys()}
+        if snapshot.step == 5 and self.killed is None:
             [damaged] = (self.checkpoints / "step-000004").glob("model-00001*.safetensors")
             damaged.write_bytes(damaged.read_bytes()[:-1])
-            [self.rank] = [pid for pid in self.started if b"--rank=1" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-            os.kill(self.rank, signal.SIGKILL)
+            [self.killed] = [pid for pid, line in ranks.items() if "--rank=1" in line]
+            os.kill(self.killed, signal.SIGKILL)
 
 
 @pytest.mark.external
@@ -84,12 +88,23 @@ def test_one_killed_rank_restarts_the_run_from_its_newest_sound_checkpoint_under
     monkeypatch.chdir(tmp_path)
     trainer = {"device": "cpu", "lr": 1e-3, "restarts": 1, "parallel": {"dp": 2}}
     engine = {"steps": 6, "checkpoint_every": 2, "keep_checkpoints": 3}
-    run = load_config(str(write_run(tmp_path, checkpoint, trainer=trainer, engine=engine)), [])
+    file = write_run(tmp_path, checkpoint, trainer=trainer, engine=engine)
+    # The run that ends after step 4 waits for the checkpoint; one that continues writes it beside the next steps.
+    anyio.run(partial(train_run, load_config(file, ["--engine.steps", "4"]), progress=NoProgress()))
+    run = load_config(file)
     progress = DamagesAndKillsRank(run.run_dir / "checkpoints")
-    report = anyio.run(partial(train_run, run, progress=progress))
+    report = anyio.run(partial(train_run, run, existing="resume", progress=progress))
     assert (report.train_steps, report.resumed_from_step) == (6, 2)
-    assert f"rank 1 (pid {progress.rank}): signal SIGKILL" in caplog.text
+    assert f"rank 1 (pid {progress.killed}): signal SIGKILL" in caplog.text
     assert "checkpoint skipped, trying the one before" in caplog.text
-    published = [event["version"] for event in records(run.run_dir / "metrics.jsonl", "publishing")]
-    assert published == sorted(set(published))
-    assert [pid for pid in progress.started if Path(f"/proc/{pid}").exists()] == []
+    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines if '"publishing"' in line or '"resumed"' in line]
+    restarted = max(number for number, event in enumerate(events) if event["event"] == "resumed")
+    before, after = ([event.get("version", 0) for event in part] for part in (events[:restarted], events[restarted + 1 :]))
+    assert max(before) < min(after)
+    assert after == sorted(set(after))
+    assert len(progress.started) == 4
+    ended, _, _ = select.select(progress.started.values(), [], [], 0)
+    assert sorted(ended) == sorted(progress.started.values())
+    for descriptor in progress.started.values():
+        os.close(descriptor)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,15 @@ def children(pid: int) -> list[int]:
             if int(fields[1]) == pid:
                 found.append(int(entry.name))
     return found
+
+
+def child_commands(pid: int) -> dict[int, str]:
+    """Return the command lines of the processes whose parent is `pid`; those that have ended have none."""
+    found: dict[int, str] = {}
+    for child in children(pid):
+        with suppress(OSError):
+            found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return {child: line for child, line in found.items() if line}
 
 
 @contextmanager

@@ -153,7 +153,7 @@ class Launcher(Protocol):
             ConfigError: a log cannot be written, or the cluster can never place the processes.
             LaunchError: a process cannot be started, or the nodes have no room for it within `cluster.start_timeout_s`.
 
-        Cancellation: what was started is killed.
+        Cancellation: what was started is killed, or still returned, for the caller to stop.
         """
         ...
 

@@ -45,7 +45,7 @@ class LocalLauncher:
             ConfigError: a log cannot be written.
             LaunchError: a process cannot be started.
 
-        Cancellation: what was started is killed.
+        Cancellation: takes effect at the caller's next wait, when the caller has the processes and can stop them.
         """
         started: list[LocalChild] = []
         try:
@@ -184,14 +184,15 @@ async def _start(spec: ProcessSpec) -> LocalChild:
     command = spec.command_on(LOOPBACK, port)
     with open_log(spec.log_path) as log:
         try:
-            process = await anyio.open_process(
-                command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=STDOUT if spec.role == "server" else log,
-                env={**inherited_environment(), **spec.environment},
-                start_new_session=True,
-            )
+            with anyio.CancelScope(shield=True):  # or what has begun could not be ended together with its children
+                process = await anyio.open_process(
+                    command,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=STDOUT if spec.role == "server" else log,
+                    env={**inherited_environment(), **spec.environment},
+                    start_new_session=True,
+                )
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]} for {spec.name}: {error}") from error
     return LocalChild(spec, process, port)

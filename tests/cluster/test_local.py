@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import anyio
+import pytest
 
 from agentrl.cluster.base import Exit, ProcessSpec
 from agentrl.cluster.local import LocalChild, LocalLauncher
@@ -35,6 +37,17 @@ async def test_the_end_of_a_process_waits_for_the_reader_of_its_last_lines(tmp_p
         assert [line async for line in output] == ["ready", "out of memory"]
     await child.stop()
     assert [(end.code, end.log_tail) for end in ends] == [(3, "ready\nout of memory")]
+
+
+async def test_a_cancelled_start_gives_its_caller_the_process_to_end(tmp_path: Path) -> None:
+    child = None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        child = await started(tmp_path, "sleep 60")
+    assert child is not None
+    await child.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
 
 
 async def test_output_that_stays_open_does_not_hold_up_the_end(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -44,12 +45,23 @@ def ready(child: subprocess.Popen[bytes]) -> str:
     return line["url"]
 
 
+@pytest.fixture
+def patient(checkpoint: Path, tmp_path: Path) -> Path:
+    """The checkpoint with so many positions that a completion of 200,000 tokens, which takes minutes, fits."""
+    folder = tmp_path / "patient"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 300_000}))
+    return folder
+
+
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "stdin"])
-def test_a_server_process_announces_itself_and_ends_cleanly(end: str, checkpoint: Path) -> None:
-    with process("--model-path", str(checkpoint), "--weight-version", "3", "--exit-with-stdin") as child:
+def test_a_server_process_announces_itself_and_ends_cleanly(end: str, patient: Path) -> None:
+    options = ["--max-context-tokens", "250000", "--weight-version", "3", "--exit-with-stdin"]
+    with process("--model-path", str(patient), *options) as child:
         url = ready(child)
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10) as connection:
-            body = json.dumps({"input_ids": [1], "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}})
+            body = json.dumps({"input_ids": [1], "sampling_params": {"max_new_tokens": 200_000, "ignore_eos": True}})
             head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             if end == "stdin":
@@ -58,7 +70,8 @@ def test_a_server_process_announces_itself_and_ends_cleanly(end: str, checkpoint
             else:
                 child.send_signal(signal.Signals[end])
             assert child.wait(60) == 0
-            assert b'"length"' not in connection.makefile("rb").read()
+            with connection.makefile("rb") as answer:
+                assert b'"length"' not in answer.read()
         assert child.stderr is not None
         assert child.stderr.read() == b""
 

@@ -49,8 +49,9 @@ class LocalLauncher:
         """
         started: list[LocalChild] = []
         try:
-            for spec in specs:
-                started.append(await _start(spec))  # noqa: PERF401 - those before a failure must be known
+            with anyio.CancelScope(shield=True):  # a start that is cut short leaves what its process has started
+                for spec in specs:
+                    started.append(await _start(spec))  # noqa: PERF401 - those before a failure must be known
         except BaseException:
             with anyio.CancelScope(shield=True):
                 for child in started:
@@ -184,15 +185,14 @@ async def _start(spec: ProcessSpec) -> LocalChild:
     command = spec.command_on(LOOPBACK, port)
     with open_log(spec.log_path) as log:
         try:
-            with anyio.CancelScope(shield=True):  # or what has begun could not be ended together with its children
-                process = await anyio.open_process(
-                    command,
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    stderr=STDOUT if spec.role == "server" else log,
-                    env={**inherited_environment(), **spec.environment},
-                    start_new_session=True,
-                )
+            process = await anyio.open_process(
+                command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=STDOUT if spec.role == "server" else log,
+                env={**inherited_environment(), **spec.environment},
+                start_new_session=True,
+            )
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]} for {spec.name}: {error}") from error
     return LocalChild(spec, process, port)

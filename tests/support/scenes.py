@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from anyio import fail_after, to_thread
 from anyio.abc import TaskGroup
 
 from agentrl.servers.embedded.faults import SGLangFault
 from tests.support.api import Api
 from tests.support.calls import ENDLESS
 from tests.support.embedded import ReferenceModel
+from tests.support.servers import CONTROL_S
 
 PROMPT = [5, 6, 7, 8]
 TRIPS = 100
@@ -42,6 +44,13 @@ class Scene:
         """Let the server read what was sent before; it answers ten other calls meanwhile."""
         for _ in range(10):
             await self.api.get("/model_info")
+
+    async def read_up(self) -> None:
+        """Wait until a server in this process has read the weights of the updates sent before, each in a thread."""
+        threads = to_thread.current_default_thread_limiter()
+        with fail_after(CONTROL_S):
+            while threads.borrowed_tokens:
+                await self.api.get("/model_info")
 
     def call(self, action: Awaitable[object]) -> Callable[[], bool]:
         """Start a control call; returns what says whether it has been answered."""
@@ -134,6 +143,7 @@ async def update_race(scene: Scene) -> bool:
     updated = scene.call(scene.api.update(scene.checkpoints[1], "1"))
     await scene.taken_in()
     await scene.api.pause("retract")
+    await scene.read_up()  # nothing but the pause may keep the update from being answered
     misled = not await scene.happens(updated)
     await scene.api.resume()
     await scene.api.post("/abort_request", {"rid": flight.rid})

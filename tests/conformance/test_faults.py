@@ -269,10 +269,10 @@ async def test_a_pool_keeps_a_paused_server_whose_health_does_not_answer(
 ) -> None:
     async with embedded(checkpoints, frozenset(SGLangFault)) as (url, api):
         server = Watched(url, vocab_size=357)
-        async with ServerPool([server], InferenceConfig(urls=(url,), health_interval_s=0.01)) as pool:
+        async with ServerPool([server], InferenceConfig(urls=(url,), health_interval_s=0.5)) as pool:
             await server.pause("retract")
             healthy = Scene(api, tasks, checkpoints).call(api.get("/health"))
-            await server.checked(5)
+            await server.checked(2)
             (status,) = pool.describe().servers
             assert (status.state, status.paused, healthy()) == (State.SERVING, True, False)
             await server.resume()

@@ -95,7 +95,7 @@ async def test_budgets_rewards_and_closing_behave_as_in_training():
     endpoint = Endpoint()
     async with serving(endpoint.answer) as connection:
         client = endpoint_client(connection, max_turns=1)
-        completion = await client.with_options(timeout=5.0).chat.completions.create(messages=HI)
+        completion = await client.with_options(timeout=60.0).chat.completions.create(messages=HI)
         with pytest.raises(EpisodeLimit, match="1 of 1 turns"):
             await client.chat.completions.create(messages=HI)
         assert len(endpoint.bodies) == 1

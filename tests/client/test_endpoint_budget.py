@@ -61,7 +61,7 @@ async def test_the_token_budget_clips_and_then_refuses_as_in_training():
     async with serving(endpoint.answer) as connection:
         client = make(connection, 10, SamplingConfig(max_tokens=50))
         await client.chat.completions.create(messages=HI)
-        await client.with_options(timeout=5.0).chat.completions.create(messages=HI)
+        await client.with_options(timeout=60.0).chat.completions.create(messages=HI)
         with pytest.raises(EpisodeLimit, match="episode e: 10 of 10 sampled tokens are spent"):
             await client.chat.completions.create(messages=HI)
         assert client.limit_reached is StopReason.TOKEN_LIMIT

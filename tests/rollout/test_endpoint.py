@@ -58,7 +58,7 @@ async def one(workflow: RolloutWorkflow, answer: Callable[[], web.Response] = go
     async with endpoint(answer) as connection:
         with anyio.fail_after(PATIENCE_S):
             return await run_endpoint_episode(
-                workflow, TASK, endpoint=connection, model="served", rollout=RolloutConfig(max_turns=3, episode_timeout_s=5)
+                workflow, TASK, endpoint=connection, model="served", rollout=RolloutConfig(max_turns=3)
             )
 
 

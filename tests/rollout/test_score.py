@@ -223,8 +223,13 @@ async def test_a_run_trains_on_the_scores_and_records_them(renderer: Renderer, t
 async def test_a_run_counts_the_members_of_a_group_that_cannot_be_scored_as_failed(
     renderer: Renderer, tmp_path: Path
 ) -> None:
-    workflow = Ranked(judge_is_gone, judge_is_gone)
-    report = await run(make_engine(tmp_path, renderer, workflow=workflow))
+    class GoneForTheFirst(Ranked):
+        async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float]:
+            if episodes[0].episode_id.startswith("0."):
+                judge_is_gone()
+            return await super().score_group(task, episodes)
+
+    report = await run(make_engine(tmp_path, renderer, workflow=GoneForTheFirst()))
     assert report.failed_episodes == {"environment_fault": 3}
     assert report.dropped_groups == {"episode_failed:environment_fault": 1}
     assert (report.train_steps, balance(report)) == (4, 0)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -28,6 +29,9 @@ from agentrl.types import Task, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
 MODULE = __name__
+PATIENCE_S = 60.0
+"""Seconds that a worker in a thread has to end. A busy machine may be slow, and the process of a worker that does not end
+in time exits, which here is that of the tests."""
 
 
 class TwoTurns(RolloutWorkflow):
@@ -211,7 +215,7 @@ async def thread_worker(_name: str, _log_path: Path) -> AsyncGenerator[Wire]:
             yield StreamWire(stream, obituary)
     finally:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(thread.join, 5.0)
+            await anyio.to_thread.run_sync(thread.join, PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -229,7 +233,7 @@ def _work_in_thread(connection: socket.socket) -> None:
             buffer = FrameBuffer()
             worker = set_up_worker(requests, buffer, writer)
             if worker is not None:
-                anyio.run(worker.serve, requests, buffer)
+                anyio.run(partial(worker.serve, requests, buffer, leave_s=PATIENCE_S))
     finally:
         writer.close()
         with suppress(OSError):  # the driver has closed it

@@ -171,8 +171,8 @@ class RolloutWorker:
         )
         self._scopes: dict[int, anyio.CancelScope] = {}
 
-    async def serve(self, requests: ByteSource, buffer: FrameBuffer) -> None:
-        """Play episodes until `requests` ends, which ends the process soon after.
+    async def serve(self, requests: ByteSource, buffer: FrameBuffer, *, leave_s: float = LEAVE_S) -> None:
+        """Play episodes until `requests` ends; `leave_s` seconds after that the process ends, if this has not returned.
 
         Raises:
             WorkflowError: the workflow cannot be opened, which the driver knows.
@@ -184,7 +184,7 @@ class RolloutWorker:
                 await stack.enter_async_context(self._runner.opened(self._backend))
             self._send(WorkerReady(time.perf_counter()))
             async with task_group() as tasks:
-                with _read_in_thread(requests, buffer, ended) as messages:
+                with _read_in_thread(requests, buffer, ended, leave_s) as messages:
                     async for message in messages:
                         self._handle(tasks, message)
                 tasks.cancel_scope.cancel()
@@ -263,9 +263,9 @@ class RolloutWorker:
 
 
 def _read_in_thread(
-    requests: ByteSource, buffer: FrameBuffer, ended: threading.Event
+    requests: ByteSource, buffer: FrameBuffer, ended: threading.Event, leave_s: float
 ) -> MemoryObjectReceiveStream[ToWorker]:
-    """Return a stream of the messages of `requests`, which ends with it; `LEAVE_S` later the process ends, unless `ended`.
+    """Return a stream of the messages of `requests`, which ends with it; `leave_s` later the process ends, unless `ended`.
 
     A thread reads, so that the process ends even while its workflow blocks the event loop.
     """
@@ -288,7 +288,7 @@ def _read_in_thread(
             os._exit(1)
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(inbox.close)
-        if not ended.wait(LEAVE_S):
+        if not ended.wait(leave_s):
             os._exit(0)  # the workflow ignores its cancellation, or blocks the event loop
 
     threading.Thread(target=read, name="agentrl rollout reader", daemon=True).start()

@@ -27,7 +27,7 @@ LEAVE_S = 2.0
 """Seconds that a worker gets to end by itself before its node stops it."""
 _LAST_WORDS_S = 0.5
 """Seconds after the end of a process in which its last messages may arrive."""
-_END_S = 2.0
+_END_S = 10.0
 """Seconds that a worker has to end after its connection."""
 OpenNodes: TypeAlias = Callable[[], AbstractAsyncContextManager[StartWorker]]
 """Connects to the nodes, and yields what starts a worker there."""

@@ -22,7 +22,7 @@ STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourc
 """What a stream raises whose other side has ended."""
 LEAVE_S = 4.0
 """Seconds that a worker gets to end by itself after its input is closed."""
-_END_S = 1.0
+_END_S = 10.0
 """Seconds that a worker has to end after its output."""
 _READ_BYTES = 1 << 18
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import pytest
 
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.bubblewrap import open_bubblewrap
 from agentrl.sandbox.bubblewrap.host import Host
+from agentrl.sandbox.types import Limits
 from tests.support.sandboxes import usable_host
 
 
@@ -19,6 +22,9 @@ def host() -> Host:
 
 @pytest.fixture(scope="session")
 def sandbox(host: Host) -> BoxSandbox:
-    """A sandbox that has passed its self-test, which must not fail where bubblewrap can start."""
+    """A sandbox that has passed its self-test, which must not fail where bubblewrap can start.
+
+    Its programs have a minute: the machine may be busy, and a test that wants a timeout brings its own limit.
+    """
     del host
-    return anyio.run(open_bubblewrap)
+    return anyio.run(partial(open_bubblewrap, limits=Limits(wall_s=60)))

@@ -46,7 +46,7 @@ def test_the_command_line_closes_every_wall() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_container_runs_a_program_and_is_removed(fake: Docker, tmp_path: Path) -> None:
-    sandbox = await open_docker(fake)
+    sandbox = await open_docker(fake, limits=Limits(wall_s=60))
     source = "import sys; print(open('d/a').read(), sys.stdin.read()); sys.exit(3)"
     result = await sandbox.run(python_program(source, files={"d/a": b"x"}, stdin=b"y"))
     assert (result.stdout, result.exit_status) == (b"x y\n", 3)
@@ -78,7 +78,7 @@ async def test_the_real_docker_isolates() -> None:
     inspect = [docker or "docker", "image", "inspect", IMAGE]
     if docker is None or subprocess.run(inspect, capture_output=True, check=False).returncode != 0:  # noqa: ASYNC221
         pytest.skip(f"no Docker daemon with the image {IMAGE}")
-    sandbox = await open_docker(Docker(image=IMAGE))
+    sandbox = await open_docker(Docker(image=IMAGE), limits=Limits(wall_s=60))
     source = "import os, socket; print(os.getuid(), os.listdir('/work')); socket.create_connection(('1.1.1.1', 53), 2)"
     result = await sandbox.run(python_program(source))
     assert result.stdout == b"65534 ['main.py']\n"

@@ -58,7 +58,7 @@ def open_file() -> Iterator[Path]:
 @pytest.fixture
 def neighbour() -> Iterator[Neighbour]:
     """A process of the machine with something to hide."""
-    with subprocess.Popen(["sleep", "60"], env={"CANARY": CANARY}, start_new_session=True) as process:
+    with subprocess.Popen(["sleep", "600"], env={"CANARY": CANARY}, start_new_session=True) as process:
         yield process
         process.kill()
 
@@ -222,7 +222,7 @@ report(held=held)
 async def hostile(sandbox: BoxSandbox, source: str, **bounds: float) -> tuple[Result, list[str]]:
     """Run a program that does not end by itself; return the result and the processes that it left."""
     token = secrets.token_hex(8)
-    limits = Limits.model_validate({"wall_s": 20.0, **bounds})
+    limits = Limits.model_validate({"wall_s": 120.0, **bounds})
     result = await sandbox.run(python_program(TRY + source, arguments=(token,)), limits)
     return result, processes_with(token)
 
@@ -239,11 +239,11 @@ async def test_one_process_cannot_take_three_gigabytes(sandbox: BoxSandbox) -> N
 
 
 async def test_eight_processes_share_one_memory_limit(sandbox: BoxSandbox) -> None:
-    source = "for _ in range(8):\n  if os.fork() == 0: kept = b'x' * (384 << 20); time.sleep(60)\ntime.sleep(60)"
+    source = "for _ in range(8):\n  if os.fork() == 0: kept = b'x' * (100 << 20); time.sleep(600)\ntime.sleep(600)"
     result, left = await hostile(sandbox, source)
     assert (result.ended, left) == (Ending.MEMORY, [])
     assert result.peak_memory_bytes is not None
-    assert result.peak_memory_bytes < 2**30
+    assert 512 * 2**20 < result.peak_memory_bytes < 2**30
 
 
 async def test_memory_that_processes_share_counts_once(sandbox: BoxSandbox) -> None:
@@ -255,7 +255,8 @@ for _ in range(5):
         os._exit(0)
 time.sleep(0.3)
 """
-    result, left = await hostile(sandbox, source, memory_mb=192)
+    # Processes that end while the shares are added up leave larger shares to the rest: up to 2.45 times the memory.
+    result, left = await hostile(sandbox, source, memory_mb=320)
     assert (result.ended, left) == (Ending.EXITED, [])
 
 

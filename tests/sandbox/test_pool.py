@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from pathlib import Path
 
 import anyio
 import pytest
@@ -83,17 +84,16 @@ async def test_an_episode_that_used_the_opt_out_has_a_metric_of_it(sandbox: BoxS
     assert sandbox_metrics(used) == {"unsafe_sandbox": 1.0}
 
 
-async def test_the_opt_out_keeps_the_same_contract() -> None:
-    unsafe = open_unsafe_process(limits=Limits(wall_s=0.5))
-    folders = len([name for name in os.listdir(tempfile.gettempdir()) if name.startswith("agentrl-unsafe-")])
+async def test_the_opt_out_keeps_the_same_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    unsafe = open_unsafe_process(limits=Limits(wall_s=60))
     source = "import os, sys; print(open('d/a').read(), sys.stdin.read(), len(os.environ) < 8); sys.exit(3)"
     result = await unsafe.run(python_program(source, files={"d/a": b"x"}, stdin=b"y"))
     assert (result.stdout, result.exit_status) == (b"x y True\n", 3)
-    assert (await unsafe.run(Program(argv=("sleep", "60")))).ended is Ending.TIMEOUT
+    assert (await unsafe.run(Program(argv=("sleep", "60")), Limits(wall_s=0.5))).ended is Ending.TIMEOUT
     assert (await unsafe.run(python_program("import os; os.kill(os.getpid(), 11)"))).signal == 11
     async with unsafe.session(files={"a": b"1"}) as session:
         assert (await session.python("x = open('a').read(); x")).text == "'1'"
         assert (await session.shell("cat a")).text == "1"
         assert (await session.snapshot()).files == {"a": b"1"}
-    left = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("agentrl-unsafe-")]
-    assert len(left) <= folders
+    assert os.listdir(tmp_path) == []

@@ -23,6 +23,10 @@ from agentrl.sandbox.types import Ending, Limits, Program, python_program
 from agentrl.sandbox.workspace import diff_snapshots
 from agentrl.servers.sandbox import serving_sandbox
 from tests.support.leftovers import processes_with
+from tests.support.ports import later_port
+
+PATIENT = Limits(wall_s=60)
+"""Of programs that end by themselves, however busy the machine is."""
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ async def until_gone(token: str) -> None:
 
 
 async def test_a_program_runs_as_it_does_here(url: str) -> None:
-    async with open_remote(url, api_key="key") as remote:
+    async with open_remote(url, api_key="key", limits=PATIENT) as remote:
         assert (remote.name, remote.is_isolated) == ("remote bubblewrap", True)
         source = "import os, sys; print(open('d/a').read(), sys.stdin.read(), os.environ['M']); sys.exit(3)"
         program = python_program(source, files={"d/a": b"x"}, stdin=b"y", environment={"M": "z"})
@@ -58,15 +62,16 @@ async def test_a_program_runs_as_it_does_here(url: str) -> None:
 BACKGROUND = "mkfifo begun; sh -c 'echo > begun; sleep 1000; true' %s & cat begun"
 GREEDY = """
 import os, time
-while True:
+for _ in range(6):
     if os.fork() == 0:
         kept = b"x" * (50 << 20)
         time.sleep(60)
+time.sleep(60)
 """
 
 
 async def test_a_session_works_as_it_does_here(url: str) -> None:
-    limits = Limits(memory_mb=160)
+    limits = Limits(memory_mb=160, wall_s=60)
     async with open_remote(url, api_key="key") as remote, remote.session(files={"a": b"1"}, limits=limits) as session:
         assert (await session.python("x = open('a').read(); x")).text == "'1'"
         before = await session.snapshot()
@@ -80,7 +85,7 @@ async def test_a_session_works_as_it_does_here(url: str) -> None:
 
 async def test_what_a_gone_client_started_is_ended(url: str) -> None:
     token = secrets.token_hex(8)
-    async with open_remote(url, api_key="key") as remote:
+    async with open_remote(url, api_key="key", limits=PATIENT) as remote:
         with anyio.move_on_after(0.3):
             await remote.run(Program(argv=("sh", "-c", "sleep 1000; true", token)), Limits(wall_s=900))
         await until_gone(token)
@@ -97,8 +102,8 @@ async def test_what_a_gone_client_started_is_ended(url: str) -> None:
 async def test_an_idle_session_ends(sandbox: BoxSandbox) -> None:
     token = secrets.token_hex(8)
     async with (
-        serving_sandbox(sandbox, api_key="key", idle_s=0.5) as url,
-        open_remote(url, api_key="key") as remote,
+        serving_sandbox(sandbox, api_key="key", idle_s=2.0) as url,  # its first call comes long before
+        open_remote(url, api_key="key", limits=PATIENT) as remote,
         remote.session() as session,
     ):
         await session.shell(BACKGROUND % token)
@@ -146,15 +151,12 @@ async def test_a_bad_request_is_refused(url: str, body: str) -> None:
 
 
 async def test_a_server_that_is_not_there_is_a_fault(sandbox: BoxSandbox) -> None:
-    async with serving_sandbox(sandbox) as url, open_remote(url) as remote:
-        pass
     with pytest.raises(ConfigError, match=r"start one with `python -m agentrl.servers.sandbox`"):
-        async with open_remote(url):
+        async with open_remote(f"http://127.0.0.1:{later_port()}"):
             pass
     with pytest.raises(ConfigError, match="can be reached from other machines"):
         async with serving_sandbox(sandbox, host="0.0.0.0"):
             pass
-    del remote
 
 
 async def test_the_server_runs_as_a_program_that_a_run_file_names(
@@ -167,7 +169,7 @@ async def test_the_server_runs_as_a_program_that_a_run_file_names(
         try:
             assert server.stdout is not None
             ready = json.loads(await anyio.to_thread.run_sync(server.stdout.readline))
-            config = SandboxConfig(backend="remote", url=ready["url"], api_key_env="SANDBOX_KEY")
+            config = SandboxConfig(backend="remote", url=ready["url"], api_key_env="SANDBOX_KEY", limits=PATIENT)
             async with open_sandbox(config) as pool:
                 assert (await pool.run(python_program("print(6 * 7)"))).text == "42"
             server.send_signal(signal.SIGTERM)

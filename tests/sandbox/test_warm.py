@@ -14,7 +14,7 @@ from agentrl.sandbox.base import BoxSandbox
 from tests.support.submissions import grade_all, read_submissions
 
 SUBMISSIONS = Path(__file__).parents[1] / "reward" / "code" / "submissions"
-LIMITS = Limits(wall_s=30, cpu_s=10, memory_mb=256)
+LIMITS = Limits(wall_s=60, cpu_s=10, memory_mb=256)
 
 
 @pytest.fixture
@@ -48,7 +48,8 @@ async def test_a_program_has_its_arguments_files_input_and_exit_status(sandbox: 
 async def test_a_program_ends_as_in_a_sandbox_of_its_own(
     sandbox: BoxSandbox, source: str, ended: Ending, status: int | None, signal: int | None
 ) -> None:
-    limits = Limits(wall_s=1.5, output_kb=64) if ended is not Ending.EXITED else LIMITS
+    # After its timeout the session has to run a second program within the same limit.
+    limits = Limits(wall_s=3.0 if ended is Ending.TIMEOUT else 60, output_kb=64)
     async with open_warm_python(sandbox, limits=limits, sessions=1) as warm:
         result = await warm.run(python_program(source))
         assert (result.ended, result.exit_status, result.signal) == (ended, status, signal)
@@ -119,7 +120,8 @@ async def test_hostile_submissions_get_nothing_and_odd_ones_that_are_right_get_e
     sandbox: BoxSandbox, name: str, reward: float
 ) -> None:
     submissions = read_submissions(SUBMISSIONS / f"{name}.txt")
-    limits = Limits(wall_s=60, cpu_s=10) if reward else Limits(wall_s=8, cpu_s=1, memory_mb=256, processes=32, num_files=512)
+    tight = Limits(wall_s=12, cpu_s=3, memory_mb=256, processes=32, num_files=512)
+    limits = Limits(wall_s=60, cpu_s=10) if reward else tight
     async with open_warm_python(sandbox) as warm:
         grader = CodeGrader(warm, limits=limits, max_timeouts=1)
         grades = await grade_all(grader, submissions, call_tests([("mix([2, 3, 4])", "3020")]))

@@ -91,7 +91,7 @@ def _is_under(path: str, tree: str) -> bool:
 
 
 def _check_version(bwrap: str) -> None:
-    said = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10, check=False, env={}).stdout
+    said = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=60, check=False, env={}).stdout
     match = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
     if match is None or tuple(int(part) for part in match.groups()) < _MIN_VERSION:
         raise ConfigError(

@@ -77,6 +77,14 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def grader() -> AsyncGenerator[MathGrader]:
+    """One that grades formulas, however slow the machine is."""
+    async with MathGrader(limits=GraderLimits(cpu_s=20)) as grader:
+        yield grader
+
+
+@pytest.fixture
+async def strict_grader() -> AsyncGenerator[MathGrader]:
+    """One whose jobs soon spend their CPU time."""
     async with MathGrader(limits=GraderLimits(cpu_s=0.6)) as grader:
         yield grader
 
@@ -87,11 +95,11 @@ async def test_equal_answers_are_right_and_others_wrong(grader: MathGrader) -> N
     assert [pair for pair, reward in graded if reward == 0.0] == DIFFERENT
 
 
-async def test_an_answer_that_spends_a_jobs_cpu_time_is_wrong_and_the_next_one_is_graded(grader: MathGrader) -> None:
+async def test_an_answer_that_spends_a_jobs_cpu_time_is_wrong_and_the_next_one_is_graded(strict_grader: MathGrader) -> None:
     for answer in HOSTILE:
-        grade = await grader.grade(f"\\boxed{{{answer}}}", "42")
+        grade = await strict_grader.grade(f"\\boxed{{{answer}}}", "42")
         assert (grade.outcome, grade.reward) == (MathOutcome.TOO_EXPENSIVE, 0.0), answer
-    assert await grader("It is 42.", "42") == 1.0
+    assert await strict_grader("It is 42.", "42") == 1.0
 
 
 async def test_text_of_ten_megabytes_is_wrong_or_searched_at_its_end(grader: MathGrader) -> None:
@@ -114,11 +122,11 @@ async def test_a_response_without_an_answer_is_wrong_and_says_why(grader: MathGr
     assert (await grader.grade("no idea", "42")).outcome is MathOutcome.NO_ANSWER
 
 
-async def test_a_reference_that_is_empty_or_spends_the_limits_is_a_fault_of_the_task(grader: MathGrader) -> None:
+async def test_a_reference_that_is_empty_or_spends_the_limits_is_a_fault_of_the_task(strict_grader: MathGrader) -> None:
     with pytest.raises(EnvironmentFault, match="reference answer of the task is empty"):
-        await grader("42", " ")
+        await strict_grader("42", " ")
     with pytest.raises(EnvironmentFault, match="spends the cpu of a job; simplify the reference"):
-        await grader("42", "9^{9^{9^{9}}}")
+        await strict_grader("42", "9^{9^{9^{9}}}")
 
 
 async def test_many_responses_are_graded_at_once(grader: MathGrader) -> None:

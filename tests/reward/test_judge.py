@@ -156,6 +156,7 @@ async def test_a_response_cannot_write_the_marks_around_itself_nor_be_too_long()
 
 async def test_requests_at_once_are_limited() -> None:
     async with judging(by_politeness, max_concurrency=3) as (model, endpoint), anyio.create_task_group() as tasks:
+        endpoint.together = 3
         judge = LlmJudge(model, RUBRIC)
         for number in range(12):
             tasks.start_soon(judge, "Say it.", f"please {number}")

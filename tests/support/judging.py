@@ -24,8 +24,11 @@ class JudgeEndpoint:
 
     reply: Reply
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    together: int = 1
+    """Requests that have come before the first is answered."""
     running: int = 0
     most_running: int = 0
+    _all_here: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def questions(self) -> list[str]:
@@ -36,7 +39,10 @@ class JudgeEndpoint:
         self.bodies.append(body)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        for _ in range(20):  # lets requests that were sent together arrive
+        if self.running >= self.together:
+            self._all_here.set()
+        await self._all_here.wait()
+        for _ in range(20):  # lets more arrive, if they were sent
             await anyio.lowlevel.checkpoint()
         self.running -= 1
         text = self.reply(body["messages"][1]["content"])

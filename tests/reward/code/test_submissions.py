@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.reward.code import CodeGrader, ProgramTests, StdinCase, call_tests
+from agentrl.reward.code import CodeGrade, CodeGrader, ProgramTests, StdinCase, call_tests
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.types import Limits
 from tests.support.submissions import Submission, grade_all, read_submissions
@@ -16,9 +16,9 @@ MIX = call_tests([("mix([2, 3, 4])", "3020")])
 SUM = ProgramTests(
     cases=(StdinCase(stdin="1500 2700\n", expected="4200\n"), StdinCase(stdin="12345 54321\n", expected="66666\n"))
 )
-STRICT = Limits(wall_s=15, cpu_s=1, memory_mb=256, processes=32, num_files=512)
-SHORT = STRICT.model_copy(update={"wall_s": 6.0})
-GENEROUS = Limits(wall_s=60, cpu_s=10)
+STRICT = Limits(wall_s=60, cpu_s=20, memory_mb=256, processes=32, num_files=512)
+SHORT = STRICT.model_copy(update={"wall_s": 6.0, "cpu_s": 1})
+GENEROUS = Limits(wall_s=60, cpu_s=30)
 
 
 @pytest.fixture
@@ -39,12 +39,24 @@ def test_there_are_enough_submissions() -> None:
     assert len(honest("functions") + honest("programs")) >= 40
 
 
+def in_turn(submissions: list[Submission]) -> list[tuple[Limits, int, list[Submission]]]:
+    """Return the limits of submissions, how many of them run at a time, and which.
+
+    Only what runs until a limit has short ones. What may take the whole machine first runs alone: nothing beside it begins.
+    """
+    ends = [each for each in submissions if "timeout" not in each.outcomes]
+    runs_on = [each for each in submissions if each.outcomes == {"timeout"}]
+    explodes = [each for each in submissions if "timeout" in each.outcomes and each.outcomes != {"timeout"}]
+    return [(STRICT, 4, ends), (SHORT, 8, runs_on), (SHORT, 1, explodes)]
+
+
 @pytest.mark.parametrize("name", ["functions", "resources", "programs"])
 async def test_no_hostile_submission_gets_a_reward(sandbox: BoxSandbox, name: str) -> None:
     submissions = hostile(name)
-    limits, places = (SHORT, 12) if name == "resources" else (STRICT, 4)
-    grader = CodeGrader(sandbox, limits=limits, num_concurrent=places, max_timeouts=1)
-    grades = await grade_all(grader, submissions, SUM if name == "programs" else MIX)
+    grades: dict[str, CodeGrade] = {}
+    for limits, places, some in in_turn(submissions):
+        grader = CodeGrader(sandbox, limits=limits, num_concurrent=places, max_timeouts=1)
+        grades |= await grade_all(grader, some, SUM if name == "programs" else MIX)
     assert {name: grade.reward for name, grade in grades.items() if grade.reward != 0} == {}
     outcomes = {name: {case.outcome.value for case in grade.cases} - {"not_run"} for name, grade in grades.items()}
     assert {each.name: outcomes[each.name] for each in submissions if not outcomes[each.name] <= each.outcomes} == {}

@@ -124,7 +124,7 @@ async def test_an_environment_with_tools_gets_the_tool_calls(renderer: Renderer,
 async def test_a_broken_environment_is_an_environment_fault_and_no_reward(
     renderer: Renderer, what: str, message: str
 ) -> None:
-    workflow = PlayEnvironment(f"{HERE}:Broken", {"what": what}, limits={"step_s": 0.05})
+    workflow = PlayEnvironment(f"{HERE}:Broken", {"what": what}, limits={"step_s": 0.05 if what == "hangs" else 60})
     trajectory = await episode(workflow, renderer)
     assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.ENVIRONMENT_FAULT, None)
     assert trajectory.failure is not None
@@ -194,7 +194,7 @@ async def test_a_run_counts_and_repeats_the_episodes_of_a_broken_environment_and
     Flaky.num_steps, Flaky.instances = 0, []
     workflow = PlayEnvironment(f"{HERE}:Flaky", size=4)
     trainer = ScriptedTrainer()
-    engine = make_engine(tmp_path, renderer, workflow=workflow, trainer=trainer, rollout={"episode_retries": 2})
+    engine = make_engine(tmp_path, renderer, workflow=workflow, trainer=trainer, rollout={"episode_retries": 9})
     report = await run(engine)
     assert (report.train_steps, report.groups) == (4, 8)
     recorded = episodes(tmp_path)

@@ -123,20 +123,43 @@ async def test_an_environment_that_cannot_be_made_is_a_fault() -> None:
 
 
 async def test_an_instance_that_is_cancelled_in_a_step_is_closed_and_the_pool_plays_on() -> None:
-    workshop = Workshop(lambda call, index: anyio.sleep_forever() if (call, index) == ("step", 0) else None)
+    stepping = anyio.Event()
+
+    def behave(call: str, index: int) -> object:
+        if (call, index) != ("step", 0):
+            return None
+        stepping.set()
+        return anyio.sleep_forever()
+
+    workshop = Workshop(behave)
     async with EnvironmentPool(workshop, name="guessing") as pool:
-        with anyio.move_on_after(0.02):
-            await play(pool)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(play, pool)
+            await stepping.wait()
+            tasks.cancel_scope.cancel()
         await play(pool)
     assert [instance.num_closed for instance in workshop.made] == [1, 1]
 
 
 async def test_all_instances_are_closed_when_the_run_is_cancelled() -> None:
-    workshop = Workshop(lambda call, index: anyio.sleep_forever() if call == "step" else None)
-    with anyio.move_on_after(0.05):
+    stepping: set[int] = set()
+    all_stepping = anyio.Event()
+
+    def behave(call: str, index: int) -> object:
+        if call != "step":
+            return None
+        stepping.add(index)
+        if len(stepping) == 3:
+            all_stepping.set()
+        return anyio.sleep_forever()
+
+    workshop = Workshop(behave)
+    with anyio.CancelScope() as scope:
         async with EnvironmentPool(workshop, name="guessing") as pool, anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(play, pool)
+            await all_stepping.wait()
+            scope.cancel()
     assert [instance.num_closed for instance in workshop.made] == [1] * 3
 
 

@@ -133,7 +133,7 @@ async def test_no_page_reaches_a_server_on_this_machine() -> None:
         pages = EnvironmentPool(lambda: made[0], name="browser")
         async with pages.episode(task(goal="false", start=f"/leak.html?port={port}"), seed=0) as episode:
             page: Any = vars(made[0])["_page"]
-            await page.wait_for_function(goal)
+            await page.wait_for_function(goal, timeout=120_000)
             assert await page.title() == "Done: closed closed closed"
             assert (await episode.step(call("back"))).end is None
         tasks.cancel_scope.cancel()

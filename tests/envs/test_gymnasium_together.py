@@ -45,7 +45,7 @@ async def test_sixty_four_episodes_are_open_at_once_and_do_not_disturb_each_othe
                 if step.end is not None:
                     break
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         async with EnvironmentPool(lambda: GymEnvironment(name), name=name, size=COPIES) as pool:
             async with anyio.create_task_group() as tasks:
                 for seed in range(COPIES):

@@ -16,6 +16,7 @@ from agentrl_envs.http import MAX_REPLY_BYTES, HttpEnvironment
 from agentrl_workflows.environment import PlayEnvironment
 from tests.rollout.harness import episode, make_renderer, says
 from tests.support.http_environment import GuessingServer, Override, guessing_server
+from tests.support.ports import later_port
 
 TASK = Task(id="t0", data={"question": "Which number?"})
 
@@ -48,7 +49,7 @@ async def cut(request: web.Request) -> web.StreamResponse:
 
 
 async def play(
-    server: GuessingServer, answers: list[str], *, timeout_s: float = 5.0
+    server: GuessingServer, answers: list[str], *, timeout_s: float = 60.0
 ) -> tuple[list[float], EpisodeEnd | None]:
     rewards: list[float] = []
     pool = EnvironmentPool(lambda: HttpEnvironment(server.url, timeout_s=timeout_s), name="http")
@@ -108,7 +109,7 @@ async def test_a_step_that_goes_wrong_is_a_fault_and_not_repeated(override: Over
     async with guessing_server() as server:
         server.overrides["step"] = [override]
         with pytest.raises(EnvironmentFault, match=message):
-            await play(server, ["1"], timeout_s=0.5)
+            await play(server, ["1"], timeout_s=2.0 if override is hang else 60.0)
         assert [route for route, _ in server.calls] == ["reset", "step", "close"]
 
 
@@ -119,9 +120,7 @@ async def test_a_server_that_recovers_begins_the_episode() -> None:
 
 
 async def test_a_server_that_is_gone_is_an_environment_fault_of_the_episode(tmp_path: Path) -> None:
-    async with guessing_server() as server:
-        pass
-    workflow = PlayEnvironment("agentrl_envs.http:HttpEnvironment", {"url": server.url})
+    workflow = PlayEnvironment("agentrl_envs.http:HttpEnvironment", {"url": f"http://127.0.0.1:{later_port()}"})
     trajectory = await episode(workflow, make_renderer(tmp_path), script=says("1"))
     assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.ENVIRONMENT_FAULT, None)
     assert trajectory.failure is not None

@@ -53,16 +53,17 @@ async def main():
         print(sorted(server.tools)[0])
 anyio.run(main)
 """
-    done = subprocess.run([sys.executable, "-c", notebook], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", notebook], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout.strip() != "") == (0, True)
 
 
 async def test_a_server_over_http_is_used_in_the_same_way(web_url: str) -> None:
-    async with McpServer(web_url, headers={"authorization": "Bearer x"}, call_s=20.0) as server:
+    async with McpServer(web_url, headers={"authorization": "Bearer x"}, call_s=120.0) as server:
         assert await content(server, "price", item="pear") == "3"
         assert await server.read_resource("shop://rules") == "One pear each."
         assert (await content(server, "shout", size=10_000_000)).endswith("[cut; the result has 10000000 characters]")
-    with pytest.raises(EnvironmentFault, match="Server disconnected"):
+    # Its end comes before its answer begins, or cuts it off.
+    with pytest.raises(EnvironmentFault, match=r"Server disconnected|peer closed connection|ReadError"):
         async with McpServer(web_url) as server:
             await content(server, "die")
     with pytest.raises(EnvironmentFault, match="start raised ConnectError"):
@@ -71,7 +72,7 @@ async def test_a_server_over_http_is_used_in_the_same_way(web_url: str) -> None:
 
 
 async def test_a_server_over_http_that_dies_in_a_step_is_a_fault(web_url: str) -> None:
-    pool = EnvironmentPool(lambda: McpEnvironment(web_url, call_s=20.0), name="mcp")
+    pool = EnvironmentPool(lambda: McpEnvironment(web_url, call_s=120.0), name="mcp")
     with pytest.raises(EnvironmentFault):
         async with pool.episode(TASK, seed=1) as running:
             await running.step(assistant(call("die")))
@@ -108,7 +109,7 @@ async def test_an_error_in_the_block_is_raised_as_it_is() -> None:
 )
 async def test_a_server_that_does_not_start_is_a_fault(command: list[str], says: str) -> None:
     with pytest.raises(EnvironmentFault, match=says):
-        async with McpServer(command, connect_s=0.5 if "sleep" in command[-1] else 30.0):
+        async with McpServer(command, connect_s=0.5 if "sleep" in command[-1] else 120.0):
             pass
 
 

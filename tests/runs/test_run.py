@@ -63,7 +63,10 @@ async def test_a_stored_trajectory_has_the_tokens_messages_and_times_of_the_call
     [sample] = trajectory.branches()
     assert sample.loss_mask.sum() == row.output_tokens
     assert trajectory.task["question"] in renderer.decode(turn.context_ids, skip_special=False)
-    assert 0 <= (row.started_s or -1) <= (turn.started_s or -1) <= (turn.ended_s or -1) <= (row.ended_s or -1)
+    times = [row.started_s, turn.started_s, turn.ended_s, row.ended_s]
+    known = [time for time in times if time is not None]
+    assert len(known) == 4
+    assert [0.0, *known] == sorted([0.0, *known])
 
 
 async def test_what_a_step_trained_is_found_by_episode(finished: Run) -> None:

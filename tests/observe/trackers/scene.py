@@ -30,7 +30,7 @@ def track(tracker: Tracker, run_dir: Path, *, resumed_step: int = 0) -> None:
         began_at=BEGAN_AT,
     )
     feed = TrackerFeed(
-        {"real": tracker}, described, samples=3, decode=lambda ids: f"{HOSTILE} {len(ids)}", finish_timeout_s=60
+        {"real": tracker}, described, samples=3, decode=lambda ids: f"{HOSTILE} {len(ids)}", finish_timeout_s=500
     )
 
     async def follow() -> None:

@@ -26,7 +26,8 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 
 def make_feed(folder: Path, trackers: Mapping[str, Tracker], **limits: Any) -> TrackerFeed:  # noqa: ANN401 - of the feed
     described = TrackedRun(name="r", run_dir=folder, project="p", config={}, resumed_step=0, began_at=1_000_000.0)
-    return TrackerFeed(trackers, described, samples=3, decode=lambda ids: f"{len(ids)} tokens", **limits)
+    bounds = {"finish_timeout_s": 60, **limits}
+    return TrackerFeed(trackers, described, samples=3, decode=lambda ids: f"{len(ids)} tokens", **bounds)
 
 
 class Broken(Tracker):

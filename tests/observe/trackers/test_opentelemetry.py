@@ -39,7 +39,7 @@ def test_a_run_has_spans_of_its_steps_their_work_and_its_episodes(tmp_path: Path
     provider.add_span_processor(SimpleSpanProcessor(memory))
     trace.set_tracer_provider(provider)  # after the other test: a process can set it once
     tracked = TrackedRun(name="r", run_dir=tmp_path, project="p", config={}, resumed_step=0, began_at=1_700_000_000.0)
-    feed = TrackerFeed({"otel": OpenTelemetryTracker()}, tracked, samples=0, decode=str)
+    feed = TrackerFeed({"otel": OpenTelemetryTracker()}, tracked, samples=0, decode=str, finish_timeout_s=60)
     options = {"eval_every": 2, "eval_episodes": 2}
     engine = make_engine(tmp_path, make_renderer(tmp_path), steps=2, eval_tasks=TASKS[:2], engine=options, trackers=feed)
     anyio.run(run, engine)

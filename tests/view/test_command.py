@@ -33,10 +33,10 @@ def test_the_command_serves_until_it_is_interrupted(run_dir: Path) -> None:
         [url, shown] = re.findall(r"at (http://127\.0\.0\.1:\d+/)\?token=\S+(#/episode/8\.0\.0)$", line)[0]
         assert shown == "#/episode/8.0.0"
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(url, timeout=60)
+            urllib.request.urlopen(url, timeout=300)
         assert "Ctrl-C ends the viewer" in viewer.stdout.readline()
         viewer.send_signal(signal.SIGINT)
-        _, errors = viewer.communicate(timeout=60)
+        _, errors = viewer.communicate(timeout=300)
         assert viewer.returncode == 0, errors
         assert errors == ""
 
@@ -73,7 +73,7 @@ def test_an_episode_that_is_not_there_is_refused(run_dir: Path, tmp_path: Path) 
 )
 def test_bad_input_is_one_message(run_dir: Path, arguments: list[str], message: str) -> None:
     command = [*AGENTRL, *(argument.format(run=run_dir) for argument in arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -17,7 +17,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 def tool_call(name: str, **arguments: object) -> str:

@@ -34,7 +34,7 @@ async def test_a_session_keeps_its_variables_and_what_goes_wrong_in_it_is_for_th
         "The answer is 338350.",
     ]
     endless = [python("338350")] * 8
-    workflow = MathPython(num_workers=1, max_output_chars=200, sandbox={"limits": {"memory_mb": 128}})
+    workflow = MathPython(num_workers=1, max_output_chars=200, sandbox={"limits": {"memory_mb": 128, "wall_s": 60}})
     solved, failed, unanswered = await play.all(workflow, SUM, right, wrong, endless)
 
     assert (solved.final_reward, solved.failure) == (1.0, None)

@@ -49,7 +49,7 @@ async def test_the_reference_patch_alone_passes_every_hidden_test_of_each_projec
     jobs = [(dict(files), task.tests) for task in TASKS.values() for files in (task.files, task.patched())]
     sent = json.dumps([[files, tests.driver, [call for call, _ in tests.calls]] for files, tests in jobs])
     async with open_sandbox() as sandbox:
-        result = await sandbox.run(python_program(RUN_ALL, files={"jobs.json": sent.encode()}), Limits(wall_s=60))
+        result = await sandbox.run(python_program(RUN_ALL, files={"jobs.json": sent.encode()}), Limits(wall_s=300))
     assert result.is_success, result.text
     shares: list[float] = []
     for (_, tests), found in zip(jobs, json.loads(result.stdout), strict=True):
@@ -87,7 +87,8 @@ async def test_hidden_tests_pay_for_the_patch_and_for_nothing_else(play: Player)
         clumsy,
         *([tool_call("edit_file", path="ledger/__init__.py", old=init, new=source), SUBMIT] for source in hostile),
     ]
-    solved, unsolved, gave_up, *tampered = await play.all(RepositoryAgent(partial_credit=True), task, *scripts)
+    agent = RepositoryAgent(partial_credit=True, sandbox={"limits": {"wall_s": 60}})
+    solved, unsolved, gave_up, *tampered = await play.all(agent, task, *scripts)
 
     assert (solved.final_reward, solved.failure) == (1.0, None)
     assert (solved.metrics["solved"], solved.metrics["submitted"], solved.metrics["changed_files"]) == (1.0, 1.0, 1.0)

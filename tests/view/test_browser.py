@@ -69,7 +69,11 @@ async def shown(run_dir: Path, place: str = "") -> AsyncGenerator[Any]:
 
 async def address_has(page: Any, part: str) -> None:  # noqa: ANN401 - Playwright's own type
     """Wait until the page's address has `part`: Playwright learns of it after the page has changed it."""
-    await page.wait_for_url(lambda url: part in url)
+
+    def has_part(url: str) -> bool:
+        return part in url
+
+    await page.wait_for_url(has_part)
 
 
 async def test_the_curves_show_a_card_for_each_idea_and_the_value_under_the_pointer(run_dir: Path) -> None:

@@ -45,8 +45,8 @@ def in_turn(submissions: list[Submission]) -> list[tuple[Limits, int, list[Submi
     Only what runs until a limit has short ones. What may take the whole machine first runs alone: nothing beside it begins.
     """
     ends = [each for each in submissions if "timeout" not in each.outcomes]
-    runs_on = [each for each in submissions if each.outcomes == {"timeout"}]
-    explodes = [each for each in submissions if "timeout" in each.outcomes and each.outcomes != {"timeout"}]
+    runs_on = [each for each in submissions if each.outcomes == frozenset({"timeout"})]
+    explodes = [each for each in submissions if each not in ends and each not in runs_on]
     return [(STRICT, 4, ends), (SHORT, 8, runs_on), (SHORT, 1, explodes)]
 
 

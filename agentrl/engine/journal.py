@@ -393,7 +393,7 @@ class Journal:
         Raises:
             RunStopped: when the disk refuses, or does not take the remaining records in time.
 
-        Cancellation: shielded, for a few seconds at most; trackers have `FINISH_TIMEOUT_S`.
+        Cancellation: shielded, for `DRAIN_TIMEOUT_S` at most; trackers have `FINISH_TIMEOUT_S`.
         """
         try:
             if self._episodes is not None:

@@ -39,8 +39,8 @@ from agentrl.observe.episode_record import (
 )
 from agentrl.observe.records import JsonLines, cannot_write, encode_line
 
-DRAIN_TIMEOUT_S = 3.0
-"""Seconds that a run that ends waits until its last lines are on disk."""
+DRAIN_TIMEOUT_S = 20.0
+"""Seconds that a run that ends waits until its last lines are on disk: a disk that others write to pauses for some."""
 MAX_PENDING = 8192
 """Records that may wait for the disk."""
 COMPRESSION = 1

@@ -16,7 +16,10 @@ from tests.support.api import CONTROL_S, LOGPROBS, META, Api
 FULL = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 SHORT = {"type": "abort", "message": "Abort in waiting queue"}
 SHORT_META = {"id", "finish_reason", "weight_version", "weight_versions", "completion_tokens", "e2e_latency"}
-LONG = 2000
+LONG = 4000
+"""Output limit of calls that are aborted; none comes near it."""
+WHOLE = 2000
+"""Output limit of a call that ends by itself."""
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -24,6 +27,7 @@ async def test_an_aborted_call_returns_what_it_has_as_http_200(stream: bool, api
     flight = api.start(tasks, [5, 6], LONG, stream=stream)
     other = api.start(tasks, [5, 7], LONG)
     await other.reached(10)
+    await api.until(lambda load: load["num_running_reqs"] == 2, "both run")
     assert await api.post("/abort_request", {"rid": flight.rid}) == (200, "")
     body = await flight.final()
     meta = body["meta_info"]
@@ -91,8 +95,8 @@ async def test_an_id_in_use_is_refused_and_free_again_afterwards(stream: bool, a
 async def test_a_client_that_disconnects_frees_its_id_and_disturbs_no_other(
     stream: bool, api: Api, tasks: TaskGroup
 ) -> None:
-    leaving = api.start(tasks, [5, 6], 4000, stream=stream)
-    staying = api.start(tasks, [5, 7], LONG)
+    leaving = api.start(tasks, [5, 6], LONG, stream=stream)
+    staying = api.start(tasks, [5, 7], WHOLE)
     await staying.reached(20)  # it was sent second, so both run
     leaving.scope.cancel()
     again = {"input_ids": [5, 6], "rid": leaving.rid, "sampling_params": {"max_new_tokens": 1}}
@@ -100,5 +104,5 @@ async def test_a_client_that_disconnects_frees_its_id_and_disturbs_no_other(
         # Its id is in use until it has been aborted; SGLang looks every 4 s only, and by then `staying` may be over.
         while (await api.post("/generate", again)).status != 200:
             await anyio.lowlevel.checkpoint()
-    assert (await staying.final())["meta_info"]["finish_reason"] == {"type": "length", "length": LONG}
+    assert (await staying.final())["meta_info"]["finish_reason"] == {"type": "length", "length": WHOLE}
     await api.idle()

@@ -29,6 +29,8 @@ from tests.support.tap import Tap, tapped
 
 PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-5
+WHOLE, STREAMED = 2000, 1500
+"""Output limits of calls that others abort half-way and that then end by themselves: an abort may come late."""
 
 
 @pytest.fixture
@@ -176,8 +178,8 @@ async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
     paused: bool, tapped_client: TappedClient, api: Api, tasks: TaskGroup, references: list[ReferenceModel]
 ) -> None:
     client, tap = tapped_client
-    whole = begin_whole(tasks, client, [5, 6, 7], 1200)
-    streamed = begin(tasks, client, [5, 6, 8], 600)
+    whole = begin_whole(tasks, client, [5, 6, 7], WHOLE)
+    streamed = begin(tasks, client, [5, 6, 8], STREAMED)
     await streamed.more(120)
     await api.until(lambda load: load["num_running_reqs"] == 2, "both run")
     if paused:
@@ -186,7 +188,7 @@ async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
         await api.post("/abort_request", {"rid": request.request_id})
     if paused:
         await client.resume()
-    for call, room in ((whole, 1200), (streamed, 600)):
+    for call, room in ((whole, WHOLE), (streamed, STREAMED)):
         generation = await call.finished()
         assert (len(generation.output_ids), generation.stop_reason) == (room, StopReason.LENGTH)
         assert [(span.start, span.end, span.version) for span in generation.spans] == [(0, room, 0)]
@@ -195,7 +197,7 @@ async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
         assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
         first, second = tap.pieces(call.request)
         assert first.output_ids + second.output_ids == tuple(ids)
-    assert streamed.tokens == 600
+    assert streamed.tokens == STREAMED
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -271,7 +273,7 @@ async def test_a_pool_updates_its_server_and_proves_it(
 ) -> None:
     ids = np.arange(20, 60, dtype=np.int32)
     probe = Probe(token_ids=ids, logprobs=references[1].logprobs(ids.tolist())[1:].astype(np.float32))
-    config = InferenceConfig(urls=(server.url,), health_interval_s=0.2)
+    config = InferenceConfig(urls=(server.url,), health_interval_s=3600.0)
     one = SGLangServer(server.url, vocab_size=server.vocab_size)
     async with ServerPool([one], config) as pool:
         call = begin(tasks, one, PROMPT)

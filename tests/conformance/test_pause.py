@@ -181,7 +181,7 @@ async def test_an_idle_server_may_be_paused_flushed_and_updated_in_any_mode(api:
 
 
 async def test_a_flush_is_refused_while_anything_runs_and_waits_if_asked_to(api: Api, tasks: TaskGroup) -> None:
-    flight = api.start(tasks, [5, 6, 7], 600)
+    flight = api.start(tasks, [5, 6, 7], 2000)  # it is over when a flush comes that late
     await flight.reached(2)
     assert (await api.post("/flush_cache")).status == 400
     assert (await api.post("/flush_cache?timeout=50")).status == 200

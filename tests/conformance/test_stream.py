@@ -20,7 +20,8 @@ async def raw(api: Api, body: dict[str, Any]) -> tuple[int, str, list[str]]:
 
 
 async def test_events_are_cumulative_and_only_the_last_is_complete(api: Api, tasks: TaskGroup) -> None:
-    flight = api.start(tasks, PROMPT, 40, sampling={"temperature": 0}, return_prompt_token_ids=True)
+    count = 200  # a fast server sends many tokens in each event
+    flight = api.start(tasks, PROMPT, count, sampling={"temperature": 0}, return_prompt_token_ids=True)
     last = await flight.final()
     assert flight.raw_end == "[DONE]"
     assert len(flight.chunks) > 2
@@ -34,9 +35,9 @@ async def test_events_are_cumulative_and_only_the_last_is_complete(api: Api, tas
         assert before["meta_info"]["completion_tokens"] == len(before["output_ids"])
         assert not {"weight_versions", "e2e_latency"} & set(before["meta_info"])
         assert (before["prompt_token_ids"], before["meta_info"]["id"], "index" in before) == (PROMPT, flight.rid, False)
-    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 40}
-    assert last["meta_info"]["weight_versions"] == [{"version": "0", "start": 0, "end": 40}]
-    whole = await api.generate(PROMPT, 40, sampling={"temperature": 0})
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": count}
+    assert last["meta_info"]["weight_versions"] == [{"version": "0", "start": 0, "end": count}]
+    whole = await api.generate(PROMPT, count, sampling={"temperature": 0})
     assert (last["output_ids"], last["text"]) == (whole["output_ids"], whole["text"])
     assert [("response_sent_to_client_ts" in chunk["meta_info"]) for chunk in flight.chunks[:2]] == [True, False]
     assert set(last["meta_info"]) == set(whole["meta_info"]) - {"response_sent_to_client_ts"}

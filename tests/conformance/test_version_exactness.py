@@ -151,12 +151,12 @@ def short(embedded_server: RunningServer, tmp_path_factory: pytest.TempPathFacto
 
 
 def _cut(outcome: Outcome) -> tuple[int, int]:
-    """Return the episode and the turn of the first completion that an update cut, two tokens or more before its next."""
+    """Return the episode and the turn of the first completion that an update cut, with tokens left before and after."""
     return next(
         (episode, index)
         for episode, trajectory in enumerate(outcome.run.trajectories)
         for index, turn in enumerate(trajectory.turns)
-        if len(turn.spans) > 1 and turn.spans[1].end - turn.spans[1].start > 1
+        if len(turn.spans) > 1 and all(span.end - span.start > 1 for span in turn.spans[:2])
     )
 
 

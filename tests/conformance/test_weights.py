@@ -97,7 +97,7 @@ async def test_without_a_pause_an_update_waits_for_what_runs(api: Api, server: R
 
 
 async def test_an_update_may_abort_what_runs(api: Api, server: RunningServer, tasks: TaskGroup) -> None:
-    flight = api.start(tasks, PROMPT, 2000)
+    flight = api.start(tasks, PROMPT, 4000)
     await flight.reached(5)
     # Without a flush: SGLang refuses one when it comes before the aborted request has left, and that is a race.
     update = await api.update(server.checkpoints[1], "1", abort_all_requests=True, flush_cache=False)
@@ -123,7 +123,7 @@ async def test_the_version_alone_may_change_and_marks_tokens_from_then_on(api: A
 
 
 async def test_changing_the_version_aborts_everything_unless_told_otherwise(api: Api, tasks: TaskGroup) -> None:
-    flight = api.start(tasks, PROMPT, 2000)
+    flight = api.start(tasks, PROMPT, 4000)
     await flight.reached(5)
     assert (await api.post("/update_weight_version", {"new_version": "6"})).status == 200
     assert (await flight.final())["meta_info"]["finish_reason"]["type"] == "abort"

@@ -51,7 +51,7 @@ def light() -> list[str]:
 def imported(*names: str) -> tuple[dict[str, str], float]:
     """Return which module was the first to load each heavy package, and the peak memory in megabytes."""
     out = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps(names), *HEAVY], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROBE, json.dumps(names), *HEAVY], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert out.returncode == 0, out.stderr
     found = json.loads(out.stdout)

@@ -42,7 +42,7 @@ def cache_repository(cache: Path, folder: str, files: dict[str, str], ref: str =
 def python(code: str, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, because the hub's library reads its variables when it is imported."""
     env = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0", **variables}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_download_command_fetches_what_a_run_then_finds(tmp_path: Path, hub:
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub}
     env |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     command = [str(AGENTRL), "download", "hf://datasets/org/sums/train.jsonl"]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     place = Path(result.stdout.strip())
     assert place.read_bytes() == HubHandler.FILE
@@ -179,6 +179,6 @@ def test_the_download_command_fetches_what_a_run_then_finds(tmp_path: Path, hub:
     assert found.stdout.strip() == str(place), found.stderr
     env["HF_HUB_OFFLINE"] = "1"
     command = [str(AGENTRL), "download", "hf://org/none"]
-    refused = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert refused.returncode == 2
     assert "HF_HUB_OFFLINE is set: unset it to download" in refused.stderr

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 
 import anyio
+from anyio.abc import Process
 
 from agentrl import Client, RolloutWorkflow, Task
-from tests.chaos.phases import announcer
+from tests.chaos.phases import Phase, announcer
 
-CHILD_S = 5.0
+CHILD_S = 10.0
 """Deadline of the child's answer, seconds."""
-CHILD = "import sys, time\nfor line in sys.stdin: time.sleep(0.3); print(line.strip()[::-1], flush=True)"
+CHILD = "import sys, time\nfor line in sys.stdin: time.sleep(1); print(line.strip()[::-1], flush=True)"
+"""Answers after a second, so that there is time to strike it after its episode was announced."""
 
 
 class Agent(RolloutWorkflow):
@@ -23,22 +25,29 @@ class Agent(RolloutWorkflow):
 
     async def run(self, task: Task, client: Client) -> float:
         """Ask, let the child turn the answer around, and reward it."""
-        announcer.announce("evaluation" if task["held_out"] else "rollout")
-        completion = await client.chat.completions.create(messages=[{"role": "user", "content": task["question"]}])
-        text = completion.choices[0].message.content or ""
+        phase: Phase = "evaluation" if task["held_out"] else "rollout"
         if self._with_child:
-            text = await _turned(text)
+            async with await anyio.open_process([sys.executable, "-S", "-c", CHILD]) as child:
+                announcer.announce(phase, child.pid)
+                try:
+                    text = await _turned(await _answer(task, client), child)
+                finally:
+                    child.kill()
+        else:
+            announcer.announce(phase)
+            text = await _answer(task, client)
         return text.count("e") / max(len(text), 1)
 
 
-async def _turned(text: str) -> str:
-    async with await anyio.open_process([sys.executable, "-S", "-c", CHILD]) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            with anyio.fail_after(CHILD_S):
-                await process.stdin.send(repr(text).encode() + b"\n")
-                answer = await process.stdout.receive()
-        finally:
-            process.kill()
+async def _answer(task: Task, client: Client) -> str:
+    completion = await client.chat.completions.create(messages=[{"role": "user", "content": task["question"]}])
+    return completion.choices[0].message.content or ""
+
+
+async def _turned(text: str, child: Process) -> str:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with anyio.fail_after(CHILD_S):
+        await child.stdin.send(repr(text).encode() + b"\n")
+        answer = await child.stdout.receive()
     return answer.decode()

@@ -29,19 +29,19 @@ from tests.chaos.phases import PIPE_VARIABLE
 from tests.chaos.proxy import Proxy, open_proxy
 
 STEPS = 6
-STRIKE_AFTER_STEPS = 2
-"""Steps that have ended when a fault may strike, so that there is a checkpoint."""
+STRIKE_AFTER_STEPS = 3
+"""Steps that have ended when a fault may strike. The checkpoint of the first is whole by then: the next one waits for it."""
 DISK_FAULTS = {
     "full": "dd if=/dev/zero of=runs/filler bs=1M count=32 || true",
     "read-only": "mkdir runs/aside && mount --bind runs/cell runs/aside && mount -o remount,bind,ro runs/aside "
     "&& mount --move runs/aside runs/cell",
 }
 """Commands. The mount is read-only before the run sees it: while a file is open for writing, it could not become so."""
-RUN_DEADLINE_S = 120.0
-END_DEADLINE_S = 15.0
+RUN_DEADLINE_S = 200.0
+END_DEADLINE_S = 60.0
 """Seconds in which everything that a run started has to end after its driver."""
 MARK = "AGENTRL_CHAOS_CELL"
-COMMANDS = {"trainer": "agentrl.trainer.worker", "server": "agentrl.servers.serve", "child": "for line in sys.stdin"}
+COMMANDS = {"trainer": "agentrl.trainer.worker", "server": "agentrl.servers.serve"}
 """Part of the command line by which a process is found."""
 
 
@@ -183,17 +183,24 @@ class CellRun:
                 return
             *lines, announced = (announced + data).split(b"\n")
             for line in lines:
-                phase, steps = line.decode().split()
+                phase, steps, *child = line.decode().split()
                 if watched.struck_at is None and phase == self.cell.phase and int(steps) >= STRIKE_AFTER_STEPS:
-                    await self._strike(driver, watched)
+                    await self._strike(driver, int(child[0]) if child else None, watched)
 
-    async def _strike(self, driver: Process, watched: Watched) -> None:
+    async def _strike(self, driver: Process, child: int | None, watched: Watched) -> None:
         """Strike, and end the fault where it ends by itself."""
         fault = self.cell.fault
-        pid = 0 if fault.signal is None else driver.pid if fault.target == "driver" else await self._find(fault)
+        targets = {"driver": driver.pid, "child": child}
+        pid = 0 if fault.signal is None else targets.get(fault.target) or await self._find(fault)
         watched.struck_at = time.monotonic()
         if fault.signal is not None:
-            os.kill(pid, getattr(signal, fault.signal))
+            try:
+                os.kill(pid, getattr(signal, fault.signal))
+            except ProcessLookupError:
+                if child is None:
+                    raise
+                watched.struck_at = None  # its episode ended first, and the next one is struck
+                return
         elif fault.disk is not None:
             with frozen(self.cell.name):  # entering the namespace takes longer than a step
                 await self._inside("sh", "-c", DISK_FAULTS[fault.disk])
@@ -207,7 +214,7 @@ class CellRun:
                 await self.proxy.set_mode("pass")
 
     async def _find(self, fault: Fault) -> int:
-        """Return the process to strike; a child that is started with each episode may appear a little later."""
+        """Return the process to strike; a server that was started again may appear a little later."""
         with anyio.fail_after(60):
             while True:
                 found = [pid for pid, command in marked(self.cell.name) if COMMANDS[fault.target] in command]
@@ -285,7 +292,7 @@ class CellRun:
         ]
         async with await anyio.open_process(command, cwd=self.folder, stderr=None) as server:
             assert server.stdout is not None
-            with anyio.fail_after(60):
+            with anyio.fail_after(RUN_DEADLINE_S):
                 ready = json.loads(await server.stdout.receive())
             try:
                 async with open_proxy(int(ready["url"].rpartition(":")[2])) as proxy:

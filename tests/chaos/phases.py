@@ -1,4 +1,5 @@
 """How a run under test announces what it does now: one line `PHASE STEPS` in a pipe, steps being those that have ended.
+An episode with a child process of its own adds the child's id.
 
 Invariant: a line is written when its phase begins. Without the environment variable nothing is announced.
 """
@@ -24,10 +25,10 @@ class Announcer:
         self.steps = 0
         """Steps that have ended."""
 
-    def announce(self, phase: Phase) -> None:
-        """Announce that a phase begins."""
+    def announce(self, phase: Phase, child: int | None = None) -> None:
+        """Announce that a phase begins, in an episode perhaps that has a `child`."""
         if self._pipe is not None:
-            os.write(self._pipe, f"{phase} {self.steps}\n".encode())
+            os.write(self._pipe, f"{phase} {self.steps} {'' if child is None else child}\n".encode())
 
 
 announcer = Announcer()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import anyio
 import anyio.lowlevel
@@ -49,6 +49,8 @@ class EngineOptions:
     """Seed for requests that carry none."""
     faults: frozenset[SGLangFault] = frozenset()
     """Faults of SGLang to reproduce, for tests of clients."""
+    turn_s: float = 0.001
+    """Steps shorter than this, seconds, share a turn of the event loop; with 0 each step has its own on any machine."""
 
 
 def device_of(name: str) -> torch.device:
@@ -68,9 +70,6 @@ def device_of(name: str) -> torch.device:
 
 
 __all__ = ["EmbeddedEngine", "EngineOptions"]
-
-_TURN_SECONDS: Final = 0.001
-"""Steps shorter than this share a turn of the event loop."""
 
 
 class EmbeddedEngine:
@@ -157,18 +156,18 @@ class EmbeddedEngine:
         )
 
     async def run(self) -> None:
-        """Step while there is work, and yield to the event loop about every millisecond; wait for work without limit.
+        """Step while there is work, and yield to the event loop about every `turn_s`; wait for work without limit.
 
         Cancellation: requests in flight are finished as aborted.
         """
-        core, gate, turned = self._core, self._gate, time.perf_counter()
+        core, gate, turn_s, turned = self._core, self._gate, self._options.turn_s, time.perf_counter()
         try:
             while True:
                 if gate.paused is not None or not core.step(admit=not gate.draining):
                     await gate.wait()
                 elif core.num_running == 0 or gate.watched:
                     gate.notify()
-                elif time.perf_counter() - turned < _TURN_SECONDS:
+                elif time.perf_counter() - turned < turn_s:
                     continue
                 await anyio.lowlevel.checkpoint()
                 turned = time.perf_counter()

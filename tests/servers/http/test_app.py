@@ -68,7 +68,7 @@ class Server:
 
 @asynccontextmanager
 async def server(path: Path, *, api_key: str | None = None, key_sent: str | None = None) -> AsyncGenerator[Server]:
-    engine = EmbeddedEngine(EngineOptions(model_path=str(path), max_context_tokens=2048))
+    engine = EmbeddedEngine(EngineOptions(model_path=str(path), max_context_tokens=2048, turn_s=0))
     headers = {} if key_sent is None else {"Authorization": f"Bearer {key_sent}"}
     async with serving(engine, api_key=api_key) as url, aiohttp.ClientSession(headers=headers) as session:
         yield Server(engine, url, session)

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
+import trio.testing
 
 from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
@@ -43,7 +44,7 @@ class Opaque(ScriptedServer):
 
 
 def opaque_servers(count: int) -> list[Opaque]:
-    return [Opaque(lambda _: [4], vocab_size=VOCAB, url=f"scripted://{n}", timeout_s=0.2) for n in range(count)]
+    return [Opaque(lambda _: [4], vocab_size=VOCAB, url=f"scripted://{n}") for n in range(count)]
 
 
 def request(*ids: int, episode: str = "e", max_new_tokens: int = 64, stop: tuple[str, ...] = ()) -> GenerateRequest:
@@ -63,6 +64,12 @@ def pool_of(*servers: Server, **changes: object) -> ServerPool:
     """Return a pool whose deadlines a busy machine keeps, except for those in `changes`."""
     settings = {"health_interval_s": 60.0, "request_timeout_s": 60.0, "control_timeout_s": 60.0, **changes}
     return ServerPool(servers, InferenceConfig.model_validate(settings))
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]], clock: trio.testing.MockClock | None = None) -> None:
+    """Run `main` under trio; time stands still while a task can run, so that no deadline ends what only the machine slows."""
+    clock = clock or trio.testing.MockClock(autojump_threshold=0)
+    anyio.run(main, backend="trio", backend_options={"clock": clock})
 
 
 async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> None:

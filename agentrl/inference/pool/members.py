@@ -101,7 +101,7 @@ class Server(Protocol):
         ...
 
 
-NOTICE_S = 2.0
+NOTICE_S = 5.0
 """Seconds after its connections broke within which a launcher reports the end of a process."""
 FROZEN_CHECKS = 2
 """Health checks in a row without any answer after which a server counts as frozen."""

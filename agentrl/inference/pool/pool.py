@@ -338,9 +338,12 @@ class ServerPool:
                 return
 
     def _unanswered(self, member: Member, began: float) -> None:
-        """Count a health check without an answer, which began at `began`; a server that never answers is frozen."""
+        """Count a health check without an answer, which began at `began`; a server that never answers is frozen.
+
+        What counts is when the checks began: a single one ends as late as this process pleases, if it was stopped meanwhile.
+        """
         member.silent_since = began if member.silent_since is None else member.silent_since
-        if anyio.current_time() - member.silent_since >= FROZEN_CHECKS * self._config.health_interval_s:
+        if began - member.silent_since >= (FROZEN_CHECKS - 1) * self._config.health_interval_s:
             member.frozen.set()
 
     async def _bring_back(self, member: Member) -> None:

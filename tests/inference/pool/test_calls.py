@@ -5,17 +5,18 @@ from __future__ import annotations
 import anyio
 import numpy as np
 import pytest
+import trio.testing
 
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerTimeout, ServerUnavailable
 from agentrl.inference.backend import Generation, GenerationChunk
 from agentrl.inference.pool.members import State
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import ControlCall, Fault, Hold, Script, ScriptedCall, ScriptedReply, ScriptedServer
-from tests.support.scripted import OFTEN, VOCAB, pool_of, publication, request, seen
+from tests.support.scripted import OFTEN, VOCAB, in_virtual_time, pool_of, publication, request, seen
 
 
 def server(script: Script | None = None, number: int = 0, **settings: float) -> ScriptedServer:
-    settings = {"timeout_s": 20.0, **settings}
+    settings = {"timeout_s": 60.0, **settings}
     return ScriptedServer(script or (lambda _: [10 + number]), vocab_size=VOCAB, url=f"scripted://{number}", **settings)  # pyright: ignore[reportArgumentType] - test data
 
 
@@ -91,16 +92,19 @@ async def test_a_call_that_an_overloaded_server_refuses_is_sent_again_when_the_s
         assert (await pool.generate(request())).output_ids.tolist() == [4]
 
 
-async def test_the_only_server_is_left_in_peace_as_long_as_it_asked_for() -> None:
+def test_the_only_server_is_left_in_peace_as_long_as_it_asked_for() -> None:
     def busy(call: ScriptedCall) -> ScriptedReply:
         raise overloaded(25.0)
 
-    only = server(busy)
-    async with pool_of(only, request_timeout_s=0.5) as pool:
-        with pytest.raises(ServerTimeout, match="slow down"):
-            await pool.generate(request())
-        assert pool.describe().servers[0].state is State.SERVING
-    assert len(only.calls) == 1
+    async def main() -> None:
+        only = server(busy)
+        async with pool_of(only, request_timeout_s=20) as pool:
+            with pytest.raises(ServerTimeout, match="slow down"):
+                await pool.generate(request())
+            assert pool.describe().servers[0].state is State.SERVING
+        assert len(only.calls) == 1
+
+    in_virtual_time(main)
 
 
 async def test_another_server_takes_the_call_of_an_overloaded_one_at_once() -> None:
@@ -122,7 +126,7 @@ class WithoutDescriptors(ScriptedServer):
 
 
 async def test_a_server_is_not_evicted_when_this_process_has_no_free_file_descriptor() -> None:
-    only = WithoutDescriptors(lambda _: [4], vocab_size=VOCAB, timeout_s=20.0)
+    only = WithoutDescriptors(lambda _: [4], vocab_size=VOCAB)
     async with pool_of(only, **OFTEN) as pool:
         await seen(pool, lambda _: only.checked > 2)
         assert pool.describe().servers[0].state is State.SERVING
@@ -155,6 +159,30 @@ async def test_a_frozen_server_is_taken_out_and_its_calls_go_elsewhere() -> None
         frozen = pool.describe().servers[0]
         assert frozen.state is State.DEAD
         assert "the pool waited for its health check" in frozen.reason
+
+
+def test_a_server_is_not_frozen_where_this_process_stood_still() -> None:
+    clock = trio.testing.MockClock(autojump_threshold=0)
+
+    class Waiting(ScriptedServer):
+        checked = 0
+
+        async def check(self) -> int:
+            self.checked += 1
+            if self.checked == 1:
+                clock.jump(10)  # longer than all health checks of a frozen server
+            return await super().check()
+
+    async def main() -> None:
+        only = Waiting(lambda _: [4], vocab_size=VOCAB)
+        async with pool_of(only, health_interval_s=1) as pool:
+            await seen(pool, lambda _: only.checked == 3)
+            with anyio.move_on_after(0.5) as frozen:
+                await pool.until_frozen(only.url)
+            assert frozen.cancelled_caught
+            assert pool.describe().servers[0].state is State.SERVING
+
+    in_virtual_time(main, clock)
 
 
 @pytest.mark.parametrize("stage", ["pause", "load_weights", "checksums", "resume"])
@@ -373,10 +401,16 @@ async def test_a_cancelled_stream_is_aborted_at_the_server() -> None:
     only = server(lambda _: ScriptedReply(output=[1, 2], holds=(hold,)))
     sent = request()
     async with pool_of(only) as pool:
-        with anyio.move_on_after(0.05):
+
+        async def read() -> None:
             async with pool.stream(sent) as stream:
                 async for _ in stream:
                     pass
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            await hold.reached.wait()
+            tasks.cancel_scope.cancel()
         assert only.aborted == [sent.request_id]
 
 

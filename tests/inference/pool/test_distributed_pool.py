@@ -14,7 +14,7 @@ from agentrl.weights.types import GroupRequest, WeightFeed
 from tests.support.scripted import VOCAB, all_serving, opaque_servers, outlive, pool_of, request, seen
 
 
-def servers_of(count: int, timeout_s: float = 0.2) -> list[ScriptedServer]:
+def servers_of(count: int, timeout_s: float = 60) -> list[ScriptedServer]:
     return [
         ScriptedServer(lambda _: [4], vocab_size=VOCAB, url=f"scripted://{n}", timeout_s=timeout_s) for n in range(count)
     ]
@@ -76,7 +76,7 @@ async def test_a_server_that_failed_before_the_end_is_abandoned_and_the_others_a
 
 @pytest.mark.parametrize("call", ["join_group", "pause", "receive_weights", "checksums", "resume"])
 async def test_by_policy_one_failing_server_is_a_weight_sync_error_and_all_continue(call: ControlCall) -> None:
-    servers, channel = servers_of(2, timeout_s=0.05), ScriptedChannel()
+    servers, channel = servers_of(2), ScriptedChannel()
     async with pool_of(*servers, on_server_failure="stop") as pool:
         servers[1].control_faults[call] = Fault.REFUSE
         with pytest.raises(WeightSyncError, match=r"not every server holds version 1: scripted://1"):
@@ -135,7 +135,7 @@ async def test_a_restarted_server_gets_the_weights_again_as_long_as_the_trainer_
 
 @pytest.mark.parametrize("slow", ["join_group", "receive_weights"])
 async def test_two_servers_that_return_together_do_not_close_the_groups_of_one_another(slow: ControlCall) -> None:
-    servers, channel = servers_of(3, timeout_s=60), ScriptedChannel()
+    servers, channel = servers_of(3), ScriptedChannel()
     async with pool_of(*servers, control_timeout_s=60) as pool:
         await pool.update_weights(feed(1, channel))
         held = servers[1].control_holds[slow] = Hold()
@@ -155,7 +155,7 @@ async def test_two_servers_that_return_together_do_not_close_the_groups_of_one_a
 
 
 async def test_a_server_whose_join_was_cancelled_joins_with_the_next_update() -> None:
-    servers, channel = servers_of(2, timeout_s=60), ScriptedChannel()
+    servers, channel = servers_of(2), ScriptedChannel()
     async with pool_of(*servers, control_timeout_s=60) as pool:
         await pool.update_weights(feed(1, channel))
         joining = servers[1].control_holds["join_group"] = Hold()
@@ -196,13 +196,15 @@ async def test_a_server_that_returns_while_the_trainer_has_other_weights_waits_f
 
 @pytest.mark.parametrize("call", ["join_group", "pause", "receive_weights", "checksums", "resume"])
 async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(call: ControlCall) -> None:
-    servers, channel = servers_of(2, timeout_s=60), ScriptedChannel()
+    servers, channel = servers_of(2), ScriptedChannel()
     async with pool_of(*servers, control_timeout_s=60) as pool:
         servers[1].control_faults[call] = Fault.HANG
         with anyio.fail_after(60):
-            with anyio.move_on_after(0.05) as scope:
-                await pool.update_weights(feed(1, channel))
-            assert scope.cancelled_caught
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(pool.update_weights, feed(1, channel))
+                await anyio.wait_all_tasks_blocked()  # all that is left to wait for is the call that hangs
+                tasks.cancel_scope.cancel()
+            assert tasks.cancel_scope.cancelled_caught
             assert all(sending.abandoned is not None for sending in channel.sendings)
             assert not any(server.paused for server in servers)
             servers[1].control_faults.clear()
@@ -214,13 +216,15 @@ async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(
 
 
 async def test_a_server_with_parts_of_two_versions_does_not_serve_before_it_has_all_of_one() -> None:
-    servers, channel = servers_of(2, timeout_s=60), ScriptedChannel()
+    servers, channel = servers_of(2), ScriptedChannel()
     async with pool_of(*servers, control_timeout_s=60) as pool:
         await pool.update_weights(feed(1, channel))
         servers[1].control_faults["receive_weights"] = Fault.HANG
         with anyio.fail_after(60):
-            with anyio.move_on_after(0.05):
-                await pool.update_weights(feed(2, channel))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(pool.update_weights, feed(2, channel))
+                await anyio.wait_all_tasks_blocked()  # the first server has the weights; only the second is waited for
+                tasks.cancel_scope.cancel()
             channel.published_version = None  # the trainer went on
             # The first server proved that it has all of version 2; the second was cut off, and may have any part of it.
             assert [server.state for server in pool.describe().servers] == ["serving", "behind"]
@@ -253,7 +257,7 @@ async def test_one_scripted_server_takes_weights_by_itself() -> None:
 
 
 async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
-    servers, channel = servers_of(3, timeout_s=1), ScriptedChannel()
+    servers, channel = servers_of(3), ScriptedChannel()
     async with pool_of(*servers, request_retries=20) as pool:
 
         async def update(version: int) -> None:

@@ -7,12 +7,11 @@ from random import Random
 
 import anyio
 import pytest
-import trio.testing
 
 from agentrl.errors import ServerError
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply, ScriptedServer
-from tests.support.scripted import VOCAB, pool_of, request
+from tests.support.scripted import VOCAB, in_virtual_time, pool_of, request
 
 CALLS = 300
 TIMEOUT_S = 8.0
@@ -87,7 +86,7 @@ def test_every_call_ends_in_time_and_none_is_left_in_flight(seed: int) -> None:
                 outside.cancel_scope.cancel()
             assert [server.in_flight for server in pool.describe().servers] == [0] * len(servers)
 
-    anyio.run(main, backend="trio", backend_options={"clock": trio.testing.MockClock(autojump_threshold=0)})
+    in_virtual_time(main)
     assert all(not server.player.playing for server in servers)
     assert sum(ends.values()) == CALLS
     assert ends["answered"] > CALLS / 4

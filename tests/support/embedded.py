@@ -54,7 +54,7 @@ def request(
 
 @asynccontextmanager
 async def running(path: Path, **options: object) -> AsyncGenerator[EmbeddedEngine]:
-    """Run an engine for the length of the block; a fast machine makes no more steps in a turn of the event loop than a slow one."""
+    """Run an engine for the length of the block; on any machine it makes one step in a turn of the event loop."""
     engine = EmbeddedEngine(EngineOptions(model_path=str(path), turn_s=0, **options))  # pyright: ignore[reportArgumentType] - test options
     async with anyio.create_task_group() as group:
         group.start_soon(engine.run)

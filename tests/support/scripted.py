@@ -67,7 +67,7 @@ def pool_of(*servers: Server, **changes: object) -> ServerPool:
 
 
 def in_virtual_time(main: Callable[[], Awaitable[None]], clock: trio.testing.MockClock | None = None) -> None:
-    """Run `main` under trio; time stands still while a task can run, so that no deadline ends what only the machine slows."""
+    """Run `main` under trio; time stands still while a task can run, so a slow machine misses no deadline."""
     clock = clock or trio.testing.MockClock(autojump_threshold=0)
     anyio.run(main, backend="trio", backend_options={"clock": clock})
 

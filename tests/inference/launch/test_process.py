@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.cluster.base import read_tail
-from agentrl.cluster.local import LocalLauncher
+from agentrl.cluster.base import ProcessSpec, read_tail
+from agentrl.cluster.local import LocalChild, LocalLauncher
 from agentrl.errors import ConfigError, ServerTimeout, ServerUnavailable
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch import pool as launch
@@ -44,6 +45,26 @@ def shell_recipe(tmp_path: Path, script: str, ready: tuple[str, ...] = ("never",
     return replace(recipe(tmp_path, ready=ready), command=("/bin/sh", "-c", script))
 
 
+class AfterFirstWords(LocalLauncher):
+    """Takes as started what has made the file `marker`, so that a short deadline begins after the process has spoken."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[LocalChild]:
+        children = await super().start(specs)
+        with anyio.fail_after(60):
+            while not self.marker.exists():  # noqa: ASYNC110 - the progress of another process is observed
+                await anyio.sleep(0.005)
+        return children
+
+
+def speaking(tmp_path: Path, script: str, ready: tuple[str, ...]) -> ServerProcess:
+    """Return a process that runs `script` and then only sleeps; its start takes it as started when it sleeps."""
+    marker = tmp_path / "spoken"
+    return ServerProcess(shell_recipe(tmp_path, f"{script}; : > {marker}; exec sleep 60", ready), AfterFirstWords(marker))
+
+
 def process_of(recipe: Recipe) -> ServerProcess:
     return ServerProcess(recipe, LocalLauncher())
 
@@ -69,7 +90,7 @@ async def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_process_is_ready_when_it_has_said_all_of_it_in_any_order(tmp_path: Path) -> None:
-    process = process_of(shell_recipe(tmp_path, "echo listening; exec sleep 60", ready=("warm", "listening")))
+    process = speaking(tmp_path, "echo listening", ready=("warm", "listening"))
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerTimeout, match=r"(?s)not ready after 1 s; its log ends with:\nlistening"):
             await process.start(tasks, 1)
@@ -104,7 +125,7 @@ async def test_a_process_that_ends_before_it_is_ready_tells_its_last_lines(tmp_p
 
 
 async def test_a_process_that_is_never_ready_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    process = process_of(shell_recipe(tmp_path, "echo $$ >&2; exec sleep 60"))
+    process = speaking(tmp_path, "echo $$ >&2", ready=("never",))
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ServerTimeout, match="not ready after 1 s"):
             await process.start(tasks, 1)
@@ -217,7 +238,7 @@ async def test_a_server_that_finds_every_port_taken_says_so(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as other:
         async with anyio.create_task_group() as tasks:
             with pytest.raises(ServerUnavailable, match="Address already in use"):
-                await launch.start_server(build, lambda: int(other.getsockname()[1]), tasks, 10, LocalLauncher())
+                await launch.start_server(build, lambda: int(other.getsockname()[1]), tasks, 60, LocalLauncher())
     assert len(tried) == launch.MAX_PORTS
 
 
@@ -277,7 +298,7 @@ async def test_a_process_whose_server_gives_no_answer_is_killed_and_started_agai
     process = process_of(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
     only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0", timeout_s=60)
     async with anyio.create_task_group() as tasks, pool_of(only, **OFTEN) as pool:
-        await process.start(tasks, 20)
+        await process.start(tasks, 60)
         tasks.start_soon(launch.supervise, process, "scripted://0", pool, tasks, InferenceConfig())
         os.kill(int(count.read_text().split()[1]), signal.SIGSTOP)
         only.control_faults["check"] = only.control_faults["connect"] = Fault.HANG
@@ -298,7 +319,7 @@ async def test_a_process_whose_server_was_taken_out_is_started_again_until_that_
     right, wrong = (ScriptedServer(lambda _: [1], vocab_size=VOCAB, url=f"scripted://{number}") for number in range(2))
     async with anyio.create_task_group() as tasks, pool_of(right, wrong, **OFTEN) as pool:
         await pool.update_weights(publication(1))
-        await process.start(tasks, 20)
+        await process.start(tasks, 60)
         tasks.start_soon(launch.supervise, process, "scripted://1", pool, tasks, InferenceConfig())
         for started in range(2, launch.MAX_RESTARTS + 2):
             wrong.revive(version=0)  # what the new process has
@@ -331,7 +352,7 @@ async def test_restarts_are_counted_within_a_window_of_time(tmp_path: Path) -> N
     only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0")
     supervise = partial(launch.supervise, window_s=0.0)
     async with anyio.create_task_group() as tasks, pool_of(only, **OFTEN) as pool:
-        await process.start(tasks, 20)
+        await process.start(tasks, 60)
         tasks.start_soon(supervise, process, "scripted://0", pool, tasks, InferenceConfig())
         for started in range(2, launch.MAX_RESTARTS + 3):
             os.kill(int(count.read_text().split()[1]), signal.SIGKILL)
@@ -348,7 +369,7 @@ async def test_a_start_that_fails_counts_as_one_and_is_tried_again(tmp_path: Pat
     config = InferenceConfig()
     only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0")
     async with anyio.create_task_group() as tasks, pool_of(only, **OFTEN) as pool:
-        await process.start(tasks, 20)
+        await process.start(tasks, 60)
         tasks.start_soon(launch.supervise, process, "scripted://0", pool, tasks, config)
         for started, state in ((3, State.STARTING), (4, State.STARTING), (4, State.DEAD)):
             only.die()
@@ -358,4 +379,5 @@ async def test_a_start_that_fails_counts_as_one_and_is_tried_again(tmp_path: Pat
             if state is State.STARTING:
                 only.revive()
                 await all_serving(pool)
-        assert "started again 3 times within 3600 s, so it stays out for good" in pool.describe().servers[0].reason
+        why = "started again 3 times within 3600 s, so it stays out for good"
+        await seen(pool, lambda status: why in status.servers[0].reason)  # a health check may have found it dead before

@@ -7,18 +7,12 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.lowlevel
 import pytest
-import trio.testing
 
 from agentrl.concurrency import Deadline, task_group
 from agentrl.errors import ServerTimeout, ServerUnavailable
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import Fault, Hold, ScriptedCall, ScriptedReply, ScriptedServer
-from tests.support.scripted import VOCAB, pool_of, request
-
-
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    anyio.run(main, backend="trio", backend_options={"clock": clock})
+from tests.support.scripted import VOCAB, in_virtual_time, pool_of, request
 
 
 def unasked() -> str:

@@ -117,7 +117,7 @@ def test_the_script_for_slurm_trains_with_the_ranks_that_srun_starts(tmp_path: P
         env={**os.environ, "PATH": path, "SLURM_NTASKS": "2"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -31,7 +32,7 @@ async def meeting_of(world: int) -> AsyncGenerator[Meeting]:
         yield meeting
 
 
-async def joining(meeting: Meeting, rank: int, world: int, *, token: str = TOKEN, timeout_s: float = 10) -> Seat:
+async def joining(meeting: Meeting, rank: int, world: int, *, token: str = TOKEN, timeout_s: float = 60) -> Seat:
     return await anyio.to_thread.run_sync(
         partial(join_driver, meeting.address, token, RankNumbers(rank, world, 0), timeout_s), abandon_on_cancel=True
     )
@@ -57,7 +58,7 @@ async def test_all_ranks_join_and_learn_where_rank_0_hosts_the_store() -> None:
     async with meeting_of(3) as meeting, anyio.create_task_group() as tasks:
         for rank in (2, 0, 1):
             tasks.start_soon(join, meeting, rank)
-        members = await meeting.gather(10)
+        members = await meeting.gather(60)
         assert [member.rank for member in members] == [0, 1, 2]
         while len(seats) < 3:  # noqa: ASYNC110 - threads of their own
             await anyio.sleep(0.01)
@@ -71,13 +72,15 @@ async def test_all_ranks_join_and_learn_where_rank_0_hosts_the_store() -> None:
     close(list(seats.values()))
 
 
-async def test_ranks_that_are_missing_are_listed() -> None:
+async def test_ranks_that_are_missing_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     message = (
         r"trainer ranks: 1 of 2 have not joined the driver at 127\.0\.0\.1:\d+ within 1 s \(cluster\.start_timeout_s\): "
         r"missing rank 0; joined: 1 \(here, pid 1\)\. Each needs an address of the driver"
     )
     async with meeting_of(2) as meeting:
-        connection = await greeting(meeting, rank=1)
+        with caplog.at_level(logging.INFO, "agentrl.cluster.meeting"):
+            connection = await greeting(meeting, rank=1)
+            await joined(caplog, rank=1)
         with pytest.raises(LaunchError, match=message):
             await meeting.gather(1)
         connection.close()
@@ -99,9 +102,13 @@ async def test_a_rank_that_cannot_belong_is_refused_for_good(rank: int, world: i
             await meeting.gather(0.01)
 
 
-async def test_a_second_process_with_the_rank_of_another_is_refused_until_that_one_has_gone() -> None:
+async def test_a_second_process_with_the_rank_of_another_is_refused_until_that_one_has_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with meeting_of(2) as meeting:
-        first = await greeting(meeting, rank=1)
+        with caplog.at_level(logging.INFO, "agentrl.cluster.meeting"):
+            first = await greeting(meeting, rank=1)
+            await joined(caplog, rank=1)
         second = await greeting(meeting, rank=1)
         refused = handshake.decode_greeting(await reply(second), Refused)
         assert refused.message == "rank 1 has joined already (here, pid 1)"
@@ -116,7 +123,7 @@ async def test_a_second_process_with_the_rank_of_another_is_refused_until_that_o
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(join)
             tasks.start_soon(joining_and_leaving, meeting, 0, 2)
-            assert len(await meeting.gather(10)) == 2
+            assert len(await meeting.gather(60)) == 2
         assert third is not None
         close([third])
         second.close()
@@ -125,7 +132,7 @@ async def test_a_second_process_with_the_rank_of_another_is_refused_until_that_o
 async def test_a_rank_that_is_late_is_refused_but_may_try_again() -> None:
     async with meeting_of(1) as meeting, anyio.create_task_group() as tasks:
         tasks.start_soon(joining_and_leaving, meeting, 0, 1)
-        await meeting.gather(10)
+        await meeting.gather(60)
         late = await greeting(meeting, rank=0, world=1)
         assert "has joined already" in handshake.decode_greeting(await reply(late), Refused).message
         late.close()
@@ -146,11 +153,11 @@ async def test_what_a_stranger_sends_is_refused_without_harm(data: bytes) -> Non
         await anyio.to_thread.run_sync(meddle, meeting, data)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(joining_and_leaving, meeting, 0, 1)
-            assert len(await meeting.gather(10)) == 1
+            assert len(await meeting.gather(60)) == 1
 
 
 def meddle(meeting: Meeting, data: bytes) -> None:
-    with socket.create_connection(meeting.address, timeout=5) as connection:
+    with socket.create_connection(meeting.address, timeout=60) as connection:
         handshake.decode_greeting(_frame(connection), Challenge)
         connection.sendall(data)
         refused = handshake.decode_greeting(_frame(connection), Refused)
@@ -164,7 +171,7 @@ async def test_a_silent_stranger_delays_no_rank() -> None:
         with socket.create_connection(meeting.address), socket.create_connection(meeting.address):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(joining_and_leaving, meeting, 0, 1)
-                assert len(await meeting.gather(10)) == 1
+                assert len(await meeting.gather(60)) == 1
 
 
 async def test_a_rank_gives_up_on_what_is_no_driver() -> None:
@@ -177,7 +184,7 @@ async def test_a_rank_gives_up_on_what_is_no_driver() -> None:
         tasks.start_soon(listener.serve, serve)
         address = "127.0.0.1", listener.extra(SocketAttribute.local_port)
         with pytest.raises(LaunchError, match=r"what listens there is no driver of agentrl"):
-            await anyio.to_thread.run_sync(join_driver, address, TOKEN, RankNumbers(0, 1, 0), 5.0)
+            await anyio.to_thread.run_sync(join_driver, address, TOKEN, RankNumbers(0, 1, 0), 60.0)
         tasks.cancel_scope.cancel()
 
 
@@ -194,7 +201,7 @@ async def test_a_rank_does_not_follow_a_driver_that_does_not_know_the_token() ->
         tasks.start_soon(listener.serve, serve)
         address = "127.0.0.1", listener.extra(SocketAttribute.local_port)
         with pytest.raises(LaunchError, match=r"does not know this process's AGENTRL_CLUSTER_TOKEN"):
-            await anyio.to_thread.run_sync(join_driver, address, TOKEN, RankNumbers(0, 1, 0), 5.0)
+            await anyio.to_thread.run_sync(join_driver, address, TOKEN, RankNumbers(0, 1, 0), 60.0)
         tasks.cancel_scope.cancel()
 
 
@@ -249,7 +256,7 @@ async def greeting(meeting: Meeting, *, rank: int, world: int = 2) -> socket.soc
     """Connect and greet as a rank by hand, and return the connection."""
 
     def greet() -> socket.socket:
-        connection = socket.create_connection(meeting.address, timeout=5)
+        connection = socket.create_connection(meeting.address, timeout=60)
         challenge = handshake.decode_greeting(_frame(connection), Challenge)
         nonce = handshake.new_nonce()
         hello = Hello(nonce=nonce, rank=rank, world=world, machine="here", pid=1, address="127.0.0.1", store_port=0)
@@ -257,6 +264,13 @@ async def greeting(meeting: Meeting, *, rank: int, world: int = 2) -> socket.soc
         return connection
 
     return await anyio.to_thread.run_sync(greet)
+
+
+async def joined(caplog: pytest.LogCaptureFixture, *, rank: int) -> None:
+    """Wait until the driver has taken a greeting; only its log shows that."""
+    with anyio.fail_after(60):
+        while f"rank {rank} has joined" not in caplog.text:  # noqa: ASYNC110 - a log is observed
+            await anyio.sleep(0.005)
 
 
 async def reply(connection: socket.socket) -> bytes:

@@ -35,7 +35,7 @@ class LocalTrainer:
         """Begin with `weights`; `sync` are fields of `SyncConfig`."""
         self.weights = weights
         """What is sent next; replace it as a training step would."""
-        self._config = SyncConfig.model_validate({"timeout_s": 20, **sync})
+        self._config = SyncConfig.model_validate({"timeout_s": 60, **sync})
         self.sender = WeightSender(self._config, torch.device("cpu"))
         self._held: tuple[Manifest, Mapping[str, Tensor]] | None = None
         self.channel = TrainerChannel(self._call)

@@ -74,7 +74,7 @@ def in_virtual_time(main: Callable[[], Awaitable[None]], clock: trio.testing.Moc
 
 async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> None:
     """Return once the pool's own tasks have brought `condition` about."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         while not condition(pool.describe()):  # noqa: ASYNC110 - the pool's state is observed, as a user's display would
             await anyio.sleep(0.002)
 

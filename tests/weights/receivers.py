@@ -11,7 +11,7 @@ from torch import Tensor
 from agentrl.weights.process_group import ProcessGroup, join
 from agentrl.weights.types import Bucket, GroupAddress, Manifest
 
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=60)
 
 
 class Receiver:

@@ -29,9 +29,9 @@ import torch, torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 port, name, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a server has a default group of its own
-store, rank, size = next(c10d.rendezvous(f"tcp://127.0.0.1:{port}", 1, 2, timeout=timedelta(seconds=20)))
+store, rank, size = next(c10d.rendezvous(f"tcp://127.0.0.1:{port}", 1, 2, timeout=timedelta(seconds=60)))
 group, _ = c10d._new_process_group_helper(
-    size, rank, [], c10d.Backend("gloo"), c10d.PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=20)
+    size, rank, [], c10d.Backend("gloo"), c10d.PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=60)
 )
 c10d._world.pg_group_ranks[group] = {0: 0, 1: 1}
 weights = torch.empty(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import AsyncGenerator
@@ -44,7 +45,7 @@ async def answering(status: bytes, body: bytes) -> AsyncGenerator[tuple[SGLangSe
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, answer)
         port = listener.extra(SocketAttribute.local_port)
-        server = SGLangServer(f"http://127.0.0.1:{port}", vocab_size=VOCAB, request_timeout_s=10)
+        server = SGLangServer(f"http://127.0.0.1:{port}", vocab_size=VOCAB, request_timeout_s=60)
         try:
             yield server, asked
         finally:
@@ -137,6 +138,7 @@ async def test_the_text_of_a_server_can_neither_steer_a_terminal_nor_forge_a_lin
 
 async def test_a_process_without_free_file_descriptors_blames_itself_and_not_the_server() -> None:
     async with answering(b"200 OK", b"") as (server, asked):
+        gc.collect()  # a file of an earlier test that is collected below would make a descriptor free
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest_free = os.dup(0)
         os.close(lowest_free)

@@ -45,6 +45,14 @@ def ready(child: subprocess.Popen[bytes]) -> str:
     return line["url"]
 
 
+def until_it_samples(url: str) -> None:
+    """Wait until the server samples; it would reset a connection from which it has not read the request."""
+    running = 0
+    while not running:
+        with urllib.request.urlopen(url + "/v1/loads", timeout=60) as response:
+            running = json.loads(response.read())["loads"][0]["num_running_reqs"]
+
+
 @pytest.fixture
 def patient(checkpoint: Path, tmp_path: Path) -> Path:
     """The checkpoint with so many positions that a completion of 200,000 tokens, which takes minutes, fits."""
@@ -60,10 +68,11 @@ def test_a_server_process_announces_itself_and_ends_cleanly(end: str, patient: P
     options = ["--max-context-tokens", "250000", "--weight-version", "3", "--exit-with-stdin"]
     with process("--model-path", str(patient), *options) as child:
         url = ready(child)
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as connection:
             body = json.dumps({"input_ids": [1], "sampling_params": {"max_new_tokens": 200_000, "ignore_eos": True}})
             head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            until_it_samples(url)
             if end == "stdin":
                 assert child.stdin is not None
                 child.stdin.close()

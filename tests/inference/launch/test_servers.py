@@ -30,10 +30,9 @@ def anyio_backend() -> str:
 
 def settings(**changes: object) -> InferenceConfig:
     given = {
-        "health_interval_s": 0.5,
+        "health_interval_s": 60.0,  # a busy machine keeps it; the launcher reports the end of a process at once
         "max_running_requests": 8,
         "max_context_tokens": 256,
-        "start_timeout_s": 60,
         "device": "cpu",
         **changes,
     }
@@ -72,7 +71,7 @@ async def test_servers_are_launched_updated_killed_restarted_and_ended(checkpoin
         await seen(pool, lambda status: "signal SIGKILL" in status.servers[0].reason or bool(status.servers[0].version == 0))
         for episode in range(4):
             assert (await pool.generate(request(1, 2, episode=str(episode), max_new_tokens=2))).spans[0].version == 1
-        with anyio.fail_after(60):
+        with anyio.fail_after(240):
             while len([s for s in pool.describe().servers if s.state == "serving"]) < 2:  # noqa: ASYNC110 - a process starts
                 await anyio.sleep(0.05)
         await all_serving(pool)
@@ -95,7 +94,7 @@ async def test_the_only_server_may_be_killed_while_an_update_and_calls_need_it(c
             [pid] = [process for process in _children() if process not in others]
             if delay_s is None:
                 os.kill(pid, signal.SIGKILL)
-            with anyio.fail_after(100):
+            with anyio.fail_after(300):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(pool.update_weights, publication)
                     if delay_s is not None:

@@ -156,7 +156,7 @@ async def test_with_requests_in_flight_servers_get_exactly_what_the_disk_path_wo
 ) -> None:
     trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
     generations: list[Generation] = []
-    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=0.5) as pool:
+    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=60) as pool:
 
         async def call(episode: str) -> None:
             generations.append(await pool.generate(request(episode=episode, max_new_tokens=400)))
@@ -193,6 +193,7 @@ async def _a_cancelled_broadcast_leaves_trainer_and_servers_usable(
         assert not servers[0].paused
         servers[1].let_continue()
         await pool.update_weights(feed(3, trainer))
+        pool.report_started(servers[1].url)  # the pool asks it now instead of at the next health check
         await all_serving(pool)
 
 
@@ -201,7 +202,7 @@ async def test_a_server_that_dies_or_stops_in_the_middle_is_left_out_and_the_oth
     checkpoints: list[Path], number: signal.Signals, tmp_path: Path
 ) -> None:
     trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
-    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=0.5) as pool:
+    async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=60) as pool:
         lost = servers[1]
         lost.watched.signal, lost.watched.patience_s = number, 3
         with anyio.fail_after(PATIENCE_S):
@@ -214,6 +215,7 @@ async def test_a_server_that_dies_or_stops_in_the_middle_is_left_out_and_the_oth
             assert report.updated == (servers[0].url,)
             if number is signal.SIGSTOP:
                 lost.let_continue()
+                pool.report_started(lost.url)  # the pool asks it now instead of at the next health check
                 await all_serving(pool)
                 assert await lost.checksums() == published(checkpoints[2], tmp_path)
         assert await servers[0].checksums() == published(checkpoints[2], tmp_path)
@@ -264,7 +266,7 @@ async def test_a_worker_trains_sends_and_gives_the_same_weights_again(checkpoint
     async with (
         served(checkpoints[0]) as servers,
         worker(checkpoints[0], tmp_path) as trainer,
-        pool_of(*servers, health_interval_s=0.3) as pool,
+        pool_of(*servers, health_interval_s=10) as pool,
     ):
         with anyio.fail_after(PATIENCE_S):
             for version in (1, 2):
@@ -317,7 +319,7 @@ async def test_files_and_a_snapshot_of_any_number_of_ranks_bring_a_server_back_d
     async with (
         served(checkpoints[0], 1) as [server],
         worker(checkpoints[0], tmp_path, parallel={"dp": dp}) as trainer,
-        pool_of(server, health_interval_s=0.3) as pool,
+        pool_of(server, health_interval_s=10) as pool,
     ):
         with anyio.fail_after(120):
             for version in (1, 2):

@@ -244,15 +244,16 @@ class _Watch:
                 if silent_s >= UNRESPONSIVE_S:
                     silent_s = 0.0  # code that blocks again gets the same time
                     signal.pthread_kill(self._thread_id, _INTERRUPT)
-            elif silent_s >= self._stall_timeout_s:
-                self._end(StallError(self._blocked_message(self._stall_timeout_s)))
-                signal.pthread_kill(self._thread_id, _INTERRUPT)
-            elif silent_s >= warn_s:
-                logger.warning(self._blocked_message(warn_s))
-                warn_s *= 2
-            elif silent_s >= NAME_AFTER_S and not is_named:
-                self.delays.name(self._thread_id)
-                is_named = True
+            else:
+                if silent_s >= NAME_AFTER_S and not is_named:  # before a warning, however late this look is
+                    self.delays.name(self._thread_id)
+                    is_named = True
+                if silent_s >= self._stall_timeout_s:
+                    self._end(StallError(self._blocked_message(self._stall_timeout_s)))
+                    signal.pthread_kill(self._thread_id, _INTERRUPT)
+                elif silent_s >= warn_s:
+                    logger.warning(self._blocked_message(warn_s))
+                    warn_s *= 2
 
     def _end(self, ending: StallError | KeyboardInterrupt) -> None:
         self.ending, self._ending_at = ending, time.monotonic()

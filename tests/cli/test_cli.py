@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from agentrl.runs.run import open_run
-from tests.support.cli import AGENTRL, agentrl, children, ended, read_until, records, started, status_here, write_run
+from tests.support.cli import (
+    AGENTRL,
+    agentrl,
+    all_gone,
+    children,
+    ended,
+    read_until,
+    records,
+    started,
+    status_here,
+    watches,
+    write_run,
+)
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "serve", "sft", "doctor"])
@@ -91,11 +102,8 @@ def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: P
 def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint, engine={"steps": 100_000, "checkpoint_every": 1})
     folder = tmp_path / "runs" / "small"
-    with subprocess.Popen([AGENTRL, "train", "run.yaml"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for _ in range(3):  # a line a step: at least two checkpoints are whole
-            process.stderr.readline()
-        process.kill()
+    with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
+        read_until(process, "step 3/100000")  # the checkpoint of step 1 is whole, and that of step 2 is being written
     done = len(records(folder / "metrics.jsonl", "step"))
 
     refused = agentrl(tmp_path, "train", "run.yaml", "--resume", "--algorithm.group_size", "4")
@@ -136,13 +144,13 @@ def test_an_interrupt_ends_everything_and_says_where_the_results_are(tmp_path: P
     write_run(tmp_path, checkpoint, engine={"steps": 100_000})
     with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
         read_until(process, "step 1/100000")  # everything is up
-        below = children(process.pid)
+        below = watches(children(process.pid))
         rest = ended(process, [signal.SIGINT])
+        gone = all_gone(below, within_s=0)
     assert process.returncode == 130, rest
     assert "Results so far are in runs/small/" in rest
     assert "Traceback" not in rest
-    assert len(below) == 2
-    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    assert (len(below), gone) == (2, True)
     assert (tmp_path / "runs" / "small" / "summary.json").exists()
 
 

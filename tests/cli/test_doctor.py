@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from agentrl.cli.check.doctor import run_checks
-from agentrl.cluster.network import free_port
 from tests.support.cli import write_run
+from tests.support.ports import later_port
 from tests.support.sandboxes import usable_host
 
 
@@ -74,7 +74,7 @@ def test_what_trainer_ranks_of_a_scheduler_need_is_checked(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AGENTRL_CLUSTER_TOKEN", raising=False)
     run, flags = write_run(tmp_path, checkpoint), ["--workflow", "nowhere:agent", "--cluster.launcher", "attach"]
-    port = free_port("127.0.0.1")
+    port = later_port()
     before = sorted(tmp_path.iterdir())
     out = io.StringIO()
     assert not run_checks(run, [*flags, "--cluster.listen", "192.0.2.1:29715"], Console(file=out, width=250))

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+
+from tests.support.ports import later_port
 
 ROOT = Path(__file__).parents[2]
 PIP = """#!/bin/sh
@@ -233,8 +234,7 @@ def test_a_server_of_another_model_is_an_error_that_names_both(clone: Path, tmp_
 
 
 def test_bad_wishes_are_one_message_before_anything_is_installed(clone: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(later_port())
     for arguments, expected in (
         (["--model", "/nowhere"], "MODEL=/nowhere: expected a local HF checkpoint"),
         (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines: export SGLANG_API_KEY"),

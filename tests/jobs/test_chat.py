@@ -14,7 +14,7 @@ from rich.console import Console
 from agentrl.errors import ConfigError
 from agentrl.jobs.chat import MAX_ROUNDS, ChatOptions, chat
 from agentrl.servers.scripted.script import Script, ScriptedCall, ScriptedReply
-from tests.support.cli import AGENTRL, started
+from tests.support.cli import AGENTRL, END_S, started
 from tests.support.gateway import MODEL, script_engine, served
 
 CALL = '<think>\nI add.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -125,7 +125,7 @@ async def test_what_cannot_be_talked_with_is_an_error_before_anything_starts(opt
 def test_the_command_answers_the_lines_of_its_input_from_a_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
     command = (AGENTRL, "chat", str(checkpoint), "--device", "cpu", "--max-tokens", "5", "--temperature", "0")
     with started(tmp_path, "bash", "-c", f"printf 'Hi\\n/save a.json\\n' | {' '.join(command)}") as process:
-        shown, errors = process.communicate(timeout=60)
+        shown, errors = process.communicate(timeout=END_S)
     assert process.returncode == 0, errors
     [_, answer] = json.loads((tmp_path / "a.json").read_text())["messages"]
     assert answer["content"] != ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +18,8 @@ import yaml
 from agentrl.cli.main import app, run_command
 
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
+END_S = 300.0
+"""Deadline of a command that should end, seconds; a busy machine needs many times what an idle one does."""
 
 
 def write_run(folder: Path, checkpoint: Path, **changes: Mapping[str, object]) -> Path:
@@ -42,7 +46,7 @@ def write_run(folder: Path, checkpoint: Path, **changes: Mapping[str, object]) -
     return path
 
 
-def agentrl(folder: Path, *arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def agentrl(folder: Path, *arguments: str, timeout_s: float = END_S) -> subprocess.CompletedProcess[str]:
     """Run the command in `folder` to its end."""
     return subprocess.run([AGENTRL, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -57,8 +61,8 @@ def status_here(*arguments: str) -> object:
 
 
 def records(path: Path, event: str) -> list[dict[str, Any]]:
-    """Return the whole lines of one event."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    """Return the whole lines of one event; a killed writer may leave a part of one."""
+    lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return [line for line in lines if line["event"] == event]
 
 
@@ -83,6 +87,19 @@ def child_commands(pid: int) -> dict[int, str]:
         with suppress(OSError):
             found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return {child: line for child, line in found.items() if line}
+
+
+def watches(pids: Sequence[int]) -> list[int]:
+    """Return a descriptor for each process, which becomes readable when that process has ended."""
+    return [os.pidfd_open(pid) for pid in pids]
+
+
+def all_gone(descriptors: Sequence[int], *, within_s: float = END_S) -> bool:
+    """Wait for processes that end by themselves; return whether they did."""
+    gone = [bool(select.select([descriptor], [], [], within_s)[0]) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return all(gone)
 
 
 @contextmanager
@@ -110,4 +127,4 @@ def ended(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -> 
     """Send signals, wait for the end and return what it wrote to standard error."""
     for number in signals:
         process.send_signal(number)
-    return process.communicate(timeout=60)[1]
+    return process.communicate(timeout=END_S)[1]

@@ -15,12 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
+
 from agentrl.runs.reading import read_index, read_metrics
+from agentrl.trainer.worker.processes import worker_ended
 from tests.support.cli import AGENTRL, write_run
 
 GROUP_SIZE, GROUPS_PER_STEP = 2, 2
 CHECKPOINT_EVERY, EVAL_EVERY, EVAL_EPISODES = 2, 10, 4
-STEPS_BEFORE_A_KILL = (2, 6)
+STEPS_BEFORE_A_KILL = (3, 6)
 _KEPT = ("model.safetensors", "optimizer.state")
 
 
@@ -110,6 +113,8 @@ def killed(folder: Path, name: str, *, kills: int, seed: int) -> Iterator[int]:
             while left > 0 and select.select([process.stderr], [], [], left)[0] and process.stderr.readline():
                 left -= time.monotonic() - begin
             process.kill()
+        # The trainer finishes the checkpoint that it is writing.
+        anyio.run(worker_ended, folder / "runs" / name / "logs" / "trainer.log")
         yield count + 1
     run_to_the_end(folder, name, resume=True)
 

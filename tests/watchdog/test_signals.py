@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.cli import AGENTRL, agentrl, children, ended, read_until, started, write_run
+from tests.support.cli import (
+    AGENTRL,
+    agentrl,
+    all_gone,
+    child_commands,
+    children,
+    ended,
+    read_until,
+    started,
+    watches,
+    write_run,
+)
 
 BLOCKING = """
 import sys, time
@@ -23,6 +33,15 @@ async def solve(task, client):
     print("blocking", file=sys.stderr, flush=True)
     time.sleep(1000)
 """
+BLOCKING_WHEN_ASKED = """
+import os, sys, time, anyio
+
+async def solve(task, client):
+    print("blocking", file=sys.stderr, flush=True)
+    await anyio.wait_readable(os.open("go", os.O_RDONLY | os.O_NONBLOCK))
+    time.sleep(1000)
+"""
+CALL = 'await client.chat.completions.create(messages=[{{"role": "user", "content": task["question"]}}])'
 KEEPING = """
 import sys, time, anyio
 
@@ -52,27 +71,21 @@ async def solve(task, client):
         print("going on", file=sys.stderr, flush=True)
         await anyio.sleep_forever()
 """
+WAITING = """
+import anyio
+
+async def solve(task, client):
+    await anyio.sleep_forever()
+"""
 WHERE = "my_agent.py:7 in solve: time.sleep(1000)"
 SUMMARY = Path("runs/small/summary.json")
-
-
-def watches(pids: Sequence[int]) -> list[int]:
-    """Return a descriptor for each process, which becomes readable when that process has ended."""
-    return [os.pidfd_open(pid) for pid in pids]
-
-
-def all_gone(descriptors: Sequence[int]) -> bool:
-    """Wait for processes that end by themselves; return whether they did."""
-    gone = [bool(select.select([descriptor], [], [], 60)[0]) for descriptor in descriptors]
-    for descriptor in descriptors:
-        os.close(descriptor)
-    return all(gone)
 
 
 @pytest.mark.slow
 def test_a_blocking_workflow_ends_the_run_with_its_file_and_line_in_the_summary(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
-    (tmp_path / "my_agent.py").write_text(BLOCKING)
+    (tmp_path / "my_agent.py").write_text(BLOCKING_WHEN_ASKED)
+    os.mkfifo(tmp_path / "go")
     script = (
         "import anyio; from functools import partial; from agentrl.config import load_config\n"
         "from agentrl.cli.main import run_command; from agentrl.jobs.train import train_run\n"
@@ -80,14 +93,15 @@ def test_a_blocking_workflow_ends_the_run_with_its_file_and_line_in_the_summary(
     )
     with started(tmp_path, sys.executable, "-c", script) as process:
         read_until(process, "blocking")
-        below = children(process.pid)
+        below = watches(children(process.pid))
+        (tmp_path / "go").write_text("now")
         said = ended(process, ())
+        gone = all_gone(below, within_s=0)
     assert process.returncode == 1, said
     assert "agentrl: the event loop has not run for 1.5 s" in said
     assert WHERE in said
     assert "Traceback" not in said
-    assert len(below) == 2
-    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    assert (len(below), gone) == (2, True)
     assert WHERE in json.loads((tmp_path / SUMMARY).read_text())["error"]
 
 
@@ -97,12 +111,13 @@ def test_one_interrupt_ends_a_blocked_run(tmp_path: Path, checkpoint: Path) -> N
     (tmp_path / "my_agent.py").write_text(BLOCKING)
     with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
         read_until(process, "blocking")
-        below = children(process.pid)
+        below = watches(children(process.pid))
         said = ended(process, [signal.SIGINT])
+        gone = all_gone(below, within_s=0)
     assert process.returncode == 130, said
     assert "Interrupted; everything this command started has ended. Results so far are in runs/small/." in said
     assert "Traceback" not in said
-    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    assert gone
     assert json.loads((tmp_path / SUMMARY).read_text())["error"] == "Interrupted"
 
 
@@ -158,7 +173,8 @@ def test_a_workflow_that_ignores_every_interrupt_or_closes_slowly_cannot_keep_an
 @pytest.mark.slow
 def test_an_evaluation_is_not_kept_by_an_episode_that_ignores_its_deadline(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint, rollout={"episode_timeout_s": 0.5})
-    (tmp_path / "my_agent.py").write_text(KEEPING.format(line="await anyio.sleep(1000)"))
+    without_call = KEEPING.replace(CALL, "pass")  # which may take longer than the episode has
+    (tmp_path / "my_agent.py").write_text(without_call.format(line="await anyio.sleep(1000)"))
     script = (
         "from functools import partial; from agentrl.config import load_config\n"
         "from agentrl.cli.main import run_command; from agentrl.jobs.evaluate import Target, evaluate_target\n"
@@ -185,13 +201,13 @@ def test_sigterm_writes_the_summary_and_ends_the_servers_also_where_interrupts_a
         read_until(process, "step 1/100000")
         process.send_signal(signal.SIGINT)
         read_until(process, "step 2/100000")
-        below = children(process.pid)
+        below = watches(children(process.pid))
         said = ended(process, [signal.SIGTERM])
+        gone = all_gone(below, within_s=0)
     assert process.returncode == 143, said
     assert "Ended by SIGTERM; everything this command started has ended. Results so far are in runs/small/." in said
     assert "Traceback" not in said
-    assert len(below) == 2
-    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    assert (len(below), gone) == (2, True)
     summary = json.loads((tmp_path / SUMMARY).read_text())
     assert summary["error"] == "Ended by SIGTERM"
     assert summary["train_steps"] >= 2
@@ -227,8 +243,9 @@ def test_an_interrupted_warm_start_says_what_it_has_written(
 
 def test_an_interrupted_doctor_says_so(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
+    (tmp_path / "my_agent.py").write_text(WAITING)
     with started(tmp_path, AGENTRL, "doctor", "run.yaml") as process:
-        read_until(process, "model ", stdout=True)  # the next is the round trip
+        read_until(process, "model ", stdout=True)  # the next are the trainer and the round trip
         said = ended(process, [signal.SIGINT])
     assert process.returncode == 130, said
     assert "Interrupted; everything this command started has ended. The checks leave nothing behind." in said
@@ -246,6 +263,7 @@ def test_an_interrupted_demo_says_where_its_results_are(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_the_command_is_still_importing_is_one_message(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.yaml")  # of which nothing comes, where the import has ended before the interrupt
     command = (sys.executable, "-X", "importtime", "-m", "agentrl", "train", "run.yaml")
     with started(tmp_path, *command) as process:
         read_until(process, "agentrl.configbase")  # the first seconds: what a run file may hold is being imported
@@ -325,11 +343,12 @@ def test_trainer_and_server_end_with_a_killed_driver_whose_forked_pool_lives_on(
     with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
         read_until(process, "step 1/100000")
         below = children(process.pid)
-        ours = [pid for pid in below if "agentrl." in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")]
+        ours = [pid for pid, line in child_commands(process.pid).items() if "agentrl." in line]
         gone = watches(ours)
         process.kill()
         ended_by_themselves = all_gone(gone)
         for pid in set(below) - set(ours):
-            os.kill(pid, signal.SIGKILL)  # the pool, which holds the pipes of the others
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # the pool, which holds the pipes of the others
     assert (len(ours), len(below) > len(ours)) == (2, True)
     assert ended_by_themselves

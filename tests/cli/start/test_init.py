@@ -89,7 +89,7 @@ def test_a_failure_leaves_an_empty_folder_empty(
 @pytest.mark.external
 def test_the_commands_that_it_prints_work_and_training_learns(project: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
-    tests = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    tests = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
     assert tests.returncode == 0, tests.stdout
     for arguments in (["doctor", "run.yaml"], ["train", "run.yaml", "--dry-run"], ["train", "run.yaml"]):
         result = agentrl(project, *arguments, timeout_s=500)

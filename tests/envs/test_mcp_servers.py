@@ -121,12 +121,12 @@ async def test_other_text_on_the_output_of_a_server_does_no_harm() -> None:
 async def test_a_server_that_lists_5000_tools_is_a_fault_unless_some_are_chosen() -> None:
     command = [*COMMAND, "grown", "5000"]
     with pytest.raises(EnvironmentFault, match="more than max_tools=128; name those to offer in `only`"):
-        async with McpServer(command):
+        async with McpServer(command, connect_s=300):  # they take a while to list
             pass
-    async with McpServer(command, only=["tool_4321"]) as server:
+    async with McpServer(command, only=["tool_4321"], connect_s=300) as server:
         assert await content(server, "tool_4321", item="pear") == "3"
     with pytest.raises(EnvironmentFault, match="has no tool tool_5000, which `only` names"):
-        async with McpServer(command, only=["tool_5000"]):
+        async with McpServer(command, only=["tool_5000"], connect_s=300):
             pass
 
 

@@ -197,8 +197,11 @@ async def test_a_cancelled_call_ends_the_session_and_leaves_no_process(sandbox: 
     token = secrets.token_hex(8)
     with anyio.move_on_after(60) as scope:
         async with sandbox.session() as session:
-            with anyio.move_on_after(after_s):
-                await session.shell(f"sh -c 'sleep 1000' {token} & sleep 1000")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.shell, f"sh -c 'sleep 1000' {token} & sleep 1000")
+                await anyio.lowlevel.checkpoint()  # the call has begun: one that never began would leave the session open
+                await anyio.sleep(after_s)
+                tasks.cancel_scope.cancel()
             assert (await session.shell("true")).state_lost
     assert not scope.cancelled_caught
     assert processes_with(token) == []

@@ -32,7 +32,7 @@ def test_curves_texts_and_a_resumed_run_are_read_back(
     assert run.data.params["trainer.lr"] == "1e-05"
     rates = client.get_metric_history(run.info.run_id, "train/success_rate")
     assert sorted((one.step, one.value) for one in rates) == [(step, step / 8) for step in range(1, 7)]
-    assert [one.step for one in client.get_metric_history(run.info.run_id, "eval/success_rate")] == [3, 6]
+    assert sorted(one.step for one in client.get_metric_history(run.info.run_id, "eval/success_rate")) == [3, 6]
     folder = client.download_artifacts(run.info.run_id, "episodes/evaluation", str(tmp_path))
     assert HOSTILE.splitlines()[1] in (Path(folder) / "step-000003.txt").read_text()
     assert "tracker" not in caplog.text

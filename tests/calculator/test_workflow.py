@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from agentrl.client import SamplingConfig
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
-from agentrl.servers.scripted.script import Fault, ScriptedReply
+from agentrl.servers.scripted.script import Fault, ScriptedCall, ScriptedReply
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
@@ -132,12 +132,22 @@ async def test_replaying_demonstrations_records_exactly_the_tokens_and_mask_they
 
 
 async def test_cancelling_an_episode_leaves_nothing_running(renderer: Renderer, tokenizer: Tokenizer):
-    hangs = ScriptedServer(lambda _call: ScriptedReply(fault=Fault.HANG), vocab_size=renderer.vocab_size)
-    with anyio.move_on_after(0.05) as scope:
-        await run_policy_episode(
-            Calculator(), TASK, backend=hangs, renderer=renderer, rollout=RolloutConfig(), sampling=SAMPLING
-        )
-    assert scope.cancelled_caught
+    called = anyio.Event()
+
+    def hang(_: ScriptedCall) -> ScriptedReply:
+        called.set()
+        return ScriptedReply(fault=Fault.HANG)
+
+    hangs = ScriptedServer(hang, vocab_size=renderer.vocab_size)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                lambda: run_policy_episode(
+                    Calculator(), TASK, backend=hangs, renderer=renderer, rollout=RolloutConfig(), sampling=SAMPLING
+                )
+            )
+            await called.wait()
+            tasks.cancel_scope.cancel()
     assert len(hangs.aborted) == 1
 
 

@@ -5,6 +5,7 @@ The real server starts once in a test session (36 to 90 s); `server` brings eith
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
@@ -57,7 +58,12 @@ def server(request: pytest.FixtureRequest) -> Generator[RunningServer]:
     running: RunningServer = request.getfixturevalue(f"{request.param}_server")
     if not is_reset(running):  # somebody used it without this fixture
         reset(running)
-    yield running
+    # A collection may stop this process for a second, while calls at the server run on to their end.
+    gc.disable()
+    try:
+        yield running
+    finally:
+        gc.enable()
     reset(running)
 
 

@@ -53,7 +53,7 @@ def sender() -> Iterator[MakeSender]:
     before = threading.enumerate()
 
     def make(**changes: object) -> WeightSender:
-        config = SyncConfig.model_validate({"bucket_mb": 1, "timeout_s": 60, **changes})
+        config = SyncConfig.model_validate({"bucket_mb": 1, "timeout_s": 300, **changes})
         made.append(WeightSender(config, torch.device("cpu")))
         return made[-1]
 
@@ -62,7 +62,7 @@ def sender() -> Iterator[MakeSender]:
         source.close()
     for thread in threading.enumerate():
         if thread not in before and thread.name.startswith("sender "):
-            thread.join(30)  # less than the timeout of a group, more than torch's naming of the address in its error takes
+            thread.join(200)  # less than the timeout of a group, more than torch's naming of the address in its error takes
             assert not thread.is_alive()
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from agentrl.errors import ConfigError, InvariantError, ServerTimeout, ServerUnavailable, WeightSyncError
 from agentrl.inference.sglang.groups import GroupCalls
-from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.inference.sglang.wire import ServerInfo
 from agentrl.servers.scripted.http import ScriptedHTTP, serve_scripted
 from agentrl.servers.scripted.server import Fault, ScriptedServer
 from agentrl.weights.types import GroupAddress, Manifest, TensorSpec, scripted_checksums
+from tests.support.impatient import Impatient
 from tests.support.scripted import VOCAB, request
 
 ADDRESS = GroupAddress("group", "127.0.0.1", 4321, 3, "gloo")
@@ -39,19 +39,18 @@ def anyio_backend() -> str:
 class Rig:
     """A client, and the server that hears it."""
 
-    client: SGLangServer
+    client: Impatient
     http: ScriptedHTTP
     script: ScriptedServer
 
 
 @asynccontextmanager
-async def rig(*, control_timeout_s: float = 60.0) -> AsyncGenerator[Rig]:
+async def rig() -> AsyncGenerator[Rig]:
     script = ScriptedServer(lambda _: [4], vocab_size=VOCAB)
-    async with (
-        serve_scripted(script, sglang_version="0.5.23") as http,
-        SGLangServer(http.url, vocab_size=VOCAB, control_timeout_s=control_timeout_s) as client,
-    ):
-        yield Rig(client, http, script)
+    async with serve_scripted(script, sglang_version="0.5.23") as http:
+        client = Impatient(http.url, vocab_size=VOCAB)
+        async with client:
+            yield Rig(client, http, script)
 
 
 async def taken(r: Rig, mode: str = "retract") -> None:
@@ -171,15 +170,20 @@ async def test_leaving_a_group_the_server_does_not_know_is_no_error() -> None:
     ],
 )
 async def test_what_a_server_may_do_instead_is_a_named_error(fault: Fault, error: type[Exception]) -> None:
-    async with rig(control_timeout_s=1 if fault is Fault.HANG else 60) as r:
+    patience_s = 0.3 if fault is Fault.HANG else 60
+    async with rig() as r:
         r.script.control_faults["join_group"] = fault
-        with pytest.raises(error, match=r"join the trainer's group at 127\.0\.0\.1:4321|init_weights_update_group"):
+        with (
+            r.client.waiting_only(patience_s),
+            pytest.raises(error, match=r"join the trainer's group at 127\.0\.0\.1:4321|init_weights_update_group"),
+        ):
             await r.client.groups.join(ADDRESS)
         r.script.control_faults.clear()
         await r.client.groups.join(ADDRESS)
         await r.client.pause("retract")
         r.script.control_faults["receive_weights"] = fault
-        with pytest.raises(error, match=r"take bucket 1 of 2|update_weights_from_distributed|take all weights"):
+        expected = pytest.raises(error, match=r"take bucket 1 of 2|update_weights_from_distributed|take all weights")
+        with r.client.waiting_only(patience_s), expected:
             await r.client.groups.receive(MANIFEST, "group")
 
 

@@ -38,6 +38,7 @@ from agentrl.servers.scripted.server import (
 )
 from agentrl.types import StopReason
 from agentrl.weights.types import Publication
+from tests.support.impatient import Impatient
 from tests.support.scripted import VOCAB, publication, request
 
 
@@ -54,15 +55,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(
-    script: Script | None = None, *, request_timeout_s: float = 60, control_timeout_s: float = 60
-) -> AsyncGenerator[Rig, None]:
+async def rig(script: Script | None = None, *, request_timeout_s: float = 60) -> AsyncGenerator[Rig, None]:
     scripted = ScriptedServer(script or (lambda _: range(10, 20)), vocab_size=VOCAB, eos_id=19)
     async with (
         serve_scripted(scripted) as http,
-        SGLangServer(
-            http.url, vocab_size=VOCAB, request_timeout_s=request_timeout_s, control_timeout_s=control_timeout_s
-        ) as client,
+        SGLangServer(http.url, vocab_size=VOCAB, request_timeout_s=request_timeout_s) as client,
     ):
         yield Rig(scripted, http, client)
 
@@ -437,15 +434,17 @@ async def test_a_call_held_back_too_long_says_that_the_server_is_paused() -> Non
 
 @pytest.mark.parametrize("call", ["pause", "resume", "load_weights", "checksums", "check"])
 async def test_every_control_call_has_a_deadline_that_says_what_was_waited_for(call: str, tmp_path: Path) -> None:
-    async with rig(control_timeout_s=1) as r:
-        await r.client.pause("retract")
-        r.script.control_faults[call] = Fault.HANG  # pyright: ignore[reportArgumentType] - parametrized
+    async with rig() as r:
+        client = Impatient(r.http.url, vocab_size=VOCAB)
         calls = {
-            "pause": lambda: r.client.pause("retract"),
-            "load_weights": lambda: r.client.load_weights(stored(tmp_path, 1)),
+            "pause": lambda: client.pause("retract"),
+            "load_weights": lambda: client.load_weights(stored(tmp_path, 1)),
         }
-        with anyio.fail_after(60), pytest.raises(ServerTimeout, match=r"waited for .*\(deadline 1 s\)"):
-            await calls.get(call, getattr(r.client, call, r.client.resume))()
+        async with client:
+            await client.pause("retract")
+            r.script.control_faults[call] = Fault.HANG  # pyright: ignore[reportArgumentType] - parametrized
+            with client.waiting_only(0.3), pytest.raises(ServerTimeout, match=r"waited for .*\(deadline 0.3 s\)"):
+                await calls.get(call, getattr(client, call, client.resume))()
 
 
 @pytest.mark.parametrize("call", ["connect", "check", "checksums", "score", "pause", "resume", "load_weights"])

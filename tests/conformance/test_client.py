@@ -29,8 +29,6 @@ from tests.support.tap import Tap, tapped
 
 PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-5
-WHOLE, STREAMED = 2000, 1500
-"""Output limits of calls that others abort half-way and that then end by themselves: an abort may come late."""
 
 
 @pytest.fixture
@@ -175,11 +173,18 @@ async def test_an_update_that_is_given_up_is_waited_out_before_the_next(
 
 @pytest.mark.parametrize("paused", [False, True])
 async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
-    paused: bool, tapped_client: TappedClient, api: Api, tasks: TaskGroup, references: list[ReferenceModel]
+    paused: bool,
+    tapped_client: TappedClient,
+    api: Api,
+    server: RunningServer,
+    tasks: TaskGroup,
+    references: list[ReferenceModel],
 ) -> None:
     client, tap = tapped_client
-    whole = begin_whole(tasks, client, [5, 6, 7], WHOLE)
-    streamed = begin(tasks, client, [5, 6, 8], STREAMED)
+    shorter = server.tokens_of_a_second
+    longer = shorter + 600
+    whole = begin_whole(tasks, client, [5, 6, 7], longer)
+    streamed = begin(tasks, client, [5, 6, 8], shorter)
     await streamed.more(120)
     await api.until(lambda load: load["num_running_reqs"] == 2, "both run")
     if paused:
@@ -188,7 +193,7 @@ async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
         await api.post("/abort_request", {"rid": request.request_id})
     if paused:
         await client.resume()
-    for call, room in ((whole, WHOLE), (streamed, STREAMED)):
+    for call, room in ((whole, longer), (streamed, shorter)):
         generation = await call.finished()
         assert (len(generation.output_ids), generation.stop_reason) == (room, StopReason.LENGTH)
         assert [(span.start, span.end, span.version) for span in generation.spans] == [(0, room, 0)]
@@ -197,7 +202,7 @@ async def test_a_call_goes_on_with_what_it_has_when_somebody_else_aborts_it(
         assert np.abs(generation.output_logprobs - expected).max() < TOLERANCE
         first, second = tap.pieces(call.request)
         assert first.output_ids + second.output_ids == tuple(ids)
-    assert streamed.tokens == STREAMED
+    assert streamed.tokens == shorter
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])

@@ -180,8 +180,10 @@ async def test_an_idle_server_may_be_paused_flushed_and_updated_in_any_mode(api:
         assert spans(await api.generate([5], 2)) == [(str(version), 0, 2)]
 
 
-async def test_a_flush_is_refused_while_anything_runs_and_waits_if_asked_to(api: Api, tasks: TaskGroup) -> None:
-    flight = api.start(tasks, [5, 6, 7], 2000)  # it is over when a flush comes that late
+async def test_a_flush_is_refused_while_anything_runs_and_waits_if_asked_to(
+    api: Api, server: RunningServer, tasks: TaskGroup
+) -> None:
+    flight = api.start(tasks, [5, 6, 7], server.tokens_of_a_second)
     await flight.reached(2)
     assert (await api.post("/flush_cache")).status == 400
     assert (await api.post("/flush_cache?timeout=50")).status == 200

@@ -44,6 +44,11 @@ class RunningServer:
     """What it called its weights when it was started."""
     log_path: Path
 
+    @property
+    def tokens_of_a_second(self) -> int:
+        """Output limit of a call that takes the server a second or more, with which a late control call still meets it."""
+        return 1600 if self.kind == "embedded" else 600
+
 
 class Answer(NamedTuple):
     """Status and body of a control call; JSON is decoded, other bodies are text."""

@@ -11,14 +11,16 @@ from safetensors.numpy import load_file
 
 from agentrl.client import Client
 from agentrl.errors import NothingLearned, TrainerDied, TrainError, WeightSyncError
+from agentrl.inference.config import InferenceConfig
+from agentrl.inference.pool.pool import ServerPool
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.weights.disk import WEIGHTS_FILE
 from agentrl.weights.types import Publication
-from tests.engine.harness import balance, lines, make_engine, run
-from tests.rollout.harness import PATIENCE_S, ask, workflow_of
+from tests.engine.harness import balance, coin, lines, make_engine, run
+from tests.rollout.harness import PATIENCE_S, ask, make_server, workflow_of
 
 OVERLAP = {"overlap_publication": True}
 BOUND = {"max_staleness": 2}
@@ -108,7 +110,11 @@ async def test_with_a_bound_of_zero_training_stays_synchronous(tmp_path: Path, r
 
 async def test_servers_are_checked_after_at_most_four_batches_without_a_check(tmp_path: Path, renderer: Renderer) -> None:
     trainer = Slow(lambda version, batches: version in (1, 6, 11) or batches >= version)
-    await run(make_engine(tmp_path, renderer, trainer=trainer, steps=10, algorithm=BOUND, engine=OVERLAP))
+    # A pool asks a server for a call where none has ended since the publication.
+    async with ServerPool([make_server(renderer, coin)], InferenceConfig(health_interval_s=60)) as pool:
+        await run(
+            make_engine(tmp_path, renderer, trainer=trainer, inference=pool, steps=10, algorithm=BOUND, engine=OVERLAP)
+        )
     steps = lines(tmp_path / "metrics.jsonl", "step")
     assert [line["trainer.unchecked_servers"] for line in steps] == [0, 1, 1, 1, 1, 0, 1, 1, 1, 1]
     assert [line["step"] for line in steps if line.get("trainer.spot_check_tokens", 0) > 0] == [1, 6]

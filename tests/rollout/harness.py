@@ -19,7 +19,8 @@ from agentrl.workflow import RolloutWorkflow
 from tests.support.tiny import build_tokenizer
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
+"""For whole runs, whose trainer, checkpoints and records wait for the disk dozens of times."""
 TASK = Task(id="t0", data={"question": "Say good.", "answer": "good"})
 SAMPLING = SamplingConfig(max_tokens=8)
 

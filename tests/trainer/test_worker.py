@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -45,6 +46,9 @@ from agentrl.trainer.worker.protocol import (
 from agentrl.weights.types import GroupRequest
 from tests.trainer.helpers import random_batch
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 
 def _setup(path: Path, **settings: object) -> Setup:
     config, algorithm = TrainerConfig.model_validate(settings).model_dump_json(), AlgorithmConfig().model_dump_json()
@@ -54,10 +58,15 @@ def _setup(path: Path, **settings: object) -> Setup:
 def _serve(frames: bytes) -> list[WorkerReply]:
     output = io.BytesIO()
     answer_requests(io.BytesIO(frames), output)
-    data, replies = output.getvalue(), list[WorkerReply]()
+    return _replies(output.getvalue())
+
+
+def _replies(data: bytes) -> list[WorkerReply]:
+    """Return the replies in a stream, without the heartbeats."""
+    replies: list[WorkerReply] = []
     while data:
         end = HEADER_BYTES + body_length(data[:HEADER_BYTES])
-        replies.append(decode_reply(data[HEADER_BYTES:end]))
+        replies += [decode_reply(data[HEADER_BYTES:end])] if end > HEADER_BYTES else []
         data = data[end:]
     return replies
 
@@ -72,15 +81,28 @@ def test_the_first_request_must_set_it_up() -> None:
     assert reply == Failed("InvariantError", "the first request to a trainer worker must be Setup, not Save")
 
 
+class _Beaten(io.BytesIO):
+    """Replies, of which a heartbeat can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beaten = threading.Event()
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if bytes(data) == HEARTBEAT:
+            self.beaten.set()
+        return super().write(data)
+
+    def wait(self) -> None:
+        self.beaten.clear()
+        assert self.beaten.wait(60)
+
+
 def test_it_gives_signs_of_life_until_it_replies(checkpoint: Path) -> None:
-    output = io.BytesIO()
-    answer_requests(io.BytesIO(encode_frame(_setup(checkpoint))), output, beat_s=0.001)
-    data = output.getvalue()
-    beats = 0
-    while data.startswith(HEARTBEAT):
-        data, beats = data[HEADER_BYTES:], beats + 1
-    assert beats > 0
-    assert isinstance(decode_reply(data[HEADER_BYTES:]), Ready)
+    output = _Beaten()
+    frames = encode_frame(_setup(checkpoint)) + encode_frame(HoldWeights(1, "bfloat16", again=False))
+    answer_requests(io.BytesIO(frames), output, beat_s=0.001, free=output.wait)  # asked while the weights are held
+    assert [type(reply) for reply in _replies(output.getvalue())] == [Ready, WeightsHeld]
 
 
 def test_a_second_set_up_is_refused(checkpoint: Path) -> None:

@@ -260,11 +260,17 @@ class RemoteTrainer:
 
     async def _name_silence(self, what: str) -> None:
         """Log a warning when the worker gives no sign of life, and one when it does again."""
-        silent = False
+        sign, silent = self._connection.next_sign, False
         while True:
-            with anyio.move_on_after(self._silent_s) as wait:
-                await self._connection.sign()
-            if wait.cancelled_caught and not silent:
+            with anyio.move_on_after(self._silent_s):
+                await sign.wait()
+            if sign.is_set():  # perhaps together with the end of the wait
+                if silent:
+                    self._processes.silence_ended(0)
+                    logger.warning("the trainer worker (pid %d) gives signs of life again", self.pid)
+                sign, silent = self._connection.next_sign, False
+            elif not silent:
+                silent = True
                 self._processes.silence_began(0, anyio.current_time() - self._silent_s)
                 logger.warning(
                     "the trainer worker (pid %d) has given no sign of life for %g s while %s: it is stopped or hangs; the "
@@ -274,10 +280,6 @@ class RemoteTrainer:
                     what,
                     self._timeout_s,
                 )
-            elif silent and not wait.cancelled_caught:
-                self._processes.silence_ended(0)
-                logger.warning("the trainer worker (pid %d) gives signs of life again", self.pid)
-            silent = wait.cancelled_caught
 
 
 @asynccontextmanager

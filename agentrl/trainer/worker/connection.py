@@ -37,7 +37,8 @@ class WorkerConnection:
         self._waiting: dict[int, NumberedRequest] = {}
         self._made = 0
         self._failure: Exception | None = None
-        self._sign = anyio.Event()
+        self.next_sign = anyio.Event()
+        """Set, and replaced, at the next heartbeat or reply of the worker."""
         # Concurrent requests must not mix their frames.
         self._sending = anyio.Lock()
 
@@ -70,10 +71,6 @@ class WorkerConnection:
             raise self._failure
         return request.reply
 
-    async def sign(self) -> None:
-        """Return at the worker's next heartbeat or reply."""
-        await self._sign.wait()
-
     async def read(self) -> None:
         """Hand out the replies until the stream ends.
 
@@ -100,7 +97,7 @@ class WorkerConnection:
     async def _read_frame(self) -> None:
         header = await self._receive(protocol.HEADER_BYTES)
         length = protocol.body_length(header)
-        sign, self._sign = self._sign, anyio.Event()
+        sign, self.next_sign = self.next_sign, anyio.Event()
         sign.set()
         if not length:  # a heartbeat
             return

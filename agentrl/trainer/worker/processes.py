@@ -97,8 +97,9 @@ class WorkerRank(Protocol):
 class WorkerProcesses:
     """The ranks of one trainer; the first speaks to the driver."""
 
-    def __init__(self, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S) -> None:
+    def __init__(self, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S, grace_s: float = GRACE_S) -> None:
         self.ranks = ranks
+        self._grace_s = grace_s
         self._silent_s = silent_s
         self._ended = anyio.Event()
         """Set with the first report."""
@@ -125,12 +126,19 @@ class WorkerProcesses:
 
     @classmethod
     @asynccontextmanager
-    async def watching(cls, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S) -> AsyncGenerator[Self]:
+    async def watching(
+        cls, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S, grace_s: float = GRACE_S
+    ) -> AsyncGenerator[Self]:
         """Watch `ranks`, rank 0 first, while the block runs; when one ends, all are killed.
+
+        Args:
+            ranks: of one trainer.
+            silent_s: seconds without a heartbeat after which a rank that should give one is reported.
+            grace_s: seconds after the error of one rank in which another may turn out to be its cause.
 
         Cancellation: they still run; who started them ends them.
         """
-        processes = cls(ranks, silent_s=silent_s)
+        processes = cls(ranks, silent_s=silent_s, grace_s=grace_s)
         async with task_group() as watching:
             watching.start_soon(processes._judge)
             for number in range(len(ranks)):
@@ -181,7 +189,7 @@ class WorkerProcesses:
     async def _judge(self) -> None:
         """Wait for the first report, and a little for that of its cause, and kill all ranks."""
         await self._ended.wait()
-        with anyio.move_on_after(GRACE_S):
+        with anyio.move_on_after(self._grace_s):
             await self._found.wait()
         number = min(self._ends, key=lambda number: _suspicion(self._ends[number]))
         name = self.name(number)
@@ -212,7 +220,7 @@ class WorkerProcesses:
 
         Cancellation: nothing is left behind.
         """
-        with anyio.move_on_after(GRACE_S + KILL_S):
+        with anyio.move_on_after(self._grace_s + KILL_S):
             await self._died.wait()
         return self._first_death or f"still running but its output is closed{await self.first.log_end()}"
 

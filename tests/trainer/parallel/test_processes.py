@@ -104,7 +104,7 @@ async def test_a_rank_that_is_killed_inside_a_step_is_named_and_the_other_ends(t
 async def test_a_tensor_parallel_rank_that_is_stopped_inside_a_step_is_named_within_the_timeout(
     tmp_path: Path, checkpoint: Path
 ) -> None:
-    fields = {"parallel": {"tp": 2}, "collective_timeout_s": 15, "call_timeout_s": 3600}
+    fields = {"parallel": {"tp": 2}, "collective_timeout_s": 25, "call_timeout_s": 3600}
     async with _trainer(checkpoint, tmp_path, TrainerConfig.model_validate(fields)) as trainer:
         await trainer.step(random_batch(version=1, samples=7))
         async with task_group() as tasks:
@@ -113,26 +113,29 @@ async def test_a_tensor_parallel_rank_that_is_stopped_inside_a_step_is_named_wit
                 await _step_on(trainer)
 
 
-# Both wait at the pipe for each other; then the cause waits until the other one has ended.
+# Both wait at a pipe for each other; then the cause waits until the other one has ended.
 _LOSES_ANOTHER = (
-    "import os, sys; kept = os.open('pipe', os.O_WRONLY); sys.stdin.close(); "
+    "import os, sys; kept = os.open('{pipe}', os.O_WRONLY); sys.stdin.close(); "
     "sys.exit('RuntimeError: Connection closed by peer [127.0.0.1]:1')"
 )
+_IS_KILLED = "import os; open('one').read(); os.kill(os.getpid(), 9)"
+_HAS_A_BUG = "import sys; open('one').read(); open('two').read(); sys.exit('ValueError: a bug')"
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
-    ("cause", "named"),
+    ("cause", "third", "named"),
     [
-        ("import os; open('pipe').read(); os.kill(os.getpid(), 9)", "signal SIGKILL"),
-        ("import sys; open('pipe').read(); sys.exit('ValueError: a bug')", "exit code 1.*ValueError: a bug"),
+        (_IS_KILLED, "import sys; sys.stdin.read()", "signal SIGKILL"),  # the third is killed
+        (_HAS_A_BUG, _LOSES_ANOTHER.format(pipe="two"), "exit code 1.*ValueError: a bug"),  # all end before they are judged
     ],
 )
 async def test_the_cause_is_shown_and_not_the_rank_that_lost_its_connection_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, third: str, named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
+    os.mkfifo("one")
+    os.mkfifo("two")
     specs = [
         ProcessSpec(
             name=f"rank {number}",
@@ -141,10 +144,10 @@ async def test_the_cause_is_shown_and_not_the_rank_that_lost_its_connection_firs
             environment={},
             log_path=tmp_path / f"{number}.log",
         )
-        for number, program in enumerate([_LOSES_ANOTHER, cause, "import sys; sys.stdin.read()"])
+        for number, program in enumerate([_LOSES_ANOTHER.format(pipe="one"), cause, third])
     ]
-    async with local_ranks(specs) as ranks, WorkerProcesses.watching(ranks) as processes:
-        with anyio.fail_after(60):
+    async with local_ranks(specs) as ranks, WorkerProcesses.watching(ranks, grace_s=300) as processes:
+        with anyio.fail_after(300):
             await ranks[2].ended()
         assert re.match(rf"rank 1 \(pid \d+\): {named}", await processes.obituary(), re.DOTALL)
 

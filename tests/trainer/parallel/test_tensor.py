@@ -127,8 +127,9 @@ def test_heads_that_cannot_be_dealt_are_an_error_on_every_rank(tmp_path: Path) -
 
 def error_of_an_exchange_without_its_peer(ranks: Ranks) -> tuple[str, float]:
     shape = MeshShape(dp=2, tp=2)
-    mesh = make_mesh(shape, ranks.rank, torch.device("cpu"), timedelta(seconds=1))
+    mesh = make_mesh(shape, ranks.rank, torch.device("cpu"), timedelta(seconds=5))
     assert mesh.tp is not None
+    ranks.gather(b"all are here")
     message, began = "", time.monotonic()
     if ranks.rank != 1:  # which is stopped
         try:
@@ -144,5 +145,5 @@ def error_of_an_exchange_without_its_peer(ranks: Ranks) -> tuple[str, float]:
 def test_an_exchange_of_tensor_parallel_ranks_has_the_trainers_timeout() -> None:
     found = on_ranks(MeshShape(dp=2, tp=2), error_of_an_exchange_without_its_peer)
     assert "imed out" in found[0][0]
-    assert found[0][1] < 20
+    assert found[0][1] < 50  # not the 60 s of the ranks themselves
     assert [message for message, _ in found[1:]] == ["", "", ""]

@@ -103,8 +103,9 @@ def killed(folder: Path, name: str, *, kills: int, seed: int) -> Iterator[int]:
         with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, bufsize=0) as process:
             assert process.stderr is not None
             wanted, lines = draw.randint(*STEPS_BEFORE_A_KILL), list[bytes]()
-            begin = before = 0.0
-            while len(lines) < wanted:
+            run_dir, begin, before = folder / "runs" / name, 0.0, 0.0
+            saved = _saved(run_dir)
+            while len(lines) < wanted or _saved(run_dir) == saved:  # checkpoints are written beside the steps
                 line = process.stderr.readline()
                 assert line, b"".join(lines).decode()
                 lines += [line] if line.startswith(b"step ") else []
@@ -158,8 +159,13 @@ def account(folder: Path, *, kills: int, seed: int, steps: int) -> Accounts:
     )
 
 
+def _saved(run_dir: Path) -> set[int]:
+    """Return the steps whose checkpoints are whole."""
+    return {int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*")}
+
+
 def _newest(run_dir: Path) -> int:
-    return max(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*"))
+    return max(_saved(run_dir))
 
 
 def _bytes(run_dir: Path, step: int, name: str) -> bytes:

@@ -34,7 +34,8 @@ from agentrl.sandbox.usage_record import note_use
 
 _ROUND_TRIP_S = 30.0
 """Seconds that a request may take beyond what the program may take, its wait for a slot of the server's pool included."""
-_DELETE_S = 2.0
+_DELETE_S = 5.0
+"""Seconds that a server has to end a session; one that does not answer ends it when it is idle."""
 Body = TypeVar("Body")
 
 

@@ -109,8 +109,9 @@ async def test_a_step_that_goes_wrong_is_a_fault_and_not_repeated(override: Over
     async with guessing_server() as server:
         server.overrides["step"] = [override]
         with pytest.raises(EnvironmentFault, match=message):
-            await play(server, ["1"], timeout_s=2.0 if override is hang else 60.0)
-        assert [route for route, _ in server.calls] == ["reset", "step", "close"]
+            await play(server, ["1"], timeout_s=1.0 if override is hang else 60.0)
+        # A reset that a busy machine answers too late is repeated.
+        assert [route for route, _ in server.calls if route != "reset"] == ["step", "close"]
 
 
 async def test_a_server_that_recovers_begins_the_episode() -> None:

@@ -102,7 +102,7 @@ async def test_what_a_gone_client_started_is_ended(url: str) -> None:
 async def test_an_idle_session_ends(sandbox: BoxSandbox) -> None:
     token = secrets.token_hex(8)
     async with (
-        serving_sandbox(sandbox, api_key="key", idle_s=2.0) as url,  # its first call comes long before
+        serving_sandbox(sandbox, api_key="key", idle_s=4.0) as url,  # its first call comes long before
         open_remote(url, api_key="key", limits=PATIENT) as remote,
         remote.session() as session,
     ):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = ("agentrl", "workflows", "envs", "examples")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
-MAX_FOLDER_FILES = 15
+MAX_FOLDER_FILES = 20
 
 
 def sources() -> Iterator[Path]:

@@ -58,7 +58,7 @@ test: setup sandbox-install  ## run all tests that need no real SGLang, in JOBS=
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 test-envs: setup envs-install browser-install  ## run the tests of environments that need large packages or servers, which are installed first
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,reasoning,tables,textarena,trackers]' datasets
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,minigrid,reasoning,tables,textarena,trackers]' datasets
 	$(BIN)/python -m pytest -m external tests
 
 test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first

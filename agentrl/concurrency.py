@@ -185,6 +185,53 @@ First = TypeVar("First")
 Second = TypeVar("Second")
 
 
+class SharedContext:
+    """A context that several blocks share: the first one opens it, and closes it once the others have ended.
+
+    A block that begins while the context opens or closes waits. The block that opened it closes it at once where it fails
+    or is cancelled.
+    """
+
+    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        """Share what `opening` holds; nothing is opened yet."""
+        self._opening = opening
+        self._is_open = self._is_changing = False
+        self._num_guests = 0
+        self._changed = anyio.Event()
+
+    @asynccontextmanager
+    async def block(self) -> AsyncGenerator[None]:
+        """Hold the context open."""
+        while self._is_changing:
+            await self._changed.wait()
+        if self._is_open:
+            self._num_guests += 1
+            try:
+                yield
+            finally:
+                self._num_guests -= 1
+                self._wake()
+            return
+        self._is_changing = True
+        try:
+            async with self._opening():
+                self._is_open, self._is_changing = True, False
+                self._wake()
+                try:
+                    yield
+                    while self._num_guests:
+                        await self._changed.wait()
+                finally:
+                    self._is_open, self._is_changing = False, True
+        finally:
+            self._is_changing = False
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
 class Pair(NamedTuple, Generic[First, Second]):
     """The values of two context managers."""
 

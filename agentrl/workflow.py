@@ -11,18 +11,36 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from agentrl.client import Client
+from agentrl.concurrency import SharedContext
 from agentrl.errors import ConfigError, WorkflowError, boundary
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.validation import check_reward
 
 WorkflowFunction = Callable[..., Awaitable[float | None]]
 """`async def solve(task, client) -> float`; None where it has called `client.reward_final`."""
+
+
+_Opening: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
+
+
+def _shared(opening: _Opening) -> _Opening:
+    """Return an `opened` whose blocks share what the first of them opened; `super().opened()` is shared by itself."""
+    key = f"_{opening.__qualname__}"
+
+    @wraps(opening)
+    def opened(self: RolloutWorkflow) -> AbstractAsyncContextManager[None]:
+        if key not in self.__dict__:
+            setattr(self, key, SharedContext(partial(opening, self)))
+        return cast("SharedContext", self.__dict__[key]).block()
+
+    return opened
 
 
 class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
@@ -46,6 +64,11 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     """Return of an episode that solves its task; `agentrl validate` expects it of reference replies."""
     prompt_is_task: bool = True
     """Whether two tasks with the same first prompt are the same task; False where an id or a seed makes another world."""
+
+    def __init_subclass__(cls, **options: Any) -> None:  # noqa: ANN401 - those of other base classes
+        super().__init_subclass__(**options)
+        if "opened" in vars(cls):
+            cls.opened = cast("Any", _shared(cls.opened))
 
     @property
     def name(self) -> str:
@@ -73,7 +96,10 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
-        """Hold open what all episodes share, such as a pool of environments; entered once around a run or an evaluation.
+        """Hold open what all episodes share, such as a pool of environments.
+
+        Runs, evaluations and `run_episode` enter it themselves. A block inside another one shares what that one opened, and
+        the outer block closes it once all others have ended.
 
         Cancellation: closes everything that it opened.
         """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from agentrl.concurrency import Deadline, task_group
+from agentrl.concurrency import Deadline, SharedContext, task_group
 from agentrl.errors import ServerTimeout, ServerUnavailable
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import Fault, Hold, ScriptedCall, ScriptedReply, ScriptedServer
@@ -247,3 +249,103 @@ async def test_a_group_of_several_with_more_than_errors_passes_unchanged() -> No
         async with task_group():
             raise BaseExceptionGroup("both", [KeyError("a"), KeyboardInterrupt()])
     assert len(caught.value.exceptions) == 1  # of the group that anyio adds
+
+
+class Opened:
+    """A context that counts how often it was opened, and how many hold it open at once."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails, self.times, self.now = fails, 0, 0
+        self.let_close = anyio.Event()
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncGenerator[None]:
+        self.times += 1
+        await anyio.lowlevel.checkpoint()
+        if self.fails:
+            raise ValueError("cannot open")
+        self.now += 1
+        assert self.now == 1
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.let_close.wait()
+            self.now -= 1
+
+
+async def test_blocks_inside_a_block_share_what_it_opened() -> None:
+    opened = Opened()
+    opened.let_close.set()
+    shared = SharedContext(opened)
+    async with shared.block():
+        for _ in range(2):
+            async with shared.block():
+                assert (opened.times, opened.now) == (1, 1)
+    assert opened.now == 0
+    async with shared.block():
+        assert (opened.times, opened.now) == (2, 1)
+
+
+async def test_the_block_that_opened_closes_after_the_last_guest_and_a_later_block_waits_for_that() -> None:
+    opened = Opened()
+    shared = SharedContext(opened)
+    entered, leave = anyio.Event(), anyio.Event()
+    seen: list[tuple[int, int]] = []
+
+    async def guest() -> None:
+        async with shared.block():
+            entered.set()
+            await leave.wait()
+            seen.append((opened.times, opened.now))
+
+    async def late() -> None:
+        async with shared.block():
+            seen.append((opened.times, opened.now))
+
+    async def opener(tasks: anyio.abc.TaskGroup) -> None:
+        async with shared.block():
+            tasks.start_soon(guest)
+            await entered.wait()
+
+    async with task_group() as tasks:
+        tasks.start_soon(opener, tasks)
+        await anyio.wait_all_tasks_blocked()
+        assert opened.now == 1  # the guest is still inside
+        leave.set()
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(late)
+        await anyio.wait_all_tasks_blocked()
+        assert seen == [(1, 1)]  # the context still closes
+        opened.let_close.set()
+    assert seen == [(1, 1), (2, 1)]
+
+
+async def test_a_context_that_cannot_open_is_tried_again_by_the_next_block() -> None:
+    opened = Opened(fails=True)
+    opened.let_close.set()
+    shared = SharedContext(opened)
+
+    async def enter() -> None:
+        with pytest.raises(ValueError, match="cannot open"):
+            async with shared.block():
+                pass
+
+    async with task_group() as tasks:
+        tasks.start_soon(enter)
+        tasks.start_soon(enter)
+    assert opened.times == 2
+    opened.fails = False
+    async with shared.block():
+        assert opened.now == 1
+
+
+async def test_a_cancelled_opener_closes_at_once() -> None:
+    opened = Opened()
+    opened.let_close.set()
+    shared = SharedContext(opened)
+    with anyio.CancelScope() as scope:
+        async with shared.block():
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert opened.now == 0

@@ -4,6 +4,7 @@ from agentrl.env.chat import ChatEnvironment, ChatStart, ChatStep, EnvironmentLi
 from agentrl.env.faults import environment_boundary, watch_faults
 from agentrl.env.pool import EnvironmentPool
 from agentrl.env.registry import load_environment
+from agentrl.env.threads import call_in_thread
 from agentrl.env.typed import CLOSE_TIMEOUT_S, Environment, OpenEnvironment, open_environment
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "EnvironmentPool",
     "EpisodeEnd",
     "OpenEnvironment",
+    "call_in_thread",
     "environment_boundary",
     "environment_seed",
     "load_environment",

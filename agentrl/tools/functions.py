@@ -22,10 +22,10 @@ from pydantic_core import to_json
 
 from agentrl.cassette.tape import ask, run_and_compare
 from agentrl.env import environment_boundary
+from agentrl.env.threads import call_in_thread
 from agentrl.errors import EnvironmentFault
 from agentrl.tools.errors import ToolError
 from agentrl.tools.processes import PROCESS_TIMEOUT_S, call_by_name, importable_name
-from agentrl.tools.threads import call_in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -145,7 +145,7 @@ class Tool(Generic[P, R]):
 
     async def _await_result(self, values: Mapping[str, object]) -> object:
         call = partial(cast("Callable[..., object]", self._function), **values)
-        result = call() if self.run_in == "loop" else await call_in_thread(call, self.name)
+        result = call() if self.run_in == "loop" else await call_in_thread(call, f"tool {self.name}")
         return await result if inspect.isawaitable(result) else result
 
     def _check(self, arguments: object) -> dict[str, Any] | str:

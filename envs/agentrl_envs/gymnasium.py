@@ -1,7 +1,8 @@
 """Any Gymnasium environment as a chat: observations and action spaces become text, an `<action>` of the answer is played.
 
 Invariant: whatever the policy writes is an action or a message that says what an action is; only the environment's own
-errors are faults. An answer without an action costs a turn; `max_invalid` of them in a row truncate the episode.
+errors are faults. An answer without an action costs a turn; `max_invalid` of them in a row truncate the episode. A call that
+hangs is abandoned with its instance, which nothing uses again.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from enum import IntEnum
+from typing import Any, TypeVar, cast
 
-import anyio.to_thread
+import anyio
 
-from agentrl.env import ChatStart, ChatStep, EpisodeEnd
+from agentrl.env import ChatStart, ChatStep, EpisodeEnd, call_in_thread
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Task
+from agentrl_envs.minigrid import describe_view, is_view
 
+T = TypeVar("T")
 INSTRUCTIONS: Mapping[str, str] = {
     "FrozenLake": (
         "Cross a frozen lake from S to G without falling into a hole H; you stand in brackets. Actions: 0 left, 1 down, 2 "
@@ -72,6 +76,7 @@ class GymEnvironment:
         self._observe = observe
         self._invalid_reward, self._max_invalid = invalid_reward, max_invalid
         self._num_invalid = 0
+        self._is_abandoned = False
         self._made_id = id
         self._env = _make(id, self._make_args, drawn=observe is None)
 
@@ -87,43 +92,55 @@ class GymEnvironment:
     async def reset(self, task: Task, *, seed: int) -> ChatStart:
         """Begin an episode; the task's field `options` is passed on.
 
-        Cancellation: waits for the environment.
+        Cancellation: abandons the instance in its thread.
         """
         wanted = str(task.data.get("env_id", self._id))
-        if wanted != self._made_id:
-            self._env.close()
-            self._env, self._made_id = _make(wanted, self._make_args, drawn=self._observe is None), wanted
         options: object = task.data.get("options")
-        observation, _ = await anyio.to_thread.run_sync(lambda: self._env.reset(seed=seed, options=options))
+
+        def begin() -> str:
+            if wanted != self._made_id:
+                self._env.close()
+                self._env, self._made_id = _make(wanted, self._make_args, drawn=self._observe is None), wanted
+            observation, _ = self._env.reset(seed=seed, options=options)
+            return self._text(observation)
+
+        seen = await self._in_thread(begin)
         self._num_invalid = 0
         given = INSTRUCTIONS.get(wanted.split("-")[0].split("/")[-1].rstrip("0123456789"), "")
-        space = self._env.action_space
         told = given if self._instructions is None else self._instructions
-        action = f"Think, then end your answer with <action>...</action>; an action is {describe_space(space)}."
-        parts = [part for part in (told, action, self._text(observation)) if part]
+        action = f"Think, then end your answer with <action>...</action>; an action is {describe_actions(self._env)}."
+        parts = [part for part in (told, action, seen) if part]
         return ChatStart(messages=[{"role": "user", "content": "\n\n".join(parts)}])
 
     async def step(self, message: Message) -> ChatStep:
         """Play the action of an answer.
 
-        Cancellation: waits for the environment.
+        Cancellation: as `reset`.
         """
-        space = self._env.action_space
-        action = read_action(str(message.get("content") or ""), space)
+        action = read_action(str(message.get("content") or ""), self._env.action_space, action_names(self._env))
         if action is None:
-            return self._refuse(describe_space(space))
+            return self._refuse(describe_actions(self._env))
         self._num_invalid = 0
-        observation, reward, terminated, truncated, _ = await anyio.to_thread.run_sync(lambda: self._env.step(action[0]))
+
+        def play() -> tuple[str, object, bool, bool]:
+            observation, reward, terminated, truncated, _ = self._env.step(action[0])
+            return self._text(observation), reward, bool(terminated), bool(truncated)
+
+        seen, reward, terminated, truncated = await self._in_thread(play)
         end = EpisodeEnd.TERMINATED if terminated else EpisodeEnd.TRUNCATED if truncated else None
-        return ChatStep(
-            messages=[{"role": "user", "content": self._text(observation)}],
-            reward=cast("float", reward),
-            end=end,
-        )
+        return ChatStep(messages=[{"role": "user", "content": seen}], reward=cast("float", reward), end=end)
 
     async def close(self) -> None:
-        """Close the environment."""
-        await anyio.to_thread.run_sync(self._env.close)
+        """Close the environment, unless a call of it still runs."""
+        if not self._is_abandoned:
+            await self._in_thread(self._env.close)
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        try:
+            return await call_in_thread(call, f"environment {self._made_id}")
+        except anyio.get_cancelled_exc_class():
+            self._is_abandoned = True
+            raise
 
     def _refuse(self, description: str) -> ChatStep:
         self._num_invalid += 1
@@ -138,10 +155,30 @@ class GymEnvironment:
             drawing = self._env.render()
             if isinstance(drawing, str):
                 return _plain_drawing(drawing)
-        return json.dumps(_listed(observation))[:_MAX_PRINTED]
+        return describe_view(cast("Mapping[str, Any]", observation)) if is_view(observation) else _printed(observation)
 
 
-def describe_space(space: Any) -> str:  # noqa: ANN401 - Gymnasium is imported only where it is used
+def action_names(env: Any) -> Mapping[str, int]:  # noqa: ANN401 - Gymnasium is imported only where it is used
+    """Return the names that an environment gives its numbered actions, as MiniGrid and Atari do; empty for others."""
+    env = env.unwrapped
+    if type(env.action_space).__name__ != "Discrete":
+        return {}
+    actions: object = getattr(env, "actions", None)
+    if isinstance(actions, type) and issubclass(actions, IntEnum):
+        return {action.name.lower(): int(action) for action in actions}
+    meanings: Callable[[], Sequence[str]] | None = getattr(env, "get_action_meanings", None)
+    return {name.lower(): number for number, name in enumerate(meanings())} if meanings is not None else {}
+
+
+def describe_actions(env: Any) -> str:  # noqa: ANN401 - as above
+    """Return what an action of an environment is, in words: its space, or the names of its actions."""
+    names = action_names(env)
+    if not names:
+        return describe_space(env.action_space)
+    return f"one of: {', '.join(names)} (or its number: {', '.join(f'{at} {name}' for name, at in names.items())})"
+
+
+def describe_space(space: Any) -> str:  # noqa: ANN401 - as above
     """Return what a member of a Gymnasium space is, in words."""
     kind = type(space).__name__
     if kind == "Discrete":
@@ -162,12 +199,14 @@ def describe_space(space: Any) -> str:  # noqa: ANN401 - Gymnasium is imported o
     return f"a member of {str(space)[:_MAX_PRINTED]}"
 
 
-def read_action(answer: str, space: Any) -> tuple[Any] | None:  # noqa: ANN401 - as above
+def read_action(answer: str, space: Any, names: Mapping[str, int] | None = None) -> tuple[Any] | None:  # noqa: ANN401 - as above
     """Return the action in the last `<action>` of an answer, in a tuple; None if there is none or it is not in the space."""
     found = _ACTION.findall(answer)
     if not found:
         return None
     text = found[-1].strip()
+    if names and text.lower() in names:
+        return (names[text.lower()],)
     try:
         value: object = text if type(space).__name__ == "Text" else json.loads(text)
         action = _member(value, space)
@@ -206,7 +245,8 @@ def _make(id: str, args: Mapping[str, Any], *, drawn: bool) -> Any:  # noqa: ANN
         ) from error
     try:
         spec = gymnasium.spec(id)
-        kind = cast("Any", load_env_creator(cast("str", spec.entry_point)))
+        entry = cast("Any", spec.entry_point)  # a class or function, or its name
+        kind = cast("Any", entry if callable(entry) else load_env_creator(entry))
         modes: Sequence[str] = getattr(kind, "metadata", {}).get("render_modes", ())
         ansi = {"render_mode": "ansi"} if drawn and "ansi" in modes and "render_mode" not in args else {}
         return cast("Any", gymnasium.make(id, **ansi, **args))
@@ -219,6 +259,15 @@ def _plain_drawing(drawing: str) -> str:
     for color, mark in ((r"4[0-9]", r"[\1]"), (r"34(?:;1)?", r"(\1)"), (r"35(?:;1)?", r"<\1>")):
         drawing = re.sub(rf"\x1b\[{color}m(.{{0,8}}?)\x1b\[0m", mark, drawing)
     return _COLOR.sub("", drawing).strip("\n")
+
+
+def _printed(observation: object) -> str:
+    """Return an observation as JSON; texts come first in an object, so that no cut hides them."""
+    listed = _listed(observation)
+    if isinstance(listed, dict):
+        parts = cast("dict[str, object]", listed)
+        listed = dict(sorted(parts.items(), key=lambda part: not isinstance(part[1], str)))
+    return json.dumps(listed)[:_MAX_PRINTED]
 
 
 def _listed(value: Any) -> Any:  # noqa: ANN401 - as above

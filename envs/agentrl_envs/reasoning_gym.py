@@ -56,7 +56,8 @@ def reasoning_tasks(
         levels: the level, from 0, of the first and of the last task, as the curriculum of each family defines it; between
             them it rises evenly. A run draws them in this order with `tasks.shuffle: false`. None: the family's own mixture.
 
-    Each task has `question`, `answer` (the package's), `family`, `level`, `seed` and `number`.
+    Each task has `question`, `answer` (the package's), `reference` (a reply with it, for `agentrl validate`), `family`,
+    `level`, `seed` and `number`.
 
     Raises:
         ConfigError: reasoning-gym is not installed; a family does not exist, has no levels, has no answer that its scorer
@@ -202,6 +203,8 @@ def _is_held_out(family: str, question: str) -> bool:
 
 def _puzzle_task(entry: Mapping[str, Any], family: str, split: str, level: int | None, seed: int, number: int) -> Task:
     data = {"question": str(entry["question"]), "answer": entry["answer"], "family": family, "level": level}
+    if isinstance(entry["answer"], str) and "</answer>" not in entry["answer"]:
+        data["reference"] = f"<answer>{entry['answer']}</answer>"
     return Task(id=f"{family}-{split}-{seed}-{number}-{level}", data={**data, "seed": seed, "number": number})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from agentrl import run_episode
 from agentrl.client import SamplingConfig
 from agentrl.engine.evaluate import evaluate_policy
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd, environment_seed
@@ -205,3 +206,13 @@ async def test_a_run_counts_and_repeats_the_episodes_of_a_broken_environment_and
     assert workflow.pool.num_faults == len(broken)
     assert [instance.num_closed for instance in Flaky.instances] == [1] * workflow.pool.num_started
     assert workflow.pool.num_started <= 4 + len(broken)
+
+
+async def test_episodes_inside_an_open_workflow_share_its_environments() -> None:
+    workflow = PlayEnvironment(GUESSING)
+    async with workflow.opened():
+        for _ in range(2):
+            await run_episode(workflow, TASK, replies=["50", "25"] * 8)
+        assert workflow.pool.num_started == 1
+    await run_episode(workflow, TASK, replies=["50", "25"] * 8)
+    assert workflow.pool.num_started == 2

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from enum import IntEnum
 from typing import Any
 
+import numpy
 import pytest
 
-from agentrl.env import ChatStep, EnvironmentPool, EpisodeEnd, load_environment
+from agentrl.env import ChatStep, EnvironmentLimits, EnvironmentPool, EpisodeEnd, load_environment
 from agentrl.env.chat import ChatEpisode
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import Task
@@ -92,6 +95,71 @@ async def test_an_environment_that_raises_is_a_fault() -> None:
         with pytest.raises(EnvironmentFault, match=r"lake\.reset"):
             async with pool.episode(Task(id="t", data={"env_id": "NoSuch-v0"}), seed=0):
                 pass
+
+
+class Hangs(gymnasium.Env[Any, Any]):
+    """Hangs in its first step until it is released."""
+
+    observation_space = action_space = SPACES.Discrete(2)
+    release, closed = threading.Event(), threading.Event()
+
+    def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:  # noqa: ANN401 - as Gymnasium
+        return 0, {}
+
+    def step(self, action: object) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.release.wait()
+        return 0, 0.0, True, False, {}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+async def test_a_step_that_hangs_is_a_fault_at_its_deadline_and_its_instance_is_replaced() -> None:
+    gymnasium.register("Hangs-v0", entry_point=Hangs, disable_env_checker=True)
+    Hangs.release.clear()
+    Hangs.closed.clear()
+    limits = EnvironmentLimits(step_s=0.05)
+    try:
+        async with EnvironmentPool(lambda: GymEnvironment("Hangs-v0"), name="hangs", limits=limits) as pool:
+            for _ in range(2):
+                async with pool.episode(TASK, seed=0) as episode:
+                    with pytest.raises(EnvironmentFault, match=r"hangs\.step: no answer within 0\.05 s"):
+                        await act(episode, 0)
+            assert pool.num_started == 2
+        assert not Hangs.closed.is_set()  # nothing is called beside the step that hangs
+    finally:
+        Hangs.release.set()
+        del gymnasium.registry["Hangs-v0"]
+
+
+class Named(Hangs):
+    """Has names for its actions, as MiniGrid has, and a mission that a large picture precedes."""
+
+    class Actions(IntEnum):
+        left = 0
+        forward = 1
+
+    actions = Actions
+    observation_space = SPACES.Dict({"image": SPACES.Box(0, 255, (64, 64)), "mission": SPACES.Text(20)})
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - as Gymnasium
+        return {"image": numpy.zeros((64, 64)), "mission": "get to the goal"}, {}
+
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.reset()[0], float(action == 1), True, False, {}
+
+
+async def test_actions_have_names_and_no_picture_hides_a_text() -> None:
+    gymnasium.register("Named-v0", entry_point=Named, disable_env_checker=True)
+    try:
+        async with EnvironmentPool(lambda: GymEnvironment("Named-v0"), name="named").episode(TASK, seed=0) as episode:
+            start = text_of(episode.start.messages)
+            assert "an action is one of: left, forward (or its number: 0 left, 1 forward)" in start
+            assert '{"mission": "get to the goal", "image": [[0.0' in start
+            assert "one of: left, forward" in text_of((await act(episode, "up")).messages)
+            assert (await act(episode, "Forward")).reward == 1.0
+    finally:
+        del gymnasium.registry["Named-v0"]
 
 
 def test_an_environment_that_does_not_exist_is_refused_before_a_run_starts() -> None:

@@ -125,6 +125,15 @@ async def test_answers_are_scored_in_workers_that_all_instances_share() -> None:
                 assert step.metrics == {"success": float(reward == 1.0), "reasoning.answered": answered}
 
 
+async def test_the_reference_of_a_task_scores_full() -> None:
+    tasks = reasoning_tasks(["chain_sum", "gcd", "word_sorting", "sudoku", "number_sorting", "base_conversion"], size=12)
+    async with EnvironmentPool(ReasoningGymEnvironment, name="reasoning") as pool:
+        for task in tasks:
+            async with pool.episode(task, seed=0) as running:
+                step = await running.step({"role": "assistant", "content": task["reference"]})
+            assert step.reward == 1.0, task
+
+
 async def test_a_puzzle_that_this_version_does_not_make_is_a_fault() -> None:
     [task] = reasoning_tasks(["gcd"], size=1)
     changed = Task(id=task.id, data={**task.data, "question": "Another one?"})

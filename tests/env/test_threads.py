@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from agentrl.env.threads import MAX_ABANDONED, MAX_THREADS, call_in_thread
 from agentrl.errors import EnvironmentFault
 from agentrl.tools import Tool, tool
-from agentrl.tools.threads import MAX_ABANDONED, MAX_THREADS, call_in_thread
 
 PATIENCE_S = 60
 which: ContextVar[str] = ContextVar("which", default="none")
@@ -61,7 +61,7 @@ async def test_the_deadline_of_an_episode_is_kept_and_the_thread_is_named(caplog
     assert not ended.is_set()
     assert names == ["agentrl tool blocks"]
     assert "tool blocks still runs in its thread after its call was cancelled" in caplog.text
-    assert "1 such calls run: blocks (1)" in caplog.text
+    assert "1 such calls run: tool blocks (1)" in caplog.text
     release.set()
     assert await anyio.to_thread.run_sync(ended.wait, PATIENCE_S)
 
@@ -134,11 +134,11 @@ async def test_a_tool_that_always_hangs_is_refused_in_the_end() -> None:
     try:
         async with anyio.create_task_group() as tasks:
             for _ in range(MAX_ABANDONED):
-                tasks.start_soon(call_in_thread, hang, "search")
+                tasks.start_soon(call_in_thread, hang, "tool search")
             await all_hang.wait()
             tasks.cancel_scope.cancel()
-        with pytest.raises(EnvironmentFault, match=r"tool find gets no thread: 64 cancelled calls still run: search \(64\)"):
-            await call_in_thread(lambda: 1, "find")
+        with pytest.raises(EnvironmentFault, match=r"tool find gets no thread: 64 .* still run: tool search \(64\)"):
+            await call_in_thread(lambda: 1, "tool find")
     finally:
         release.set()
 
@@ -147,7 +147,7 @@ async def test_a_call_that_is_cancelled_before_its_thread_starts_never_runs() ->
     ran: list[int] = []
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await call_in_thread(lambda: ran.append(1), "late")
+        await call_in_thread(lambda: ran.append(1), "tool late")
     assert ran == []
 
 

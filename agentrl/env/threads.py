@@ -1,4 +1,4 @@
-"""Plain functions in worker threads, so that a slow tool delays no other episode.
+"""Plain functions in worker threads, so that a slow tool or environment delays no other episode.
 
 Invariant: a cancelled call returns at once. Its thread cannot be ended: the event loop counts it as abandoned until the
 function returns, and refuses further calls when too many threads are abandoned.
@@ -19,21 +19,21 @@ from anyio.lowlevel import RunVar
 from agentrl.errors import EnvironmentFault
 
 MAX_THREADS: Final = 64
-"""Tool calls that run in threads at the same time, in one event loop; further calls wait. `anyio.to_thread` has threads of
-its own, which tools do not use up."""
+"""Calls that run in threads at the same time, in one event loop; further calls wait. `anyio.to_thread` has threads of its
+own, which tools and environments do not use up."""
 MAX_ABANDONED: Final = 64
-"""Abandoned calls that may still run in one event loop before tools are refused a thread."""
+"""Abandoned calls that may still run in one event loop before further calls are refused a thread."""
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-async def call_in_thread(function: Callable[[], Result], name: str) -> Result:
+async def call_in_thread(function: Callable[[], Result], what: str) -> Result:
     """Return what `function` returns in a worker thread, which sees a copy of the caller's context variables.
 
     Args:
         function: takes no arguments.
-        name: of the tool, in messages and as the name of its thread.
+        what: runs, such as `tool search`; in messages, and in the name of its thread.
 
     Raises:
         EnvironmentFault: `MAX_ABANDONED` calls that were cancelled still run.
@@ -42,16 +42,17 @@ async def call_in_thread(function: Callable[[], Result], name: str) -> Result:
     """
     threads = _threads_of_this_loop()
     async with threads.limiter:
-        threads.check_room(name)
-        call = _ThreadCall(function, name, threads)
+        threads.check_room(what)
+        call = _ThreadCall(function, what, threads)
         try:
             await anyio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
         except anyio.get_cancelled_exc_class():
             if call.abandon():
                 logger.warning(
-                    "tool %s still runs in its thread after its call was cancelled, and nothing can end it; %d such calls "
-                    "run: %s. Give what the tool waits for a timeout, or run it with run_in='process'",
-                    name,
+                    "%s still runs in its thread after its call was cancelled, and nothing can end it; %d such calls run: "
+                    "%s. Give what it waits for a timeout, or run it in a process: a tool with run_in='process', an "
+                    "environment behind agentrl_envs.http",
+                    what,
                     threads.num_abandoned(),
                     threads.describe_abandoned(),
                 )
@@ -59,8 +60,8 @@ async def call_in_thread(function: Callable[[], Result], name: str) -> Result:
     return call.result()
 
 
-class _ToolThreads:
-    """The threads of the tools of one event loop. The lock guards what threads and loop both change."""
+class _Threads:
+    """The threads of one event loop. The lock guards what threads and loop both change."""
 
     def __init__(self) -> None:
         self.limiter = anyio.CapacityLimiter(MAX_THREADS)
@@ -76,19 +77,19 @@ class _ToolThreads:
             counts = Counter(self.abandoned).most_common(8)
         return ", ".join(f"{name} ({count})" for name, count in counts)
 
-    def check_room(self, name: str) -> None:
+    def check_room(self, what: str) -> None:
         if self.num_abandoned() >= MAX_ABANDONED:
             raise EnvironmentFault(
-                f"tool {name} gets no thread: {MAX_ABANDONED} cancelled calls still run: {self.describe_abandoned()}; give "
-                "what these tools wait for a timeout, or run them with run_in='process'"
+                f"{what} gets no thread: {MAX_ABANDONED} cancelled calls still run: {self.describe_abandoned()}; give what "
+                "they wait for a timeout, or run them in processes"
             )
 
 
 class _ThreadCall(Generic[Result]):
     """One call; `run` is for the thread, the other methods are for the event loop."""
 
-    def __init__(self, function: Callable[[], Result], name: str, threads: _ToolThreads) -> None:
-        self._function, self._name, self._threads = function, name, threads
+    def __init__(self, function: Callable[[], Result], what: str, threads: _Threads) -> None:
+        self._function, self._what, self._threads = function, what, threads
         self._running = self._cancelled = False
         self._value: list[Result] = []
         self._error: BaseException | None = None
@@ -99,7 +100,7 @@ class _ThreadCall(Generic[Result]):
                 return
             self._running = True
         thread = threading.current_thread()
-        usual_name, thread.name = thread.name, f"agentrl tool {self._name}"
+        usual_name, thread.name = thread.name, f"agentrl {self._what}"
         try:
             self._value.append(self._function())
         except BaseException as error:  # noqa: BLE001 - `result` raises it in the event loop
@@ -109,14 +110,14 @@ class _ThreadCall(Generic[Result]):
             with self._threads.lock:
                 self._running = False
                 if self._cancelled:
-                    self._threads.abandoned.remove(self._name)
+                    self._threads.abandoned.remove(self._what)
 
     def abandon(self) -> bool:
         """Return whether the function runs, now without a caller."""
         with self._threads.lock:
             self._cancelled = True
             if self._running:
-                self._threads.abandoned.append(self._name)
+                self._threads.abandoned.append(self._what)
             return self._running
 
     def result(self) -> Result:
@@ -125,13 +126,13 @@ class _ThreadCall(Generic[Result]):
         return self._value[0]
 
 
-_loop_threads: RunVar[_ToolThreads] = RunVar("agentrl_tool_threads")
+_loop_threads: RunVar[_Threads] = RunVar("agentrl_threads")
 
 
-def _threads_of_this_loop() -> _ToolThreads:
+def _threads_of_this_loop() -> _Threads:
     try:
         return _loop_threads.get()
     except LookupError:
-        threads = _ToolThreads()
+        threads = _Threads()
         _loop_threads.set(threads)
         return threads

@@ -4,14 +4,16 @@ Bodies are JSON; contents and outputs are base64. Where the server has a key, re
 
 | request | body | answer |
 |---|---|---|
-| GET /health | - | 200 `{"name", "is_isolated"}` of the server's own sandbox |
+| GET /health | - | 200 `{"name", "is_isolated"}` of the server's own sandbox, and the `maxima` of limits |
 | POST /run | `ProgramBody` | 200 `ResultBody` |
 | POST /sessions | `SessionBody` | 200 `{"session": ID}` |
 | POST /sessions/ID | `CallBody` | 200 what the supervisor answers; 410 `{"ended": REASON}`: its sandbox has ended |
 | DELETE /sessions/ID | - | 200; also for a session that is gone |
 
-Other answers are `{"error": TEXT}`: 400 for a bad request, 401 for a wrong key, 404 for a session that is gone, 503 when the
-server's sandbox could not do its part. A client that closes the connection ends its program, or the session of its call.
+Other answers are `{"error": TEXT}`: 400 for a bad request or a limit over the server's maximum, 401 for a wrong key, 403 for
+what a web page could have sent, 404 for a session that is gone, 408 for a late body, 415 for a compressed one, 429 when as
+many sessions are open as the server allows, 503 when the server's sandbox could not do its part. A client that closes the
+connection ends its program, or the session of its call.
 
 Invariant: whatever goes wrong on the way is an `EnvironmentFault`, never a result.
 """
@@ -34,6 +36,8 @@ from agentrl.sandbox.usage_record import note_use
 
 _ROUND_TRIP_S = 30.0
 """Seconds that a request may take beyond what the program may take, its wait for a slot of the server's pool included."""
+_RETRY_S = 0.5
+"""Seconds between two attempts to open a session where the server has as many as it allows."""
 _DELETE_S = 5.0
 """Seconds that a server has to end a session; one that does not answer ends it when it is idle."""
 Body = TypeVar("Body")
@@ -82,6 +86,8 @@ class HealthBody(msgspec.Struct):
 
     name: str
     is_isolated: bool
+    maxima: dict[str, float | int | None] = {}
+    """Fields of `Limits`: the most that the server gives; empty where it does not say."""
 
 
 class _Opened(msgspec.Struct):
@@ -136,16 +142,26 @@ class RemoteSandbox:
     @asynccontextmanager
     async def _session(self, files: Mapping[str, bytes] | None, limits: Limits) -> AsyncGenerator[Session]:
         body = SessionBody(limits=limits.model_dump())
-        answer = await self._post("/sessions", msgspec.json.encode(body), 0)
-        link = RemoteLink(self, _decode(answer, _Opened).session)
+        link = RemoteLink(self, _decode(await self._open(msgspec.json.encode(body)), _Opened).session)
         try:
             async with session_over(link, limits, files) as session:
                 yield session
         finally:
             await link.close()
 
+    async def _open(self, body: bytes) -> bytes:
+        """Open a session; where the server has as many as it allows, try again for `_ROUND_TRIP_S`."""
+        until = anyio.current_time() + _ROUND_TRIP_S
+        while True:
+            status, answer = await self.send("POST", "/sessions", body, 0)
+            if status != 429 or anyio.current_time() >= until:
+                return self._checked("/sessions", status, answer)
+            await anyio.sleep(_RETRY_S)
+
     async def _post(self, path: str, body: bytes, patience_s: float) -> bytes:
-        status, answer = await self.send("POST", path, body, patience_s)
+        return self._checked(path, *await self.send("POST", path, body, patience_s))
+
+    def _checked(self, path: str, status: int, answer: bytes) -> bytes:
         if status != 200:
             raise EnvironmentFault(f"sandbox: {self._url}{path} answered {status}: {_said(answer)}")
         return answer
@@ -217,7 +233,9 @@ async def open_remote(
 
     Cancellation: closes the connections, which ends what they started.
     """
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    headers = {"Content-Type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
     async with aiohttp.ClientSession(headers=headers, trust_env=False) as http:
         probe = RemoteSandbox(http, url.rstrip("/"), HealthBody("", is_isolated=True), limits or Limits())
         try:
@@ -226,7 +244,25 @@ async def open_remote(
             raise ConfigError(f"{error}; start one with `python -m agentrl.servers.sandbox`") from error
         if status != 200:
             raise ConfigError(f"sandbox: {url} answered {status}: {_said(answer)}; check the address and the key")
-        yield RemoteSandbox(http, url.rstrip("/"), _decode(answer, HealthBody), limits or Limits())
+        health, limits = _decode(answer, HealthBody), limits or Limits()
+        if health.maxima and (over := exceeded(limits, Limits.model_validate(health.maxima))) is not None:
+            raise ConfigError(f"sandbox: {url}: {over}")
+        yield RemoteSandbox(http, url.rstrip("/"), health, limits)
+
+
+def exceeded(limits: Limits, maxima: Limits) -> str | None:
+    """Return which of `limits` is over the server's; None: none is.
+
+    Example:
+        >>> exceeded(Limits(wall_s=60), Limits(wall_s=10))
+        'limits.wall_s: expected at most 10, the most of this server (--max wall_s=60), got 60'
+    """
+    for (name, value), (_, most) in zip(limits, maxima, strict=True):
+        if value is not None and most is not None and value > most:
+            return (
+                f"limits.{name}: expected at most {most:g}, the most of this server (--max {name}={value:g}), got {value:g}"
+            )
+    return None
 
 
 def _said(answer: bytes) -> str:

@@ -1,42 +1,63 @@
 """A server that runs programs of other machines in a sandbox of its own. `python -m agentrl.servers.sandbox` runs one.
 
 The protocol is in `agentrl.sandbox.remote`. Invariant: the server listens off loopback only with a key, which every route
-asks for. What a client that has gone started is ended: a running call at once, a session `idle_s` after its last call.
+asks for; without one it runs nothing that a web page could have sent. No program and no session gets more than the server
+gives, whatever its caller asks for. What a client that has gone started is ended: a running call at once, a session `idle_s`
+after its last call.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import hmac
 import math
 import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 import anyio
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from anyio.abc import TaskGroup, TaskStatus
 from pydantic import ValidationError
 
 from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
+from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, RequestRejected
 from agentrl.sandbox.base import Sandbox
 from agentrl.sandbox.config import SandboxConfig, open_sandbox
-from agentrl.sandbox.remote import CallBody, HealthBody, ProgramBody, ResultBody, SessionBody
-from agentrl.sandbox.session import Session
+from agentrl.sandbox.remote import CallBody, HealthBody, ProgramBody, ResultBody, SessionBody, exceeded
+from agentrl.sandbox.session import GRACE_S, Session
 from agentrl.sandbox.types import Limits, Program, decode_files
-from agentrl.servers.serve import check_address
+from agentrl.servers.http.errors import decode_body
+from agentrl.servers.http.guard import BODY_S, Refusal, guard
+from agentrl.servers.listening import HEADERS_S, Connections, check_address, listening
 
 _MAX_BODY: Final = 256 * 2**20
-_SHUTDOWN_S: Final = 1.0
+MAX_SESSIONS: Final = 64
+MAXIMA: Final = Limits(
+    wall_s=3600,
+    cpu_s=3600,
+    memory_mb=4096,
+    address_space_mb=65_536,
+    processes=512,
+    open_files=4096,
+    work_mb=1024,
+    temp_mb=1024,
+    shared_mb=256,
+    num_files=65_536,
+    output_kb=16_384,
+)
+"""The most that a caller may ask for, unless the server's owner gives more or less."""
+_MAX_WORD: Final = 128 * 1024
+"""Bytes of one argument or variable, with its end; the kernel starts no program with a longer one."""
+_MAX_WORDS: Final = 1024 * 1024
+"""Bytes of all of them, with a pointer for each: half of what the kernel takes, for the sandbox adds words of its own."""
 Body = TypeVar("Body")
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Served:
@@ -51,14 +72,36 @@ class _Served:
 class SandboxService:
     """Answers the requests of the protocol."""
 
-    def __init__(self, sandbox: Sandbox, tasks: TaskGroup, *, api_key: str | None, idle_s: float) -> None:
-        """Serve `sandbox`; the sessions live in `tasks`, and end `idle_s` seconds after their last call."""
-        self._sandbox, self._tasks, self._api_key, self._idle_s = sandbox, tasks, api_key, idle_s
-        self._sessions: dict[str, _Served] = {}
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        tasks: TaskGroup,
+        *,
+        idle_s: float,
+        maxima: Limits = MAXIMA,
+        max_sessions: int = MAX_SESSIONS,
+    ) -> None:
+        """Serve `sandbox`; the sessions live in `tasks`, and end `idle_s` seconds after their last call.
 
-    def application(self) -> web.Application:
-        """Return the routes."""
-        app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY)
+        Args:
+            sandbox: runs the programs.
+            tasks: hold the sessions.
+            idle_s: seconds without a call after which a session ends.
+            maxima: of the limits that a caller may ask for.
+            max_sessions: open at a time.
+        """
+        self._sandbox, self._tasks, self._idle_s = sandbox, tasks, idle_s
+        self._maxima, self._max_sessions = maxima, max_sessions
+        self._sessions: dict[str, _Served] = {}
+        self._taken: set[str] = set()
+        """Names of sessions that are open or being opened."""
+
+    def application(
+        self, api_key: str | None = None, connections: Connections | None = None, *, body_s: float = BODY_S
+    ) -> web.Application:
+        """Return the routes, behind the guard of `agentrl.servers.http.guard`."""
+        check = guard(api_key, connections or Connections(), _turned_away, body_s=body_s)
+        app = web.Application(middlewares=[_errors_as_json, check], client_max_size=_MAX_BODY)
         app.router.add_get("/health", self._health)
         app.router.add_post("/run", self._run)
         app.router.add_post("/sessions", self._open)
@@ -66,21 +109,9 @@ class SandboxService:
         app.router.add_delete("/sessions/{id}", self._close)
         return app
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
-        if self._api_key is not None and not hmac.compare_digest(given, f"Bearer {self._api_key}".encode()):
-            return _refusal(401, "the API key is missing or wrong")
-        try:
-            return await handler(request)
-        except (ConfigError, ValidationError, msgspec.DecodeError, ValueError) as error:
-            return _refusal(400, str(error))
-        except EnvironmentFault as error:
-            return _refusal(503, str(error))
-
     async def _health(self, request: web.Request) -> web.Response:
         del request
-        return _encoded(HealthBody(self._sandbox.name, self._sandbox.is_isolated))
+        return _encoded(HealthBody(self._sandbox.name, self._sandbox.is_isolated, self._maxima.model_dump()))
 
     async def _run(self, request: web.Request) -> web.Response:
         body = await _read(request, ProgramBody)
@@ -90,7 +121,8 @@ class SandboxService:
             stdin=base64.b64decode(body.stdin, validate=True),
             environment=body.environment,
         )
-        result = await self._sandbox.run(program, _limits_of(body.limits))
+        _check_words(program)
+        result = await self._sandbox.run(program, self._limits_of(body.limits))
         return _encoded(
             ResultBody(
                 ended=result.ended,
@@ -105,9 +137,17 @@ class SandboxService:
         )
 
     async def _open(self, request: web.Request) -> web.Response:
+        if len(self._taken) >= self._max_sessions:
+            reason = f"{self._max_sessions} sessions are open, the most of this server (--max-sessions); try again later"
+            return _refusal(429, reason)
         name = secrets.token_urlsafe(16)
         body = await _read(request, SessionBody)
-        failure = await self._tasks.start(self._hold, name, body)
+        self._taken.add(name)
+        try:
+            failure = await self._tasks.start(self._hold, name, body)
+        except BaseException:
+            self._taken.discard(name)  # the task may never have begun
+            raise
         if failure is not None:
             raise failure
         return _encoded({"session": name})
@@ -116,7 +156,7 @@ class SandboxService:
         """Keep a session open until it is deleted or idle."""
         is_open = False
         try:
-            opened = self._sandbox.session(files=decode_files(body.files), limits=_limits_of(body.limits))
+            opened = self._sandbox.session(files=decode_files(body.files), limits=self._limits_of(body.limits))
             async with opened as session:
                 served = self._sessions[name] = _Served(session)
                 task_status.started(None)
@@ -130,9 +170,13 @@ class SandboxService:
                 task_status.started(error)
         finally:
             self._sessions.pop(name, None)  # of one that was cancelled
+            self._taken.discard(name)
 
     async def _call(self, request: web.Request) -> web.Response:
         body = await _read(request, CallBody)
+        longest = self._maxima.wall_s + GRACE_S
+        if not 0 <= body.timeout_s <= longest:
+            raise ConfigError(f"timeout_s: expected 0 to {longest:g}, the most of this server, got {body.timeout_s:g}")
         served = self._sessions.get(request.match_info["id"])
         if served is None:
             return _refusal(404, "there is no such session; it may have been idle for too long")
@@ -154,10 +198,33 @@ class SandboxService:
             served.scope.cancel()
         return _encoded({})
 
+    def _limits_of(self, given: Mapping[str, float | int | None] | None) -> Limits | None:
+        """Return the limits that a caller asks for; None: those of the sandbox.
+
+        Raises:
+            ConfigError: one is over the server's maximum.
+        """
+        if given is None:
+            return None
+        limits = Limits.model_validate(given)
+        over = exceeded(limits, self._maxima)
+        if over is not None:
+            raise ConfigError(over)
+        return limits
+
 
 @asynccontextmanager
 async def serving_sandbox(
-    sandbox: Sandbox, *, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None, idle_s: float = 600.0
+    sandbox: Sandbox,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    api_key: str | None = None,
+    idle_s: float = 600.0,
+    maxima: Limits = MAXIMA,
+    max_sessions: int = MAX_SESSIONS,
+    headers_s: float = HEADERS_S,
+    body_s: float = BODY_S,
 ) -> AsyncGenerator[str]:
     """Serve `sandbox` inside the block and yield the base URL. Needs the asyncio event loop.
 
@@ -167,38 +234,61 @@ async def serving_sandbox(
         port: 0 picks a free one.
         api_key: every request must carry it; None: none needs a key.
         idle_s: seconds without a call after which a session ends.
+        maxima: of the limits that a caller may ask for.
+        max_sessions: open at a time; a further one is refused.
+        headers_s: seconds that a client has to send the headers of a request.
+        body_s: seconds that a client has to send the body of a request.
 
     Raises:
         ConfigError: for an address off loopback without a key, or one that cannot be bound.
 
     Cancellation: every program and session is ended.
     """
-    check_address(host, api_key)
+    connections = Connections(headers_s)
     async with task_group() as tasks:
-        service = SandboxService(sandbox, tasks, api_key=api_key, idle_s=idle_s)
-        runner = web.AppRunner(
-            service.application(), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
-        )
-        await runner.setup()
-        try:
+        service = SandboxService(sandbox, tasks, idle_s=idle_s, maxima=maxima, max_sessions=max_sessions)
+        app = service.application(api_key, connections, body_s=body_s)
+        async with listening(app, connections, host=host, port=port, api_key=api_key) as url:
             try:
-                await web.TCPSite(runner, host, port).start()
-            except OSError as error:
-                raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-            bound = runner.addresses[0]
-            yield f"http://[{bound[0]}]:{bound[1]}" if ":" in str(bound[0]) else f"http://{bound[0]}:{bound[1]}"
-        finally:
-            tasks.cancel_scope.cancel()
-            with anyio.CancelScope(shield=True):  # waits at most _SHUTDOWN_S for handlers
-                await runner.cleanup()
+                yield url
+            finally:
+                tasks.cancel_scope.cancel()
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (ConfigError, ValidationError, RequestRejected, ValueError) as error:
+        return _refusal(400, str(error))
+    except EnvironmentFault as error:
+        return _refusal(503, str(error))
+    except web.HTTPException as error:
+        return _refusal(error.status, error.reason)
+
+
+def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
+    del request
+    return _refusal(refused.status, refused.reason)
 
 
 async def _read(request: web.Request, kind: type[Body]) -> Body:
-    return msgspec.json.decode(await request.read(), type=kind)
+    return decode_body(await request.read(), kind)
 
 
-def _limits_of(given: dict[str, float | int | None] | None) -> Limits | None:
-    return None if given is None else Limits.model_validate(given)
+def _check_words(program: Program) -> None:
+    """Refuse a command that the kernel starts no program with.
+
+    Raises:
+        ConfigError: a word is too long, or all of them are.
+    """
+    words = [*program.argv, *(f"{name}={value}" for name, value in program.environment.items())]
+    sizes = [len(word.encode(errors="surrogatepass")) + 1 for word in words]
+    if max(sizes) > _MAX_WORD or sum(sizes) + 8 * len(sizes) > _MAX_WORDS:
+        raise ConfigError(
+            f"program: expected arguments and variables of at most {_MAX_WORD} bytes each and {_MAX_WORDS} together, got "
+            f"{len(sizes)} of {sum(sizes)} bytes, the longest of {max(sizes)}; pass the data as a file or standard input"
+        )
 
 
 def _encoded(body: object) -> web.Response:
@@ -209,9 +299,20 @@ def _refusal(status: int, text: str) -> web.Response:
     return web.json_response({"error": text}, status=status)
 
 
-async def _serve(config: SandboxConfig, host: str, port: int, api_key: str | None) -> None:
+async def _serve(options: argparse.Namespace, api_key: str | None, maxima: Limits) -> None:
+    config = SandboxConfig(max_running=options.max_running, max_sessions=options.max_sessions)
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_sandbox(config) as pool, serving_sandbox(pool, host=host, port=port, api_key=api_key) as url:
+        async with (
+            open_sandbox(config) as pool,
+            serving_sandbox(
+                pool,
+                host=options.host,
+                port=options.port,
+                api_key=api_key,
+                maxima=maxima,
+                max_sessions=options.max_sessions,
+            ) as url,
+        ):
             sys.stdout.write(f"{msgspec.json.encode({'event': 'ready', 'url': url}).decode()}\n")
             sys.stdout.flush()
             async for _ in signals:
@@ -221,21 +322,47 @@ async def _serve(config: SandboxConfig, host: str, port: int, api_key: str | Non
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server until SIGTERM or SIGINT; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m agentrl.servers.sandbox", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
-    parser.add_argument("--api-key-env", help="environment variable with the key that every request must carry")
-    parser.add_argument("--max-running", type=int, help="programs at a time (default: one for each core)")
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    add("--port", type=int, default=0, help="0 picks a free one")
+    add("--api-key-env", help="environment variable with the key that every request must carry")
+    add("--max-running", type=int, help="programs at a time (default: one for each core)")
+    add("--max-sessions", type=int, default=MAX_SESSIONS, help=f"open sessions at a time (default {MAX_SESSIONS})")
+    add(
+        "--max",
+        action="append",
+        default=[],
+        metavar="LIMIT=NUMBER",
+        help="the most that a caller may ask for; may be repeated. The defaults: "
+        + ", ".join(f"{name}={value:g}" for name, value in MAXIMA),
+    )
     options = parser.parse_args(arguments)
     try:
         if options.api_key_env is not None and not os.environ.get(options.api_key_env):
             raise ConfigError(f"--api-key-env: the environment variable {options.api_key_env} is not set")
         key = os.environ[options.api_key_env] if options.api_key_env else None
         check_address(options.host, key)
-        anyio.run(_serve, SandboxConfig(max_running=options.max_running), options.host, options.port, key)
+        anyio.run(_serve, options, key, _maxima_of(options.max))
     except (AgentRLError, ValidationError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
+
+
+def _maxima_of(given: Sequence[str]) -> Limits:
+    """Return `MAXIMA` with the values of `--max`.
+
+    Raises:
+        ConfigError: an option is not `LIMIT=NUMBER`.
+        ValidationError: its number is none of that limit.
+    """
+    chosen: dict[str, object] = dict(MAXIMA)
+    for option in given:
+        name, equals, value = option.partition("=")
+        if not equals or name not in chosen:
+            raise ConfigError(f"--max {option}: expected LIMIT=NUMBER, where LIMIT is one of {', '.join(chosen)}")
+        chosen[name] = value
+    return Limits.model_validate(chosen)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ their partial output. A signal that was ignored at the start stays ignored; a si
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import re
 import signal
@@ -16,26 +15,20 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Literal
 
 import anyio
 import orjson
-from aiohttp import web
 
 from agentrl.configbase import DEVICE_PATTERN
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.hosts import is_loopback
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.faults import SGLangFault, parse_faults
 from agentrl.servers.engine import InferenceEngine
-from agentrl.servers.http.app import BODY_S, AddRoutes, create_app
+from agentrl.servers.http.app import AddRoutes, create_app
+from agentrl.servers.http.guard import BODY_S
+from agentrl.servers.listening import HEADERS_S, Connections, check_address, listening
 from agentrl.watchdog.parent import open_parent
-
-_SHUTDOWN_S: Final = 1.0
-_KEEPALIVE_S: Final = 300.0
-HEADERS_S: Final = 10.0
-"""Seconds that a client has to send the headers of its first request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,50 +87,6 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_address(host: str, api_key: str | None) -> None:
-    """Refuse to listen without a key on an address that other machines can reach.
-
-    Raises:
-        ConfigError: for such an address, or an empty key.
-
-    Example:
-        >>> check_address("127.0.0.1", None)
-        >>> check_address("0.0.0.0", None)
-        Traceback (most recent call last):
-        ...
-        agentrl.errors.ConfigError: host '0.0.0.0' can be reached from other machines: ...
-    """
-    if api_key == "":
-        raise ConfigError("the API key is empty: set one, or drop it and listen on 127.0.0.1")
-    if api_key is None and not is_loopback(host):
-        raise ConfigError(f"host {host!r} can be reached from other machines: set an API key, or listen on 127.0.0.1")
-
-
-class NewConnections:
-    """Connections that have not sent the headers of a request yet; each is closed after some seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        """Start with none; each gets `seconds`."""
-        self._seconds = seconds
-        self._timers: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
-
-    def accept(self, server: web.Server) -> web.RequestHandler:
-        """Return the protocol of a new connection to `server`."""
-        connection = server()
-        self._timers[connection] = asyncio.get_running_loop().call_later(self._seconds, self._close, connection)
-        return connection
-
-    def spoke(self, connection: asyncio.BaseProtocol) -> None:
-        """Take note that a connection has sent the headers of a request."""
-        timer = self._timers.pop(connection, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _close(self, connection: web.RequestHandler) -> None:
-        del self._timers[connection]
-        connection.force_close()
-
-
 @asynccontextmanager
 async def serving(
     engine: InferenceEngine,
@@ -158,7 +107,7 @@ async def serving(
         port: 0 picks a free one.
         api_key: every call must carry it; None: no call needs a key.
         blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
-        headers_s: seconds that a client has to send the headers of its first request.
+        headers_s: seconds that a client has to send the headers of a request.
         body_s: seconds that a client has to send the body of a request.
         add_routes: adds routes beside SGLang's own.
 
@@ -167,45 +116,20 @@ async def serving(
 
     Cancellation: requests in flight are finished as aborted, and the port is closed.
     """
-    check_address(host, api_key)
-    connections = NewConnections(headers_s)
+    connections = Connections(headers_s)
     app = create_app(
         engine,
         api_key=api_key,
         blocking_health=blocking_health,
-        on_request=connections.spoke,
+        connections=connections,
         body_s=body_s,
         add_routes=add_routes,
     )
-    runner = _runner(app)
-    await runner.setup()
-    assert runner.server is not None
-    listener: asyncio.Server | None = None
-    try:
+    async with listening(app, connections, host=host, port=port, api_key=api_key) as url:
         try:
-            accept = partial(connections.accept, runner.server)
-            listener = await asyncio.get_running_loop().create_server(accept, host, port, backlog=1024)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        bound = listener.sockets[0].getsockname()
-        yield f"http://[{bound[0]}]:{bound[1]}" if ":" in str(bound[0]) else f"http://{bound[0]}:{bound[1]}"
-    finally:
-        if listener is not None:
-            listener.close()
-        engine.abort(abort_all=True)
-        with anyio.CancelScope(shield=True):  # waits at most _SHUTDOWN_S for handlers
-            await runner.cleanup()
-
-
-def _runner(app: web.Application) -> web.AppRunner:
-    return web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=_SHUTDOWN_S,
-        keepalive_timeout=_KEEPALIVE_S,
-        lingering_time=_SHUTDOWN_S,
-    )
+            yield url
+        finally:
+            engine.abort(abort_all=True)
 
 
 async def serve_until_stopped(

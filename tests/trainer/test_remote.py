@@ -101,8 +101,8 @@ async def _impostor(
     )
     async with (
         local_ranks([spec]) as ranks,
-        WorkerProcesses.watching(ranks) as processes,
-        RemoteTrainer.connected(processes, timeout_s, silent_s=silent_s) as trainer,
+        WorkerProcesses.watching(ranks, silent_s=silent_s) as processes,
+        RemoteTrainer.connected(processes, timeout_s) as trainer,
     ):
         yield trainer
 

@@ -10,7 +10,6 @@ Requests that need the weights follow one another. Those that send or write weig
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -31,17 +30,15 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.parallel.together import raise_named
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.channel import AnyReply, TrainerChannel
-from agentrl.trainer.worker.connection import NumberedRequest, WorkerConnection
+from agentrl.trainer.worker.connection import WorkerConnection
 from agentrl.trainer.worker.joined import attached_ranks, launched_ranks
 from agentrl.trainer.worker.packing import pack_batch, pack_sequences, split_logprobs, unpack_report
-from agentrl.trainer.worker.processes import SILENT_S, STREAM_ENDS, RankEnd, WorkerProcesses, WorkerRank
+from agentrl.trainer.worker.processes import STREAM_ENDS, RankEnd, WorkerProcesses, WorkerRank
 from agentrl.trainer.worker.protocol import SendingRequest
 from agentrl.trainer.worker.starting import ranks_with_pipes
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.types import Publication
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +61,15 @@ class RemoteTrainer:
 
     @classmethod
     @asynccontextmanager
-    async def connected(
-        cls, processes: WorkerProcesses, timeout_s: float, *, silent_s: float = SILENT_S
-    ) -> AsyncGenerator[Self]:
-        """Yield a trainer that speaks to `processes`, whose model is not loaded yet.
-
-        Args:
-            processes: of the trainer.
-            timeout_s: seconds that one call may take.
-            silent_s: seconds without a heartbeat after which a worker that should work is reported.
-        """
+    async def connected(cls, processes: WorkerProcesses, timeout_s: float) -> AsyncGenerator[Self]:
+        """Yield a trainer that speaks to `processes`, whose model is not loaded yet; a call may take `timeout_s` seconds."""
         async with task_group() as tasks:
-            trainer = cls(processes, timeout_s, silent_s=silent_s)
+            trainer = cls(processes, timeout_s)
             tasks.start_soon(trainer._connection.read)
             yield trainer
             tasks.cancel_scope.cancel()
 
-    def __init__(self, processes: WorkerProcesses, timeout_s: float, *, silent_s: float = SILENT_S) -> None:
+    def __init__(self, processes: WorkerProcesses, timeout_s: float) -> None:
         self.pid: int = processes.first.pid
         """Id of the worker process that answers."""
         self.pids: tuple[int, ...] = tuple(rank.pid for rank in processes.ranks)
@@ -93,8 +82,8 @@ class RemoteTrainer:
         """Process groups with servers, for `sync.method: distributed`."""
         self._processes = processes
         self._timeout_s = timeout_s
-        self._silent_s = silent_s
-        self._connection = WorkerConnection(processes.first.stream)
+        self._name = processes.silences.name(0)
+        self._connection = WorkerConnection(processes.first.stream, processes.silences.signs[0].note)
         self._broken: str | None = None
         self._died = False
         # Held by the call that needs the weights: the worker answers such calls one after the other.
@@ -127,7 +116,7 @@ class RemoteTrainer:
         Cancellation: the worker finishes the step; this trainer cannot be used again.
         """
         async with self.channel.stepping():
-            reply = await self._call(pack_batch(batch), protocol.Stepped, f"training on {len(batch.samples)} samples")
+            reply = await self._call(pack_batch(batch), protocol.Stepped, _training_on(len(batch.samples)))
         return unpack_report(reply)
 
     async def publish(self, version: int, directory: str) -> Publication:
@@ -226,14 +215,14 @@ class RemoteTrainer:
                 kind = TrainerDied if self._died else TrainError
                 raise kind(f"{what}: the trainer worker cannot be used again: {self._broken}; start a new one")
             try:
-                with anyio.fail_after(self._timeout_s):
-                    reply = await self._watched_exchange(numbered, what)
+                with anyio.fail_after(self._timeout_s), self._processes.silences.working(what, self._timeout_s):
+                    reply = await self._connection.exchange(numbered)
             except TimeoutError:
                 # It may be stopped. If it continued later, it would write to files that another process has taken over.
                 self._processes.kill()
                 late = f"{what} took more than {self._timeout_s:g} s (trainer.call_timeout_s), so it was killed"
                 self._died, self._broken = True, f"{late}; {await self._processes.obituary()}"
-                raise TrainerDied(f"the driver waited for the trainer worker (pid {self.pid}): {self._broken}") from None
+                raise TrainerDied(f"the driver waited for the trainer {self._name}: {self._broken}") from None
             except STREAM_ENDS:
                 self._died, self._broken = True, f"it died while {what}; {await self._processes.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}") from None
@@ -249,37 +238,6 @@ class RemoteTrainer:
         if not isinstance(reply, expected):
             raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
         return reply
-
-    async def _watched_exchange(self, request: NumberedRequest, what: str) -> protocol.WorkerReply:
-        async with task_group() as tasks:
-            tasks.start_soon(self._name_silence, what)
-            reply = await self._connection.exchange(request)
-            self._processes.silence_ended(0)
-            tasks.cancel_scope.cancel()
-        return reply
-
-    async def _name_silence(self, what: str) -> None:
-        """Log a warning when the worker gives no sign of life, and one when it does again."""
-        sign, silent = self._connection.next_sign, False
-        while True:
-            with anyio.move_on_after(self._silent_s):
-                await sign.wait()
-            if sign.is_set():  # perhaps together with the end of the wait
-                if silent:
-                    self._processes.silence_ended(0)
-                    logger.warning("the trainer worker (pid %d) gives signs of life again", self.pid)
-                sign, silent = self._connection.next_sign, False
-            elif not silent:
-                silent = True
-                self._processes.silence_began(0, anyio.current_time() - self._silent_s)
-                logger.warning(
-                    "the trainer worker (pid %d) has given no sign of life for %g s while %s: it is stopped or hangs; the "
-                    "run waits for it, at most %g s in all (trainer.call_timeout_s)",
-                    self.pid,
-                    self._silent_s,
-                    what,
-                    self._timeout_s,
-                )
 
 
 @asynccontextmanager
@@ -318,7 +276,7 @@ async def launch_trainer(
     starting = _ranks(config, cluster or ClusterConfig(), launcher or LocalLauncher(), Path(log_path))
     async with (
         starting as ranks,
-        WorkerProcesses.watching(ranks) as processes,
+        WorkerProcesses.watching(ranks, lost_s=config.collective_timeout_s if len(ranks) > 1 else None) as processes,
         RemoteTrainer.connected(processes, config.call_timeout_s) as trainer,
     ):
         setup = protocol.Setup(
@@ -361,6 +319,10 @@ def _environment(config: TrainerConfig) -> dict[str, str]:
         "OMP_NUM_THREADS": str(config.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def _training_on(samples: int) -> str:
+    return f"training on {samples} samples" if samples else "counting a step whose batch has no gradient"
 
 
 def _check_model(path: Path) -> None:

@@ -7,6 +7,7 @@ ends or is not one of frames, every request under way fails with that error, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
@@ -31,14 +32,12 @@ class NumberedRequest:
 class WorkerConnection:
     """The requests under way; `read` must run for as long as they are made."""
 
-    def __init__(self, stream: ByteStream) -> None:
-        """Speak to the worker at the other end of `stream`."""
-        self._stream = stream
+    def __init__(self, stream: ByteStream, on_sign: Callable[[], None]) -> None:
+        """Speak to the worker at the other end of `stream`; `on_sign` is called at each heartbeat and reply."""
+        self._stream, self._on_sign = stream, on_sign
         self._waiting: dict[int, NumberedRequest] = {}
         self._made = 0
         self._failure: Exception | None = None
-        self.next_sign = anyio.Event()
-        """Set, and replaced, at the next heartbeat or reply of the worker."""
         # Concurrent requests must not mix their frames.
         self._sending = anyio.Lock()
 
@@ -97,8 +96,7 @@ class WorkerConnection:
     async def _read_frame(self) -> None:
         header = await self._receive(protocol.HEADER_BYTES)
         length = protocol.body_length(header)
-        sign, self.next_sign = self.next_sign, anyio.Event()
-        sign.set()
+        self._on_sign()
         if not length:  # a heartbeat
             return
         reply = protocol.decode_reply(await self._receive(length))

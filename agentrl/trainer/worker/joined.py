@@ -123,6 +123,10 @@ class JoinedRank:
         """Return the end of its log, where a launcher of this driver has it."""
         return f"; the end of its log:\n{await self._child.log_tail()}" if self._child is not None else ""
 
+    def pulse(self) -> int | None:
+        """Return None: its process may be on another machine."""
+        return None
+
     async def dismiss(self) -> None:
         """Tell it to end by itself."""
         with suppress(*STREAM_ENDS):

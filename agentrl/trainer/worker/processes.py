@@ -1,13 +1,12 @@
 """The ranks of one trainer, as the driver sees them: which one ends or falls silent first, and the end of all.
 
 Invariant: where one rank ends, all end within `GRACE_S + KILL_S` seconds, and what is reported is the cause: a rank whose
-connection to another one breaks may be heard of before that one.
+connection to another one breaks may be heard of before that one. A rank that is silent for `lost_s` of a request ends all.
 """
 
 from __future__ import annotations
 
 import fcntl
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from anyio.abc import ByteStream
 from agentrl.concurrency import task_group
 from agentrl.errors import InvariantError
 from agentrl.trainer.worker import protocol
-
-logger = logging.getLogger(__name__)
+from agentrl.trainer.worker.silence import Followed, Silences
 
 QUIT_S = 2.0
 """Seconds that idle ranks get to end by themselves after they were dismissed."""
@@ -54,13 +52,13 @@ class RankEnd:
     """For messages, with the end of its log where the driver can read it."""
     is_cause: bool
     """Whether it was killed or its machine is gone; otherwise it ended itself, perhaps because another rank was gone."""
+    is_lost: bool = False
+    """Whether it still runs, perhaps, but gave no sign of life for too long."""
 
 
-class WorkerRank(Protocol):
+class WorkerRank(Followed, Protocol):
     """One rank."""
 
-    where: str
-    """For messages, such as `pid 123`."""
     pid: int
     """Its process id, on its own machine."""
     host: str | None
@@ -97,10 +95,18 @@ class WorkerRank(Protocol):
 class WorkerProcesses:
     """The ranks of one trainer; the first speaks to the driver."""
 
-    def __init__(self, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[WorkerRank],
+        *,
+        silent_s: float = SILENT_S,
+        lost_s: float | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
         self.ranks = ranks
+        self.silences = Silences(ranks, silent_s=silent_s, lost_s=lost_s, on_lost=self._lose)
+        """Who gives no sign of life."""
         self._grace_s = grace_s
-        self._silent_s = silent_s
         self._ended = anyio.Event()
         """Set with the first report."""
         self._died = anyio.Event()
@@ -111,8 +117,6 @@ class WorkerProcesses:
         """Set when one of them is a cause."""
         self._first_death: str | None = None
         self._ending = False
-        self._silent_since: dict[int, float] = {}
-        """Time of the last heartbeat of each rank that misses some."""
 
     @property
     def first(self) -> WorkerRank:
@@ -127,22 +131,29 @@ class WorkerProcesses:
     @classmethod
     @asynccontextmanager
     async def watching(
-        cls, ranks: Sequence[WorkerRank], *, silent_s: float = SILENT_S, grace_s: float = GRACE_S
+        cls,
+        ranks: Sequence[WorkerRank],
+        *,
+        silent_s: float = SILENT_S,
+        lost_s: float | None = None,
+        grace_s: float = GRACE_S,
     ) -> AsyncGenerator[Self]:
         """Watch `ranks`, rank 0 first, while the block runs; when one ends, all are killed.
 
         Args:
             ranks: of one trainer.
             silent_s: seconds without a heartbeat after which a rank that should give one is reported.
+            lost_s: seconds of a request without one after which all are killed because of that rank; None: never.
             grace_s: seconds after the error of one rank in which another may turn out to be its cause.
 
         Cancellation: they still run; who started them ends them.
         """
-        processes = cls(ranks, silent_s=silent_s, grace_s=grace_s)
+        processes = cls(ranks, silent_s=silent_s, lost_s=lost_s, grace_s=grace_s)
         async with task_group() as watching:
             watching.start_soon(processes._judge)
             for number in range(len(ranks)):
                 watching.start_soon(processes._watch, number)
+                watching.start_soon(processes.silences.follow, number)
                 if number:
                     watching.start_soon(processes._listen, number)
             try:
@@ -151,32 +162,21 @@ class WorkerProcesses:
                 processes._ending = True
                 watching.cancel_scope.cancel()
 
-    def name(self, number: int) -> str:
-        """Return the name of a rank for messages; empty for the only one."""
-        return f"rank {number} ({self.ranks[number].where})" if len(self.ranks) > 1 else ""
-
     async def _watch(self, number: int) -> None:
         self.report_end(number, await self.ranks[number].ended())
 
     async def _listen(self, number: int) -> None:
-        """Follow the heartbeats of a rank other than 0, and take its last words, if it sends any."""
+        """Note the heartbeats of a rank other than 0, and take its last words, if it sends any."""
         stream = self.ranks[number].stream
-        header = await _received(stream, protocol.HEADER_BYTES)  # its start may take long
-        while header is not None:
+        while (header := await _received(stream, protocol.HEADER_BYTES)) is not None:
             if length := protocol.body_length(header):
                 body = await _received(stream, min(length, protocol.MAX_LAST_WORDS))
                 self.report_end(number, RankEnd(reason=_last_words(body or b""), is_cause=False))
                 return
-            seen = anyio.current_time()
-            with anyio.move_on_after(self._silent_s) as wait:
-                header = await _received(stream, protocol.HEADER_BYTES)
-            if wait.cancelled_caught:
-                logger.warning("the trainer's %s gives no sign of life: it is stopped or hangs", self.name(number))
-                self.silence_began(number, seen)
-                header = await _received(stream, protocol.HEADER_BYTES)
-                self.silence_ended(number)
-                if header is not None:
-                    logger.warning("the trainer's %s gives signs of life again", self.name(number))
+            self.silences.signs[number].note()
+
+    def _lose(self, number: int, reason: str) -> None:
+        self.report_end(number, RankEnd(reason=reason, is_cause=True, is_lost=True))
 
     def report_end(self, number: int, end: RankEnd) -> None:
         """Take note of how a rank ends; all ranks are killed because of it, and one of the first reports is shown."""
@@ -192,28 +192,19 @@ class WorkerProcesses:
         with anyio.move_on_after(self._grace_s):
             await self._found.wait()
         number = min(self._ends, key=lambda number: _suspicion(self._ends[number]))
-        name = self.name(number)
-        self._first_death = f"{self._describe_silence(number)}{name and name + ': '}{self._ends[number].reason}"
+        self._first_death = self._describe(number)
         self._died.set()
         self.kill()
 
-    def silence_began(self, number: int, since: float) -> None:
-        """Remember that a rank has given no sign of life since a time of `anyio.current_time`."""
-        self._silent_since[number] = since
-
-    def silence_ended(self, number: int) -> None:
-        """Forget it, where it was remembered."""
-        self._silent_since.pop(number, None)
-
-    def _describe_silence(self, dead: int) -> str:
-        """Return who fell silent before rank `dead` ended: the cause, if that rank waited for it in vain."""
-        now = anyio.current_time()
-        silent = [
-            f"{self.name(number)} had given no sign of life for {now - since:.0f} s"
-            for number, since in self._silent_since.items()
-            if number != dead
-        ]
-        return f"{', '.join(silent)}: it was stopped or hung; then " if silent else ""
+    def _describe(self, number: int) -> str:
+        """Return how a rank ended; where another one had fallen silent before, that one first, which is the cause."""
+        end = self._ends[number]
+        name = self.silences.name(number) if len(self.ranks) > 1 else ""
+        if end.is_lost:
+            return f"{name} {end.reason}"
+        reason = f"{name and name + ': '}{end.reason}"
+        silent = self.silences.describe(but=number)
+        return f"{silent}; then {_in_one_line(reason)}" if silent else reason
 
     async def obituary(self) -> str:
         """Return how the rank ended that is the cause, and the end of its log.
@@ -269,6 +260,12 @@ def _suspicion(end: RankEnd) -> int:
     if end.is_cause:
         return 0
     return 2 if any(words in end.reason for words in _LOST_ANOTHER) else 1
+
+
+def _in_one_line(reason: str) -> str:
+    """Return the first and the last line, which of a log is the error itself."""
+    first, *_, last = lines if len(lines := reason.strip().splitlines()) > 1 else [reason, ""]
+    return f"{first} {last}".rstrip()
 
 
 async def _received(stream: ByteStream, count: int) -> bytes | None:

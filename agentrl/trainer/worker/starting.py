@@ -18,6 +18,7 @@ from agentrl.cluster.local import LocalChild, LocalLauncher
 from agentrl.concurrency import task_group
 from agentrl.trainer.worker.place import RankPlace
 from agentrl.trainer.worker.processes import RankEnd, rank_log
+from agentrl.trainer.worker.signs import pulse
 
 WORKER_MODULE = "agentrl.trainer.worker.process"
 
@@ -41,6 +42,10 @@ class LocalRank:
     async def log_end(self) -> str:
         """Return the end of its log."""
         return f"; the end of {self._child.spec.log_path}:\n{await self._child.log_tail()}"
+
+    def pulse(self) -> int | None:
+        """Return a number that grows while its process works."""
+        return pulse(self.pid)
 
     async def dismiss(self) -> None:
         """Close its standard input."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.servers.serve import check_address
+from agentrl.servers.listening import check_address
 
 
 @contextmanager

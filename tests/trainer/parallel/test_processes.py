@@ -25,6 +25,7 @@ from agentrl.trainer.worker.place import RankPlace
 from agentrl.trainer.worker.processes import WorkerProcesses
 from agentrl.trainer.worker.starting import local_ranks
 from agentrl.weights.disk import verify_directory
+from tests.support.cli import child_commands, children
 from tests.support.processes import until_ended
 from tests.trainer.helpers import random_batch
 
@@ -101,16 +102,45 @@ async def test_a_rank_that_is_killed_inside_a_step_is_named_and_the_other_ends(t
 
 @pytest.mark.external
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_tensor_parallel_rank_that_is_stopped_inside_a_step_is_named_within_the_timeout(
-    tmp_path: Path, checkpoint: Path
+@pytest.mark.parametrize(("kind", "rank"), [("tp", 1), ("dp", 0)])
+async def test_a_rank_that_is_stopped_inside_a_step_is_named_within_the_timeout(
+    tmp_path: Path, checkpoint: Path, kind: str, rank: int
 ) -> None:
-    fields = {"parallel": {"tp": 2}, "collective_timeout_s": 25, "call_timeout_s": 3600}
+    fields = {"parallel": {kind: 2}, "collective_timeout_s": 25, "call_timeout_s": 3600}
     async with _trainer(checkpoint, tmp_path, TrainerConfig.model_validate(fields)) as trainer:
         await trainer.step(random_batch(version=1, samples=7))
         async with task_group() as tasks:
-            tasks.start_soon(_signalled_while_steps_run, trainer.pids[1], signal.SIGSTOP)
-            with pytest.raises(TrainerDied, match=r"rank 1 \(pid \d+\) had given no sign of life for \d+ s: it was stopped"):
+            tasks.start_soon(_signalled_while_steps_run, trainer.pids[rank], signal.SIGSTOP)
+            silent = rf"rank {rank} \(pid {trainer.pids[rank]}\) had given no sign of life for \d+ s: it was stopped or hung"
+            with pytest.raises(TrainerDied, match=silent) as caught:
                 await _step_on(trainer)
+    assert len(str(caught.value).splitlines()) == 1
+    assert not any(map(_is_alive, trainer.pids))
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_is_stopped_while_it_starts_is_named_within_the_timeout(
+    tmp_path: Path, checkpoint: Path, rank: int
+) -> None:
+    fields = {"parallel": {"dp": 2}, "collective_timeout_s": 25, "call_timeout_s": 3600}
+    before = set(children(os.getpid()))
+
+    async def stop() -> None:
+        found: list[int] = []
+        while not found:
+            await anyio.sleep(0.01)
+            found = [pid for pid, line in child_commands(os.getpid()).items() if f"--rank={rank}" in line]
+        os.kill(found[0], signal.SIGSTOP)
+
+    async with task_group() as tasks:
+        tasks.start_soon(stop)
+        with pytest.raises(TrainerDied, match=rf"rank {rank} \(pid \d+\) had given no sign of life for \d+ s") as caught:
+            async with _trainer(checkpoint, tmp_path, TrainerConfig.model_validate(fields)):
+                raise AssertionError("unreachable: a rank is stopped")
+    assert len(str(caught.value).splitlines()) == 1
+    assert set(children(os.getpid())) <= before
 
 
 # Both wait at a pipe for each other; then the cause waits until the other one has ended.

@@ -1,0 +1,106 @@
+"""What every request passes before its route sees it: deadlines, the key, and the marks of a web page.
+
+Invariant: with a key no route answers without it; without one no route answers a call that a web page could have sent. No
+compressed body is read, and each body arrives in time.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import anyio
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from agentrl.servers.listening import Connections
+from agentrl.servers.loopback import names_loopback
+
+BODY_S: Final = 30.0
+"""Seconds that a client has to send the body of a request."""
+
+
+class Refusal(NamedTuple):
+    """Why no route gets to see a request."""
+
+    status: int
+    reason: str
+
+
+def guard(
+    api_key: str | None,
+    connections: Connections,
+    turn_away: Callable[[web.Request, Refusal], web.Response],
+    *,
+    body_s: float = BODY_S,
+) -> Middleware:
+    """Return the middleware that lets a request pass, with its whole body, or turns it away.
+
+    Args:
+        api_key: every request must send it as `Authorization: Bearer <key>`; None: no request needs a key.
+        connections: of the server, which learn of each request.
+        turn_away: makes the response to a refused request.
+        body_s: seconds that a client has to send the body of a request.
+    """
+    expected = None if api_key is None else b"Bearer " + api_key.encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.headers_came(request.protocol)
+        try:
+            refusal = _unwanted(request, expected)
+            if refusal is None and not await _body_came(request, body_s):
+                refusal = Refusal(408, f"the body was not complete after {body_s:g} s")
+            if refusal is not None:
+                reply = turn_away(request, refusal)
+                if refusal.status in (408, 415):
+                    reply.force_close()  # what is left of the body is not read
+                return reply
+            connections.body_came(request.protocol)
+            return await handler(request)
+        finally:
+            connections.answered(request.protocol)
+
+    return check
+
+
+def _unwanted(request: web.Request, expected: bytes | None) -> Refusal | None:
+    if expected is not None:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, expected):
+            return Refusal(401, "this server requires a key: send Authorization: Bearer <key>")
+    elif (why := _foreign(request)) is not None:
+        return Refusal(403, f"{why}; a server without a key answers programs of this machine only")
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        return Refusal(415, f"Content-Encoding {encoding!r} is not read here: send the body as it is")
+    return None
+
+
+async def _body_came(request: web.Request, seconds: float) -> bool:
+    """Return whether the whole body has come in time; the request keeps it for its handler.
+
+    Raises:
+        web.HTTPRequestEntityTooLarge: it is larger than the application reads.
+    """
+    with anyio.move_on_after(seconds) as wait:
+        await request.read()
+    return not wait.cancelled_caught
+
+
+def _foreign(request: web.Request) -> str | None:
+    """Return what shows that a web page sent the request, which needs no key; None for a program's own.
+
+    A page can send requests to this machine, but it cannot hide its origin, name another host than its own in `Host`, or
+    send JSON without the server's consent.
+    """
+    host = request.headers.get("Host", "")
+    if not names_loopback(host):
+        return f"Host {host!r} is not this machine"
+    origin = request.headers.get("Origin")
+    if origin is not None and origin != f"http://{host}":
+        return f"Origin {origin!r} is another site"
+    if request.can_read_body and request.content_type != "application/json":
+        return f"Content-Type {request.content_type!r} is not application/json"
+    return None

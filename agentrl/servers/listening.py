@@ -1,0 +1,175 @@
+"""Listening for HTTP, with deadlines for the headers of each request on each connection.
+
+Invariant: an address off loopback is listened on only with a key. A connection that has begun a request and does not finish
+its headers in time is closed; one that waits between two requests is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import anyio
+from aiohttp import web
+
+from agentrl.errors import ConfigError
+from agentrl.hosts import is_loopback
+
+HEADERS_S: Final = 10.0
+"""Seconds that a client has to send the headers of a request."""
+_SHUTDOWN_S: Final = 1.0
+_KEEPALIVE_S: Final = 300.0
+
+
+def check_address(host: str, api_key: str | None) -> None:
+    """Refuse to listen without a key on an address that other machines can reach.
+
+    Raises:
+        ConfigError: for such an address, or an empty key.
+
+    Example:
+        >>> check_address("127.0.0.1", None)
+        >>> check_address("0.0.0.0", None)
+        Traceback (most recent call last):
+        ...
+        agentrl.errors.ConfigError: host '0.0.0.0' can be reached from other machines: ...
+    """
+    if api_key == "":
+        raise ConfigError("the API key is empty: set one, or drop it and listen on 127.0.0.1")
+    if api_key is None and not is_loopback(host):
+        raise ConfigError(f"host {host!r} can be reached from other machines: set an API key, or listen on 127.0.0.1")
+
+
+class Connections:
+    """The connections of one server, each closed when the headers of a request take too long."""
+
+    def __init__(self, headers_s: float = HEADERS_S) -> None:
+        """Start with none; the headers of a request may take `headers_s`."""
+        self._headers_s = headers_s
+        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+
+    def accept(self, server: web.Server) -> asyncio.Protocol:
+        """Return the protocol of a new connection to `server`."""
+        handler = server()
+        connection = self._open[handler] = _Connection(handler, self._headers_s, partial(self._open.pop, handler, None))
+        return connection
+
+    def headers_came(self, handler: asyncio.BaseProtocol) -> None:
+        """Take note that the headers of a request on this connection are complete; its body follows."""
+        if handler in self._open:
+            self._open[handler].headers_came()
+
+    def body_came(self, handler: asyncio.BaseProtocol) -> None:
+        """Take note that the request is complete: what follows belongs to the next one."""
+        if handler in self._open:
+            self._open[handler].body_came()
+
+    def answered(self, handler: asyncio.BaseProtocol) -> None:
+        """Take note that the request has its response, so that the next one is read."""
+        if handler in self._open:
+            self._open[handler].answered()
+
+
+class _Connection(asyncio.Protocol):
+    """Hands a connection on to aiohttp's handler, and closes it when headers are late."""
+
+    def __init__(self, handler: web.RequestHandler, headers_s: float, on_lost: partial[object]) -> None:
+        self._handler, self._headers_s, self._on_lost = handler, headers_s, on_lost
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_request = self._in_body = self._next_begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._await_headers()  # of the first request, which has not begun yet
+        self._handler.connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_timer()
+        self._on_lost()
+        self._handler.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._in_request:
+            self._await_headers()
+        elif not self._in_body:
+            self._next_begun = True
+        self._handler.data_received(data)
+
+    def eof_received(self) -> None:
+        self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._handler.resume_writing()
+
+    def headers_came(self) -> None:
+        self._stop_timer()
+        self._in_request = self._in_body = True
+        self._next_begun = False
+
+    def body_came(self) -> None:
+        self._in_body = False
+
+    def answered(self) -> None:
+        self._in_request = self._in_body = False
+        if self._next_begun:
+            self._await_headers()
+
+    def _await_headers(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._headers_s, self._handler.force_close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application, connections: Connections, *, host: str, port: int, api_key: str | None
+) -> AsyncGenerator[str]:
+    """Serve `app` inside the block and yield the base URL. Needs the asyncio event loop.
+
+    Args:
+        app: its guard tells `connections` of each request.
+        connections: close what is late.
+        host: address to listen on.
+        port: 0 picks a free one.
+        api_key: that every request must carry.
+
+    Raises:
+        ConfigError: for an address off loopback without a key, or an address that cannot be bound.
+
+    Cancellation: handlers are cancelled, and the port is closed.
+    """
+    check_address(host, api_key)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_SHUTDOWN_S,
+        keepalive_timeout=_KEEPALIVE_S,
+        lingering_time=_SHUTDOWN_S,
+        auto_decompress=False,  # the guard refuses what is compressed, before anything grows
+    )
+    await runner.setup()
+    assert runner.server is not None
+    listener: asyncio.Server | None = None
+    try:
+        try:
+            accept = partial(connections.accept, runner.server)
+            listener = await asyncio.get_running_loop().create_server(accept, host, port, backlog=1024)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        bound = listener.sockets[0].getsockname()
+        yield f"http://[{bound[0]}]:{bound[1]}" if ":" in str(bound[0]) else f"http://{bound[0]}:{bound[1]}"
+    finally:
+        if listener is not None:
+            listener.close()
+        with anyio.CancelScope(shield=True):  # waits at most _SHUTDOWN_S for handlers
+            await runner.cleanup()

@@ -1,0 +1,184 @@
+"""What a sandbox server refuses: calls that a web page could send, late and compressed requests, more than it gives."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from contextlib import suppress
+
+import aiohttp
+import anyio
+import pytest
+
+from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.sandbox import SandboxConfig, open_sandbox
+from agentrl.sandbox.base import BoxSandbox
+from agentrl.sandbox.remote import open_remote
+from agentrl.sandbox.types import Limits, Program, python_program
+from agentrl.servers.sandbox import MAXIMA, main, serving_sandbox
+
+PROGRAM = {"argv": ["true"]}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"  # aiohttp knows no other
+
+
+async def _post(url: str, path: str, body: bytes | object, **headers: str) -> tuple[int, str]:
+    data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+    async with (
+        aiohttp.ClientSession(headers={**JSON, **headers}) as http,
+        http.post(url + path, data=data) as response,
+    ):
+        return response.status, str((await response.json()).get("error", ""))
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ({"Host": "evil.example"}, "Host 'evil.example' is not this machine"),
+        ({"Origin": "https://evil.example"}, "Origin 'https://evil.example' is another site"),
+        ({"Content-Type": "text/plain"}, "Content-Type 'text/plain' is not application/json"),
+    ],
+)
+async def test_without_a_key_a_web_page_starts_no_program(sandbox: BoxSandbox, headers: dict[str, str], why: str) -> None:
+    async with serving_sandbox(sandbox) as url:
+        for path, body in (("/run", PROGRAM), ("/sessions", {}), ("/sessions/x", {})):
+            status, said = await _post(url, path, body, **headers)
+            assert (status, why in said) == (403, True), said
+        assert (await _post(url, "/run", PROGRAM))[0] == 200
+        async with open_remote(url, limits=Limits(wall_s=60)) as remote:
+            assert (await remote.run(python_program("print(1)"))).text == "1"
+
+
+async def test_a_compressed_body_is_refused_before_it_grows(sandbox: BoxSandbox) -> None:
+    async with serving_sandbox(sandbox, api_key="key") as url:
+        body = gzip.compress(b" " * (64 << 20))
+        status, said = await _post(url, "/run", body, **{"Content-Encoding": "gzip", "Authorization": "Bearer key"})
+    assert (status, said) == (415, "Content-Encoding 'gzip' is not read here: send the body as it is")
+
+
+@pytest.mark.parametrize("sent", [b"POST /run HTTP/1.1\r\nHost: local", b"POST /run HTTP/1.1\r\nHost: localhost\r\n%s{"])
+async def test_a_request_that_is_never_finished_ends(sandbox: BoxSandbox, sent: bytes) -> None:
+    rest = b"Content-Type: application/json\r\nContent-Length: 400\r\n\r\n"
+    async with (
+        serving_sandbox(sandbox, headers_s=0.1, body_s=0.1) as url,
+        await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])) as stream,
+    ):
+        await stream.send(sent.replace(b"%s", rest))
+        with anyio.fail_after(60), suppress(anyio.EndOfStream):
+            while True:
+                await stream.receive()
+
+
+@pytest.mark.parametrize("name", list(dict(MAXIMA)))
+async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxSandbox, name: str) -> None:
+    most = dict(MAXIMA)[name]
+    over = dict.fromkeys([name], 86_400 if name == "wall_s" else 4096 if name == "processes" else 10**9)
+    async with serving_sandbox(sandbox) as url:
+        for path, body in (("/run", {**PROGRAM, "limits": over}), ("/sessions", {"limits": over})):
+            status, said = await _post(url, path, body)
+            assert (status, f"limits.{name}: expected at most {most:g}, the most of this server" in said) == (400, True), (
+                said
+            )
+        assert (await _post(url, "/run", {**PROGRAM, "limits": {name: most}}))[0] in (200, 503)
+
+
+async def test_a_client_learns_at_once_that_its_limits_are_over_the_servers(sandbox: BoxSandbox) -> None:
+    async with serving_sandbox(sandbox, maxima=MAXIMA.model_copy(update={"memory_mb": 256})) as url:
+        with pytest.raises(
+            ConfigError, match=r"limits.memory_mb: expected at most 256, .* \(--max memory_mb=512\), got 512"
+        ):
+            async with open_remote(url):
+                pass
+
+
+async def test_no_more_sessions_open_than_the_server_allows(sandbox: BoxSandbox) -> None:
+    limits = Limits(wall_s=60)
+    async with serving_sandbox(sandbox, max_sessions=1) as url, open_remote(url, limits=limits) as remote:
+        async with remote.session() as first:
+            status, said = await _post(url, "/sessions", {})
+            assert (status, said.partition(",")[0]) == (429, "1 sessions are open")
+            assert (await first.python("1 + 1")).text == "2"
+        async with remote.session() as second:
+            assert (await second.python("2 + 2")).text == "4"
+
+
+async def test_a_session_waits_for_one_that_ends(sandbox: BoxSandbox) -> None:
+    limits = Limits(wall_s=60)
+    async with (
+        serving_sandbox(sandbox, max_sessions=1) as url,
+        open_remote(url, limits=limits) as remote,
+        anyio.create_task_group() as tasks,
+    ):
+        opened = anyio.Event()
+
+        async def another() -> None:
+            async with remote.session() as session:
+                assert (await session.python("3 + 3")).text == "6"
+
+        async with remote.session() as first:
+            tasks.start_soon(another)
+            opened.set()
+            assert (await first.python("1 + 1")).text == "2"
+
+
+@pytest.mark.parametrize("timeout_s", ["-1", "1e9"])
+async def test_a_call_takes_no_longer_than_the_server_allows(sandbox: BoxSandbox, timeout_s: str) -> None:
+    async with serving_sandbox(sandbox) as url:
+        status, said = await _post(url, "/sessions/x", b'{"request": {}, "timeout_s": %s}' % timeout_s.encode())
+        assert (status, said.startswith("timeout_s: expected 0 to 3608")) == (400, True), said
+
+
+DEEP = b'{"request": %s, "timeout_s": 1}' % (b"[" * 200_000 + b"]" * 200_000)
+
+
+async def test_json_that_is_nested_too_deeply_is_the_callers_error(sandbox: BoxSandbox) -> None:
+    async with serving_sandbox(sandbox) as url:
+        for path in ("/run", "/sessions", "/sessions/x"):
+            assert (await _post(url, path, DEEP))[0] == 400
+        assert (await _post(url, "/run", PROGRAM))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        {"argv": ["true", *["x"] * 400_000]},
+        {"argv": ["true", "x" * 200_000]},
+        {"argv": ["true"], "environment": {"A": "x" * 5_000_000}},
+        {"argv": ["true"], "environment": {f"A{number}": "x" * 100_000 for number in range(20)}},
+    ],
+)
+async def test_a_command_that_no_kernel_starts_is_the_callers_error(sandbox: BoxSandbox, program: object) -> None:
+    async with serving_sandbox(sandbox) as url:
+        status, said = await _post(url, "/run", program)
+        assert (status, "pass the data as a file or standard input" in said) == (400, True), said
+
+
+async def test_the_longest_command_that_is_taken_runs(sandbox: BoxSandbox) -> None:
+    words = ["x" * 130_000] * 7 + ["y" * 1000] * 100
+    async with serving_sandbox(sandbox) as url, open_remote(url, limits=Limits(wall_s=60)) as remote:
+        result = await remote.run(Program(argv=("sh", "-c", "echo $#", "sh", *words)))
+        assert (result.stdout, result.stderr) == (b"107\n", b"")
+
+
+async def test_the_maxima_are_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--max", "memory=5"]) == 2
+    assert "--max memory=5: expected LIMIT=NUMBER, where LIMIT is one of wall_s, cpu_s, memory_mb" in capsys.readouterr().err
+    assert main(["--max", "memory_mb=many"]) == 2
+    assert "memory_mb" in capsys.readouterr().err
+
+
+async def test_a_pool_of_a_run_meets_a_server_that_is_full(sandbox: BoxSandbox) -> None:
+    async with (
+        serving_sandbox(sandbox, max_sessions=1) as url,
+        open_sandbox(SandboxConfig(backend="remote", url=url)) as pool,
+        pool.session(),
+    ):
+        with anyio.move_on_after(0.2) as scope:
+            async with pool.session():
+                raise EnvironmentFault("unreachable: the server has one place")
+        assert scope.cancelled_caught

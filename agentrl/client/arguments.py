@@ -6,7 +6,6 @@ names it; none is dropped silently. The sampling parameters are within the bound
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,7 +18,7 @@ from pydantic import BaseModel
 from agentrl.client.config import SamplingConfig
 from agentrl.client.structured.demand import Demand, read_demand
 from agentrl.errors import WorkflowError
-from agentrl.inference.backend import SamplingParams
+from agentrl.inference.backend import MAX_TEMPERATURE, TEMPERATURE_RULE, SamplingParams, is_temperature
 from agentrl.types import Message
 
 MessageLike: TypeAlias = Mapping[str, object] | BaseModel
@@ -221,7 +220,7 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
     seed = given.get("seed")
     return SamplingParams(
         max_new_tokens=defaults.max_tokens if limit is None else _integer("max_tokens", limit, 1),
-        temperature=_number(given, "temperature", defaults.temperature, 0.0, sys.float_info.max),
+        temperature=_temperature(_number(given, "temperature", defaults.temperature, 0.0, MAX_TEMPERATURE)),
         top_p=_top_p(_number(given, "top_p", defaults.top_p, 0.0, 1.0)),
         top_k=_top_k(given.get("top_k", -1)),
         min_p=_number(given, "min_p", 0.0, 0.0, 1.0),
@@ -240,8 +239,9 @@ def _number(given: Mapping[str, object], name: str, default: float, low: float, 
         return default
     if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
         return float(value)
-    bounds = f"at least {low:g}" if high == sys.float_info.max else f"between {low:g} and {high:g}"
-    raise WorkflowError(f"{_WHERE}: {name} must be a number {bounds}, got {type(value).__name__} {_shortened(value)}")
+    raise WorkflowError(
+        f"{_WHERE}: {name} must be a number between {low:g} and {high:g}, got {type(value).__name__} {_shortened(value)}"
+    )
 
 
 def _integer(name: str, value: object, low: int) -> int:
@@ -250,6 +250,12 @@ def _integer(name: str, value: object, low: int) -> int:
     raise WorkflowError(
         f"{_WHERE}: {name} must be an integer in {low}..2**63-1, got {type(value).__name__} {_shortened(value)}"
     )
+
+
+def _temperature(value: float) -> float:
+    if is_temperature(value):
+        return value
+    raise WorkflowError(f"{_WHERE}: temperature must be {TEMPERATURE_RULE}, got {value:g}")
 
 
 def _top_p(value: float) -> float:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentrl.configbase import Config
+from agentrl.inference.backend import MAX_TEMPERATURE, TEMPERATURE_RULE, is_temperature
 
 
 class SamplingConfig(Config):
     """The sampling arguments of a model call that does not set its own."""
 
-    temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature; training needs a positive one."""
+    temperature: float = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
+    """Sampling temperature; training needs a positive one, of at least 1e-6."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus mass. Recorded log-probs are of the untruncated distribution, so below 1 the behavior weights are biased.
 
@@ -30,3 +31,10 @@ class SamplingConfig(Config):
 
     `refuse` raises an error. `prompt` asks for them in the prompt and counts each miss as `workflow.unsupported_misses`.
     """
+
+    @field_validator("temperature")
+    @classmethod
+    def _check_temperature(cls, value: float) -> float:
+        if not is_temperature(value):
+            raise ValueError(f"expected {TEMPERATURE_RULE}, got {value:g}")
+        return value

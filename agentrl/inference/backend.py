@@ -24,6 +24,10 @@ CONTEXT_RESERVE = 6
 CONTEXT_HEADROOM = CONTEXT_RESERVE + 2
 """Tokens by which a server's context exceeds the promised one; a server ends outputs 2 tokens before its own limit."""
 
+MIN_TEMPERATURE = 1e-6
+MAX_TEMPERATURE = 100.0
+"""Bounds of a sampling temperature beside 0: logits that are divided by another one are not finite, or all alike."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -46,6 +50,19 @@ class SamplingParams:
     seed: int | None = None
     """Per-request seed; None draws from the server's generator."""
 
+
+def is_temperature(value: float) -> bool:
+    """Return whether a model can sample at this temperature.
+
+    Example:
+        >>> [is_temperature(value) for value in (0, 0.7, 1e308, 1e-300, float("nan"))]
+        [True, True, False, False, False]
+    """
+    return value == 0 or MIN_TEMPERATURE <= value <= MAX_TEMPERATURE
+
+
+TEMPERATURE_RULE = f"0 (greedy) or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+"""What `is_temperature` asks for, in words."""
 
 INT32 = np.dtype(np.int32)
 

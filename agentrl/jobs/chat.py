@@ -24,6 +24,7 @@ from rich.console import Console
 from agentrl.client import Client, EndpointClient, SamplingConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.foreign import one_line, visible
+from agentrl.inference.backend import TEMPERATURE_RULE, is_temperature
 from agentrl.inference.config import has_credentials
 from agentrl.jobs.files import write_json
 from agentrl.jobs.python.serving import serve
@@ -69,11 +70,10 @@ async def chat(options: ChatOptions, *, read: Callable[[], str] | None = None, c
 
     Cancellation: ends the answer and the server.
     """
-    if options.temperature < 0 or options.max_tokens < 1:
-        raise ConfigError(
-            "expected --temperature of at least 0 and --max-tokens of at least 1, got "
-            f"{options.temperature:g} and {options.max_tokens}"
-        )
+    if not is_temperature(options.temperature):
+        raise ConfigError(f"--temperature: expected {TEMPERATURE_RULE}, got {options.temperature:g}")
+    if options.max_tokens < 1:
+        raise ConfigError(f"--max-tokens: expected at least 1, got {options.max_tokens}")
     tools = [_load_tool(spec) for spec in options.tools]
     shown = console or Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
     async with _clients(options) as new_client:

@@ -114,7 +114,7 @@ async def test_calls_without_end_are_cut(checkpoint: Path) -> None:
         ({"endpoint": "http://u:p@127.0.0.1:9/v1", "model": "m"}, "a user or a password"),
         ({"endpoint": "http://127.0.0.1:9/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
         ({"checkpoint": Path("x"), "tools": ("os:sep",)}, "expected a function with typed parameters"),
-        ({"checkpoint": Path("x"), "max_tokens": 0}, "--max-tokens of at least 1"),
+        ({"checkpoint": Path("x"), "max_tokens": 0}, "--max-tokens: expected at least 1"),
     ],
 )
 async def test_what_cannot_be_talked_with_is_an_error_before_anything_starts(options: dict[str, Any], message: str) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentrl.errors import RequestRejected
-from agentrl.inference.backend import CONTEXT_RESERVE
+from agentrl.inference.backend import CONTEXT_RESERVE, TEMPERATURE_RULE, is_temperature
 from agentrl.servers.engine import EngineInfo, EngineRequest, EngineSampling
 from agentrl.servers.http.errors import BadBody, BadSampling, decode_body
 
@@ -112,7 +112,7 @@ def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
 def _check_ranges(sampling: EngineSampling, wanted: int | None) -> None:
     top_k, minimum = sampling.top_k, sampling.min_new_tokens
     checks: tuple[tuple[bool, str, float | None], ...] = (
-        (sampling.temperature >= 0, "temperature must be a non-negative finite number", sampling.temperature),
+        (is_temperature(sampling.temperature), f"temperature must be {TEMPERATURE_RULE}", sampling.temperature),
         (0 < sampling.top_p <= 1, "top_p must be in (0, 1]", sampling.top_p),
         (0 <= sampling.min_p <= 1, "min_p must be in [0, 1]", sampling.min_p),
         (top_k == -1 or top_k >= 1, "top_k must be -1 (disable) or at least 1", top_k),

@@ -3,6 +3,7 @@ together with a real SGLang's, in tests/conformance."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections.abc import AsyncGenerator
@@ -142,6 +143,65 @@ async def test_a_client_that_never_finishes_its_headers_is_disconnected(models: 
                 await stream.receive()
         async with session.get(url + "/model_info") as response:
             assert response.status == 200
+
+
+async def test_the_deadline_of_headers_holds_for_each_request_of_a_connection(models: list[Path]) -> None:
+    engine = EmbeddedEngine(EngineOptions(model_path=str(models[0]), max_context_tokens=2048))
+    whole, received = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", bytearray()
+    async with (
+        serving(engine, headers_s=1) as url,
+        await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])) as stream,
+    ):
+        for wait_s in (1.5, 0):  # longer than the deadline: a connection that has begun no request is kept
+            await stream.send(whole)
+            received += await stream.receive()
+            await anyio.sleep(wait_s)
+        assert received.count(b"HTTP/1.1 200 OK") == 2
+        await stream.send(whole[:20])
+        with anyio.fail_after(60), suppress(anyio.EndOfStream):
+            while True:
+                await stream.receive()
+
+
+async def test_the_next_requests_headers_may_begin_before_the_answer(models: list[Path]) -> None:
+    body = json.dumps({"input_ids": [1], "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}).encode()
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    engine = EmbeddedEngine(EngineOptions(model_path=str(models[0]), max_context_tokens=2048, turn_s=0))
+    received = bytearray()
+    async with (
+        serving(engine, headers_s=0.5) as url,
+        await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])) as stream,
+    ):
+        await stream.send(head % len(body) + body)
+        with anyio.fail_after(60):
+            while not engine.load.num_running:
+                await anyio.lowlevel.checkpoint()
+        await stream.send(head[:20])
+        with anyio.fail_after(60), suppress(anyio.EndOfStream):
+            while True:
+                received += await stream.receive()
+    assert received.startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_a_compressed_body_is_refused_before_it_grows(models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        body = gzip.compress(b" " * (300 << 20), 1)
+        for encoding in ("gzip", "deflate", "br"):
+            headers = {**JSON, "Content-Encoding": encoding}
+            async with s.session.post(s.url + "/generate", data=io.BytesIO(body), headers=headers) as response:
+                assert response.status == 415
+                assert "send the body as it is" in (await response.json())["error"]
+        assert (await s.get("/health"))[0] == 200
+
+
+@pytest.mark.parametrize("temperature", [1e308, 101, 1e-7, 1e-300, -1])
+async def test_a_temperature_that_no_float_can_divide_by_is_refused(temperature: float, models: list[Path]) -> None:
+    async with server(models[0]) as s:
+        sent = {"input_ids": [1], "sampling_params": {"temperature": temperature}}
+        status, reply = await s.post("/generate", sent)
+        assert (status, "temperature must be 0 (greedy) or 1e-06 to 100" in reply["error"]["message"]) == (400, True), reply
+        for highest in (1e-6, 100):
+            assert (await s.generate([1], 4, sampling={"temperature": highest}))["output_ids"]
 
 
 async def test_a_client_that_never_finishes_a_body_is_disconnected(models: list[Path]) -> None:

@@ -241,7 +241,7 @@ def import_user_module(name: str, field: str = "workflow") -> ModuleType:
                 f"{field}: there is no module {name!r}; looked in {here} and the installed packages"
             ) from error
         raise ConfigError(f"{field}: module {name!r} needs {error.name!r}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{field}: importing {name!r} raised {type(error).__name__}: {error}") from error
 
 

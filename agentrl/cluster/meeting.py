@@ -1,8 +1,8 @@
 """The driver's side of the meeting with processes that join over TCP: the ranks of a trainer, or one rollout worker.
 
 Invariant: only a process that proves to know the token becomes a member, each rank once. What sends anything else is
-refused without harm: at most `MAX_STRANGERS` connections are open before they have proved it, each for `GREET_S`. Every
-connection closes with the block.
+refused without harm: at most `MAX_STRANGERS` connections are open before they have proved it, each for `GREET_S`, and where
+there are more the oldest makes room, so that silent ones keep no rank out. Every connection closes with the block.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Meeting:
         self._world, self._token, self._names = world, token, members
         self._members: dict[int, tuple[Attendee, Hello]] = {}
         self._complete = anyio.Event()
-        self._num_strangers = 0
+        self._strangers: dict[anyio.CancelScope, None] = {}
+        """Of each connection that has proved nothing yet, the scope of its greeting, the oldest first."""
         self._refused = 0
         self._last_refusal = ""
 
@@ -124,8 +125,6 @@ class Meeting:
         peer = _peer(stream)
         kept = False
         try:
-            if self._num_strangers >= MAX_STRANGERS + self._world:
-                raise _RefusalError("too many connections at once", final=False)
             member, hello = await self._identify(stream)
             kept = await self._hold(member, hello)
         except _RefusalError as refusal:
@@ -142,9 +141,14 @@ class Meeting:
 
     async def _identify(self, stream: SocketStream) -> tuple[Attendee, Hello]:
         """Return who has connected, if it proves within `GREET_S` that it knows the token."""
-        self._num_strangers += 1
+        scope = anyio.CancelScope(deadline=anyio.current_time() + GREET_S)
+        if len(self._strangers) >= MAX_STRANGERS + self._world:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[scope] = None
         try:
-            with anyio.move_on_after(GREET_S):
+            with scope:
                 handshake.keep_alive(stream.extra(SocketAttribute.raw_socket))
                 nonce = handshake.new_nonce()
                 await stream.send(handshake.encode_greeting(Challenge(nonce)))
@@ -154,11 +158,12 @@ class Meeting:
                     raise _RefusalError(f"it does not know the driver's {TOKEN_VARIABLE}", final=True)
                 member = Attendee(rank=hello.rank, machine=one_line(hello.machine), pid=hello.pid, stream=stream)
                 return member, hello
-            raise _RefusalError(f"it sent no greeting within {GREET_S:g} s", final=False)
+            made_room = "" if scope in self._strangers else ", and made room for another connection"
+            raise _RefusalError(f"it sent no greeting within {GREET_S:g} s{made_room}", final=False)
         except InvariantError as error:
             raise _RefusalError(f"it does not speak the protocol of agentrl ({error})", final=True) from error
         finally:
-            self._num_strangers -= 1
+            self._strangers.pop(scope, None)
 
     async def _hold(self, member: Attendee, hello: Hello) -> bool:
         """Keep `member` until all are there, and return True; False when it goes before."""

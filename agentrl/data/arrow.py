@@ -46,19 +46,40 @@ def read_saved_dataset(folder: Path) -> Iterator[Mapping[str, Any]]:
         ConfigError: the folder holds several splits, a file of it is missing or broken, or pyarrow is not installed.
     """
     if (folder / _DICT_FILE).is_file():
-        splits = cast("list[str]", _json_file(folder / _DICT_FILE).get("splits")) or ["train"]
+        listed: object = _json_file(folder / _DICT_FILE).get("splits")
+        splits = [str(name) for name in cast("list[object]", listed)] if isinstance(listed, list) else []
+        splits = splits or ["train"]
         raise ConfigError(
             f"{folder}: this folder holds the splits {', '.join(splits)}; name one, such as {folder}/{splits[0]}"
         )
     arrow = _pyarrow("pyarrow", folder)
-    for shard in cast("list[dict[str, str]]", _json_file(folder / _STATE_FILE).get("_data_files", [])):
-        file = folder / shard["filename"]
+    for name in _shard_names(folder / _STATE_FILE):
+        file = folder / name
         try:
             with arrow.memory_map(str(file)) as mapped, arrow.ipc.open_stream(mapped) as batches:
                 for batch in batches:
                     yield from cast("list[Mapping[str, Any]]", batch.to_pylist())
         except (OSError, ValueError, arrow.ArrowException) as error:
             raise ConfigError(f"{file}: expected an Arrow stream, as datasets writes it: {error}") from error
+
+
+def _shard_names(state: Path) -> Iterator[str]:
+    """Yield the names of the files that hold the rows, in order.
+
+    Raises:
+        ConfigError: the state does not name them, or names one outside its folder.
+    """
+    shards: object = _json_file(state).get("_data_files")
+    if not isinstance(shards, list):
+        raise ConfigError(f"{state}: expected a list `_data_files`, as datasets writes it, got {type(shards).__name__}")
+    for number, shard in enumerate(cast("list[object]", shards), 1):
+        name: object = cast("dict[str, object]", shard).get("filename") if isinstance(shard, dict) else None
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ConfigError(
+                f"{state}: file {number} of `_data_files`: expected a `filename` in this folder, as datasets writes it, got "
+                f"{name!r}; save the data set again"
+            )
+        yield name
 
 
 def _json_file(file: Path) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def load_curriculum(name: str, args: Mapping[str, Any]) -> Curriculum:
             inspect.signature(found).bind([], **args)
     except ConfigError as error:
         raise ConfigError(f"tasks.curriculum: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"tasks.curriculum: {name}: {error}; check curriculum_args") from error
     if not callable(made):
         raise ConfigError(f"tasks.curriculum: an object of {name} cannot be called with the choices; give it __call__")

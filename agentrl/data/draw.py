@@ -227,7 +227,7 @@ class _Chooser:
         name = getattr(self._curriculum, "__qualname__", type(self._curriculum).__qualname__)
         try:
             weights = [float(weight) for weight in self._curriculum(tuple(self._choices))]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RunStopped(f"tasks.curriculum: {name} raised {type(error).__name__}: {error}") from error
         if len(weights) != len(self._choices):
             raise RunStopped(

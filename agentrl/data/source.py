@@ -142,7 +142,7 @@ def _call_factory(make: Callable[..., object], config: SourceConfig, where: str)
         return make(**config.factory_args)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{where}(**{dict(config.factory_args)}) raised {type(error).__name__}"
         raise ConfigError(f"{what}: {error}; check factory_args") from error
 
@@ -158,7 +158,7 @@ def _made_items(made: Iterable[object], where: str) -> Iterator[DataRecord | Tas
         except ConfigError as error:
             text = str(error)
             raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{where}: task {number} raised {type(error).__name__}: {error}") from error
         if isinstance(item, Mapping):
             fields = cast("Mapping[str, Any]", item)
@@ -235,7 +235,7 @@ class _Selection:
         except ConfigError as error:
             text = str(error)
             raise ConfigError(text if text.startswith(item.place) else f"{where}: {text}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
         if made is None or isinstance(made, Task):
             return made

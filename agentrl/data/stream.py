@@ -49,7 +49,7 @@ def stream_task(stream: TaskStream, index: int, name: str) -> Task:
     except ConfigError as error:
         text = str(error)
         raise ConfigError(text if name in text else f"{where}: {text}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
         raise ConfigError(f"{where}: expected an agentrl.Task, got {type(task).__name__}")

@@ -81,7 +81,7 @@ def _load_own(name: str) -> Tracker:
         return kind()
     except ConfigError:  # it names what is wrong
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"track: {name}() raised {type(error).__name__}: {error}; a tracker takes no arguments") from error
 
 

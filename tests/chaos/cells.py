@@ -22,6 +22,10 @@ class Fault:
     name: str
     target: Literal["trainer", "server", "driver", "child", "disk"]
     servers: int = 1
+    ranks: int = 1
+    """Processes of the trainer."""
+    rank: int = 0
+    """Which of them is struck."""
     signal: Literal["SIGKILL", "SIGSTOP"] | None = None
     disk: Literal["full", "read-only"] | None = None
     proxy: Mode | None = None
@@ -56,6 +60,19 @@ FAULTS = (
         ending="continues",
         names="trainer",
         heals_after_s=20.0,
+    ),
+    *(
+        Fault(
+            name=f"rank {rank} of two frozen",
+            target="trainer",
+            ranks=2,
+            rank=rank,
+            signal="SIGSTOP",
+            ending="ends with an error",
+            names=rf"rank {rank} \(pid \d+\)",
+            phases=("rollout", "step", "checkpoint"),
+        )
+        for rank in range(2)
     ),
     Fault(name="only server killed", target="server", signal="SIGKILL", ending="continues", names=_SERVER),
     Fault(name="only server frozen", target="server", signal="SIGSTOP", ending="continues", names=_SERVER),
@@ -109,6 +126,7 @@ CELLS = tuple(Cell(fault, phase) for fault in FAULTS for phase in fault.phases)
 SHORT = frozenset(
     {
         "trainer_killed_step",
+        "rank_0_of_two_frozen_rollout",
         "only_server_killed_publication",
         "one_of_two_servers_frozen_rollout",
         "driver_killed_checkpoint",

@@ -37,6 +37,8 @@ DISK_FAULTS = {
     "&& mount --move runs/aside runs/cell",
 }
 """Commands. The mount is read-only before the run sees it: while a file is open for writing, it could not become so."""
+COLLECTIVE_TIMEOUT_S = 20
+"""Seconds after which a frozen rank of several ends the run."""
 RUN_DEADLINE_S = 200.0
 END_DEADLINE_S = 60.0
 """Seconds in which everything that a run started has to end after its driver."""
@@ -133,7 +135,13 @@ class CellRun:
             "sampling": {"max_tokens": 24},
             "inference": inference,
             "algorithm": {"group_size": 2, "groups_per_step": 2, "max_staleness": 0},
-            "trainer": {"device": "cpu", "lr": 1e-3, "restarts": 0},
+            "trainer": {
+                "device": "cpu",
+                "lr": 1e-3,
+                "restarts": 0,
+                "parallel": {"dp": self.cell.fault.ranks},
+                "collective_timeout_s": COLLECTIVE_TIMEOUT_S,
+            },
             "engine": {"steps": STEPS, "checkpoint_every": 1, "eval_every": 1, "eval_episodes": 4},
         }
         (self.folder / "run.yaml").write_text(yaml.safe_dump(run))
@@ -215,9 +223,10 @@ class CellRun:
 
     async def _find(self, fault: Fault) -> int:
         """Return the process to strike; a server that was started again may appear a little later."""
+        wanted = [COMMANDS[fault.target]] + [f"--rank={fault.rank}"] * (fault.ranks > 1)
         with anyio.fail_after(60):
             while True:
-                found = [pid for pid, command in marked(self.cell.name) if COMMANDS[fault.target] in command]
+                found = [pid for pid, command in marked(self.cell.name) if all(word in command for word in wanted)]
                 if found:
                     return found[0]
                 await anyio.sleep(0.005)

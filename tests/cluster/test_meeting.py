@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agentrl.cluster import handshake
 from agentrl.cluster.handshake import Challenge, Hello, Refused, Signed, Welcome
 from agentrl.cluster.joining import Seat, join_driver
-from agentrl.cluster.meeting import Meeting, open_meeting
+from agentrl.cluster.meeting import MAX_STRANGERS, Meeting, open_meeting
 from agentrl.cluster.network import interface_of
 from agentrl.cluster.rank_numbers import RankNumbers, numbers_in
 from agentrl.errors import ConfigError, InvariantError, LaunchError
@@ -172,6 +172,20 @@ async def test_a_silent_stranger_delays_no_rank() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(joining_and_leaving, meeting, 0, 1)
                 assert len(await meeting.gather(60)) == 1
+
+
+async def test_more_silent_strangers_than_the_driver_keeps_delay_no_rank() -> None:
+    async with meeting_of(1) as meeting:
+        strangers = [socket.create_connection(meeting.address, timeout=60) for _ in range(MAX_STRANGERS + 20)]
+        for stranger in strangers:
+            await anyio.to_thread.run_sync(_frame, stranger)  # the driver has greeted it
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(joining_and_leaving, meeting, 0, 1)
+            assert len(await meeting.gather(60)) == 1
+        oldest = handshake.decode_greeting(await reply(strangers[0]), Refused)
+        assert (oldest.message.endswith("made room for another connection"), oldest.final) == (True, False)
+        for stranger in strangers:
+            stranger.close()
 
 
 async def test_a_rank_gives_up_on_what_is_no_driver() -> None:

@@ -131,3 +131,31 @@ def test_a_folder_with_a_saved_data_set_names_it(tmp_path: Path) -> None:
     save_dataset(tmp_path / "all" / "saved", [ROWS])
     with pytest.raises(ConfigError, match=r"the sub-folder .*all/saved is a data set that `datasets` saved; name it itself"):
         load_training(TasksConfig(path=str(tmp_path / "all")))
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({}, "expected a list `_data_files`, as datasets writes it, got NoneType"),
+        ({"_data_files": {}}, "expected a list `_data_files`, as datasets writes it, got dict"),
+        (
+            {"_data_files": [{}]},
+            "file 1 of `_data_files`: expected a `filename` in this folder, .* got None; save the data set",
+        ),
+        ({"_data_files": ["a.arrow"]}, "file 1 of `_data_files`: expected a `filename`"),
+        ({"_data_files": [{"filename": 3}]}, "got 3; save the data set again"),
+        ({"_data_files": [{"filename": "../a.arrow"}]}, "expected a `filename` in this folder, .* got '../a.arrow'"),
+        ({"_data_files": [{"filename": "a.arrow"}]}, "a.arrow: expected an Arrow stream"),
+    ],
+)
+def test_a_saved_data_set_whose_state_is_broken_is_an_error_that_names_it(tmp_path: Path, state: object, why: str) -> None:
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ConfigError, match=why):
+        list(read_rows(tmp_path))
+
+
+@pytest.mark.parametrize("splits", [{"splits": 3}, {}, {"splits": [1, 2]}])
+def test_the_splits_of_a_broken_saved_data_set_are_an_error_all_the_same(tmp_path: Path, splits: object) -> None:
+    (tmp_path / "dataset_dict.json").write_text(json.dumps(splits))
+    with pytest.raises(ConfigError, match="this folder holds the splits .*; name one"):
+        list(read_rows(tmp_path))

@@ -73,7 +73,7 @@ class _Lane:
     def _work(self) -> None:
         self._make_calls()
         if self._has_started and not self._has_finished:
-            with suppress(Exception):  # that the tracker fails is reported already
+            with suppress(BaseException):  # that the tracker fails is reported already
                 self._finish("failed")
 
     def _make_calls(self) -> None:
@@ -83,7 +83,7 @@ class _Lane:
                 return
             try:
                 call()
-            except Exception as error:  # noqa: BLE001 - a tracker is foreign code, and must not end the run
+            except BaseException as error:  # noqa: BLE001 - foreign code must not end the run, nor this thread by sys.exit
                 self._leave_out(f"{type(error).__name__}: {error}")
 
     def _leave_out(self, why: str) -> None:

@@ -14,7 +14,8 @@ import anyio
 from anyio.streams.stapled import StapledByteStream
 
 from agentrl.cluster.base import ProcessSpec
-from agentrl.cluster.local import LocalChild, LocalLauncher
+from agentrl.cluster.local import LOOPBACK, LocalChild, LocalLauncher
+from agentrl.cluster.network import interface_of
 from agentrl.concurrency import task_group
 from agentrl.trainer.worker.place import RankPlace
 from agentrl.trainer.worker.processes import RankEnd, rank_log
@@ -90,6 +91,9 @@ async def ranks_with_pipes(
     """
     # Beside the logs and not in a temporary directory, which a killed driver would leave behind.
     store = log_path.with_suffix(".ranks").absolute()
+    # The name of a machine often stands for its address in a network, and gloo would listen there.
+    loopback = interface_of(LOOPBACK)
+    environment = environment if loopback is None else {**environment, "GLOO_SOCKET_IFNAME": loopback}
     specs = [
         rank_spec(rank, log_path, RankPlace(rank=rank, world=world, store=str(store)).arguments(), environment)
         for rank in range(world)

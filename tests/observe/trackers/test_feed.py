@@ -90,6 +90,25 @@ async def test_a_tracker_that_fails_is_reported_once_and_left_out(
     assert len(lines(tmp_path / "tracked.jsonl")) == 1 + 3 * 2 + 1, "the other tracker has everything"
 
 
+class Exits(Tracker):
+    def finish(self, status: RunStatus) -> None:
+        raise SystemExit(f"finished as {status}")
+
+    def step(self, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:
+        raise SystemExit("the licence has expired")
+
+
+async def test_a_tracker_that_exits_the_program_is_left_out_like_one_that_fails(
+    tmp_path: Path, renderer: Renderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = make_feed(tmp_path, {"exits": Exits(), "jsonl": JsonlTracker()})
+    assert (await run(make_engine(tmp_path, renderer, steps=3, trackers=feed))).train_steps == 3
+    assert [record.getMessage() for record in caplog.records if "tracker" in record.getMessage()] == [
+        "tracker exits: SystemExit: the licence has expired. The run continues without it; metrics.jsonl has everything"
+    ]
+    assert len(lines(tmp_path / "tracked.jsonl")) == 1 + 3 * 2 + 1, "the other tracker has everything"
+
+
 async def test_a_tracker_that_hangs_delays_nothing_but_the_end(
     tmp_path: Path, renderer: Renderer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,7 +26,7 @@ from agentrl.trainer.worker.processes import WorkerProcesses
 from agentrl.trainer.worker.starting import local_ranks
 from agentrl.weights.disk import verify_directory
 from tests.support.cli import child_commands, children
-from tests.support.processes import until_ended
+from tests.support.processes import listening_addresses, until_ended
 from tests.trainer.helpers import random_batch
 
 _CONFIG = TrainerConfig.model_validate({"lr": 1e-3, "parallel": {"dp": 2}})
@@ -66,6 +66,8 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
     async with _trainer(checkpoint, tmp_path) as trainer:
         report = await trainer.step(random_batch(version=1, samples=7))
         assert report.skipped is None
+        for pid in trainer.pids:
+            assert listening_addresses(pid) == {"127.0.0.1"}
         publication = await trainer.publish(1, str(tmp_path / "weights"))
         assert verify_directory(Path(publication.path)) == publication
         [before] = await trainer.logprobs([ids])

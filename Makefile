@@ -71,7 +71,7 @@ test-ray: setup  ## run the tests of the Ray launcher on a cluster of three node
 test-sglang: setup sglang-install  ## run the tests that need a real SGLang, which is installed first if it is missing
 	$(BIN)/python -m pytest -m sglang tests
 
-chaos: setup  ## the fault matrix on real processes, 15 minutes; writes docs/reliability.md (CELLS=short: eight cells)
+chaos: setup  ## the fault matrix on real processes, 15 minutes; writes docs/reliability.md (CELLS=short: nine cells)
 	$(BIN)/python -m pytest tests/chaos -m "chaos$(if $(filter short,$(CELLS)), and short)" --numprocesses $(JOBS)
 	$(if $(filter short,$(CELLS)),,$(BIN)/python -m tests.chaos.table)
 

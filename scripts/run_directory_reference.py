@@ -73,6 +73,9 @@ continues. A trainer of several processes writes `model-00001-of-00002.safetenso
 | `trainer.json` | counters, the state of the run, and the digest of every file above |
 | `config.json`, `tokenizer.json`, ... | copies of those of the model |
 
+The directory is its owner's alone (mode 0700), and so is one that `engine.publish_dir` names and that is not there yet.
+`chmod -R a+rX runs/NAME` shares a run, also what it writes later: a directory that is there keeps its mode.
+
 A resumed run goes back to a checkpoint and appends a line with `"event": "resumed"` to the index. `agentrl.open_run`
 leaves out the episodes before it that run again. Times are seconds on the run's clock, which continues over a resume.
 

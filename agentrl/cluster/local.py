@@ -21,6 +21,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from agentrl.cluster.base import DRAIN_S, PORT_WORD, STOP_S, TOKEN_VARIABLE, Exit, ProcessSpec, describe_code, read_tail
 from agentrl.cluster.network import free_port
 from agentrl.errors import ConfigError, LaunchError
+from agentrl.folders import make_private
 
 LOOPBACK = "127.0.0.1"
 MAX_LINE = 65_536
@@ -166,7 +167,7 @@ def open_log(path: Path) -> BinaryIO:
         ConfigError: the file cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         log = path.open("ab")
         with suppress(OSError):  # a file system without locks
             fcntl.flock(log, fcntl.LOCK_SH)  # goes to the process with the file, and ends with it

@@ -38,7 +38,15 @@ from agentrl.engine.publications import Publications
 from agentrl.engine.publishing.publisher import WeightPublisher
 from agentrl.engine.resume import RunState
 from agentrl.engine.skipped import SkippedSteps
-from agentrl.errors import AgentRLError, InvariantError, NothingLearned, ServerError, TrainError, WeightSyncError
+from agentrl.errors import (
+    AgentRLError,
+    InvariantError,
+    NothingLearned,
+    ServerError,
+    TrainerDied,
+    TrainError,
+    WeightSyncError,
+)
 from agentrl.inference.backend import Inference, ServerSet
 from agentrl.observe.progress import Progress
 from agentrl.observe.stall import StallTimer, WaitBoard
@@ -284,10 +292,12 @@ class TrainLoop:
             await self._save_last()  # the trainer is not to blame
             raise
         except AgentRLError as error:
-            await self._finish_begun_save()
+            if self._interrupted:
+                logger.warning("the present step could not be finished: %s", error)
+            if not isinstance(error, TrainerDied):  # whose checkpoint, if one was begun, died with it
+                await self._finish_begun_save()
             if not self._interrupted:
                 raise
-            logger.warning("the present step could not be finished: %s", error)
         if self._interrupted:
             await self._save_last()
 

@@ -19,6 +19,7 @@ from agentrl.client import Client
 from agentrl.config import RunConfig
 from agentrl.data.load import load_tasks
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
+from agentrl.folders import make_private
 from agentrl.foreign import one_line
 from agentrl.jobs.evaluate import Target, check_target, play_episodes, server_logs
 from agentrl.jobs.files import check_writable
@@ -129,7 +130,7 @@ def _choose_tasks(run: RunConfig, wanted: str | None, count: int) -> tuple[Task,
 def _make_folder(output: Path) -> None:
     check_writable(output / "cassette.json", f"--output {output}")
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        make_private(output)
     except OSError as error:
         raise ConfigError(f"--output {output}: expected a directory: {error.strerror}; name another") from error
 

@@ -34,6 +34,7 @@ from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport, Totals
 from agentrl.engine.resume import RunState
 from agentrl.errors import AgentRLError, ConfigError, RunStopped, TrainerDied, TrainError
+from agentrl.folders import make_private
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.pool.pool import ServerPool
@@ -307,7 +308,7 @@ def _prepare_directory(run: RunConfig, existing: Existing, objects: RunObjects |
     try:
         if folder.exists() and existing == "replace":
             shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         (folder / "config.yaml").write_text(resolved_yaml(run))
         (folder / "plan.txt").write_text(describe_plan(run) + "\n")
         record_split(run, step)

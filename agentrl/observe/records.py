@@ -15,6 +15,7 @@ from typing import cast
 import orjson
 
 from agentrl.errors import RunStopped
+from agentrl.folders import make_private
 
 _BLOCK_BYTES = 65536
 _MAX_DEPTH = 200
@@ -63,7 +64,7 @@ class JsonLines:
         """
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             if path.is_file():
                 os.truncate(path, _whole_lines(path))
             self._file = path.open("ab", buffering=0)

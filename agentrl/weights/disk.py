@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import TrainError, WeightSyncError
+from agentrl.folders import make_private
 from agentrl.weights.tensors import WEIGHTS_FILE, RawTensor, model_checksum, read_safetensors, write_safetensors
 from agentrl.weights.types import Publication
 
@@ -70,7 +71,8 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
         if replaced.exists() and not final.exists():
             replaced.rename(final)  # a writer was killed between the two renames of `_swap`
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        make_private(final.parent)
+        partial.mkdir()
         yield partial
         if durable:
             for path in [*partial.iterdir(), partial]:

@@ -157,5 +157,5 @@ def test_a_saved_data_set_whose_state_is_broken_is_an_error_that_names_it(tmp_pa
 @pytest.mark.parametrize("splits", [{"splits": 3}, {}, {"splits": [1, 2]}])
 def test_the_splits_of_a_broken_saved_data_set_are_an_error_all_the_same(tmp_path: Path, splits: object) -> None:
     (tmp_path / "dataset_dict.json").write_text(json.dumps(splits))
-    with pytest.raises(ConfigError, match="this folder holds the splits .*; name one"):
+    with pytest.raises(ConfigError, match=r"this folder holds the splits .*; name one"):
         list(read_rows(tmp_path))

@@ -13,10 +13,10 @@ from agentrl.client import Client
 from agentrl.data.digest import TaskDigest
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.resume import RunState
-from agentrl.errors import ConfigError, TrainError, WeightSyncError
+from agentrl.errors import ConfigError, TrainerDied, TrainError, WeightSyncError
 from agentrl.runs.reading import read_index, read_metrics
 from agentrl.tokens.renderer import Renderer
-from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
 from agentrl.weights.types import Publication
@@ -238,3 +238,26 @@ async def test_a_checkpoint_that_cannot_be_written_ends_the_run_by_name(tmp_path
         await run(make_engine(tmp_path, renderer, trainer=trainer, steps=4, engine={"checkpoint_every": 1}))
     assert saved_steps(trainer) == [1]
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl", "checkpoint")] == [1]
+
+
+async def test_the_death_of_the_trainer_is_told_once_and_nothing_is_asked_of_a_dead_one(
+    tmp_path: Path, renderer: Renderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Dying(ScriptedTrainer):
+        dead = False
+
+        async def step(self, batch: TrainBatch) -> StepReport:
+            if len(self.batches) == 1:
+                self.dead = True
+                raise TrainerDied("the worker died while training")
+            return await super().step(batch)
+
+        async def finish_save(self, *, wait: bool) -> SaveReport | None:
+            if self.dead:
+                raise TrainerDied("the worker cannot be used again")
+            return await super().finish_save(wait=wait)
+
+    trainer = Dying(hold_saves={0: anyio.Event()})
+    with pytest.raises(TrainerDied, match="the worker died while training"):
+        await run(make_engine(tmp_path, renderer, trainer=trainer, steps=3, engine={"checkpoint_every": 1}))
+    assert "could not be saved" not in caplog.text

@@ -18,6 +18,7 @@ import numpy as np
 
 from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
 from agentrl.errors import WeightSyncError
+from agentrl.folders import make_private
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
 from agentrl.trainer.base import SaveReport, Trainer
 from agentrl.weights.disk import WEIGHTS_FILE, prune
@@ -169,7 +170,7 @@ class WeightPublisher:
         Cancellation: the checkpoint is whole or absent.
         """
         path = self._checkpoints / f"step-{step:06d}"
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        make_private(self._checkpoints)
         await self._trainer.save(str(path), note)
         return path
 

@@ -100,8 +100,8 @@ class SandboxService:
         self, api_key: str | None = None, connections: Connections | None = None, *, body_s: float = BODY_S
     ) -> web.Application:
         """Return the routes, behind the guard of `agentrl.servers.http.guard`."""
-        check = guard(api_key, connections or Connections(), _turned_away, body_s=body_s)
-        app = web.Application(middlewares=[_errors_as_json, check], client_max_size=_MAX_BODY)
+        check = guard(api_key, connections or Connections(), _turned_away_as_json, body_s=body_s)
+        app = web.Application(middlewares=[_refused_as_json, check], client_max_size=_MAX_BODY)
         app.router.add_get("/health", self._health)
         app.router.add_post("/run", self._run)
         app.router.add_post("/sessions", self._open)
@@ -256,7 +256,7 @@ async def serving_sandbox(
 
 
 @web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _refused_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except (ConfigError, ValidationError, RequestRejected, ValueError) as error:
@@ -267,7 +267,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return _refusal(error.status, error.reason)
 
 
-def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
+def _turned_away_as_json(request: web.Request, refused: Refusal) -> web.Response:
     del request
     return _refusal(refused.status, refused.reason)
 

@@ -31,7 +31,7 @@ class Followed(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Request:
+class _RequestUnderWay:
     what: str
     timeout_s: float
 
@@ -62,7 +62,7 @@ class Silences:
         self._lost_s = lost_s
         self._since: dict[int, float] = {}
         """Of each silent rank, the time of its last sign."""
-        self._requests: list[_Request] = []
+        self._requests: list[_RequestUnderWay] = []
         """Those under way, the oldest first."""
         self._work_began = anyio.Event()
 
@@ -74,7 +74,7 @@ class Silences:
     @contextmanager
     def working(self, what: str, timeout_s: float) -> Generator[None]:
         """Mark the block as a request to the ranks, for which they have `timeout_s` seconds."""
-        request = _Request(what=what, timeout_s=timeout_s)
+        request = _RequestUnderWay(what=what, timeout_s=timeout_s)
         self._requests.append(request)
         self._work_began.set()
         try:

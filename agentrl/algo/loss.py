@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from agentrl.algo.breakdown import BREAKDOWN_SUMS, breakdown_figures, breakdown_sums
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
 
@@ -62,7 +63,7 @@ class LossOutput(NamedTuple):
     metrics: LossMetrics
 
 
-SUMS = (
+_TOTALS = (
     "tokens",
     "loss",
     "k1",
@@ -83,6 +84,7 @@ SUMS = (
     "interrupted_fresh_difference",
     "weighted_surprise",
 )
+SUMS = (*_TOTALS, *BREAKDOWN_SUMS)
 """The names of the entries of `LossMetrics.sums`."""
 MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
 """The names of the entries of `LossMetrics.maxima`."""
@@ -136,6 +138,8 @@ def decoupled_ppo_loss(
     config: AlgorithmConfig,
     fresh: Tensor | None = None,
     interrupted: Tensor | None = None,
+    ages: Tensor | None = None,
+    turns: Tensor | None = None,
 ) -> LossOutput:
     """Return the loss of one microbatch and its diagnostics; call backward on each, and step once per minibatch.
 
@@ -150,12 +154,14 @@ def decoupled_ppo_loss(
         fresh: [..] bool, True for tokens sampled by the proximal policy (the token's version is the trainer's); their two
             log-probs should be equal, and `max_logprob_difference` is their largest difference.
         interrupted: [..] bool, True for tokens before which the weights had changed within their model call.
+        ages: [..] int, versions between the policy that sampled the token and the trainer's; for the figures by age.
+        turns: [..] int, number of the token's turn in its episode, from 0; for the figures by turn.
 
     Raises:
         InvariantError: when shapes differ, or N is less than 1.
     """
     given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
-    optional = {"fresh": fresh, "interrupted": interrupted}
+    optional = {"fresh": fresh, "interrupted": interrupted, "ages": ages, "turns": turns}
     given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     _check_shapes(current_logprobs, given, num_loss_tokens)
     # Unselected values become 0 before any arithmetic: 0 * NaN is NaN, and so is its gradient.
@@ -171,7 +177,8 @@ def decoupled_ppo_loss(
         sides = _sides(ratio, advantages, loss_mask, weights.over, config)
         flags = _flags(loss_mask, fresh, interrupted)
         surprise = {"weighted_surprise": weights.raw * -proximal}
-        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, sides | surprise | flags, loss)
+        more = sides | surprise | flags
+        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, more, loss, ages=ages, turns=turns)
     return LossOutput(loss=loss, metrics=metrics)
 
 
@@ -194,6 +201,8 @@ def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     `mean_interrupted_difference`, `max_interrupted_difference`: the difference as above, over those that are fresh as well;
     `entropy`: of the proximal policy, nats per token, estimated from the tokens that the behavior policy sampled: the mean
     of -proximal weighted by w, because E_behavior[w * -log proximal] is the entropy (importance sampling, self-normalized).
+    `..._by_age.AGE` and `entropy_by_turn.TURN`: the same over the tokens of one age or turn, where it has any
+    (`agentrl.algo.breakdown`); clip and cap fractions are of the tokens with an advantage of either sign.
     A mean over no tokens is 0.
     """
     if not metrics:
@@ -231,7 +240,7 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
         if sums[which]:
             combined[f"mean_{name}_difference"] = mean(f"{which}_difference", which)
             combined[f"max_{name}_difference"] = maxima[f"{which}_difference"]
-    return combined
+    return combined | breakdown_figures(sums)
 
 
 def _sides(ratio: Tensor, advantages: Tensor, mask: Tensor, over: Tensor, config: AlgorithmConfig) -> dict[str, Tensor]:
@@ -254,7 +263,15 @@ def _flags(mask: Tensor, fresh: Tensor | None, interrupted: Tensor | None) -> di
 
 
 def _measure(
-    mask: Tensor, log_weight: Tensor, weight: Tensor, ratio: Tensor, more: dict[str, Tensor], loss: Tensor
+    mask: Tensor,
+    log_weight: Tensor,
+    weight: Tensor,
+    ratio: Tensor,
+    more: dict[str, Tensor],
+    loss: Tensor,
+    *,
+    ages: Tensor | None,
+    turns: Tensor | None,
 ) -> LossMetrics:
     difference = log_weight.abs()
     terms = {
@@ -272,7 +289,7 @@ def _measure(
     totals = {name: term.sum(dtype=torch.float64) for name, term in terms.items()} | {"loss": loss.double()}
     peaks = {"ratio": ratio * mask} | {name: terms[name] for name in MAXIMA if name != "ratio"}
     return LossMetrics(
-        sums=torch.stack([totals.get(name, zero) for name in SUMS]),
+        sums=torch.cat([torch.stack([totals[name] for name in _TOTALS]), breakdown_sums(terms, ages, turns)]),
         maxima=torch.stack([peaks[name].amax().double() if mask.numel() else zero for name in MAXIMA]),
     )
 

@@ -116,6 +116,16 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("trainer.loss", "loss", "mean over the optimizer steps"),
         ("trainer.grad_norm", "norm", "of the gradient before clipping, mean over the optimizer steps"),
+        (
+            "trainer.grad_norm_by_minibatch.NUMBER",
+            "norm",
+            "the same of each optimizer step of the batch, numbered from 1",
+        ),
+        (
+            "trainer.update_to_weight_ratio",
+            "ratio",
+            "L2 norm of the change of all weights in the last optimizer step, over the norm of the weights",
+        ),
         ("trainer.lr", "rate", "learning rate of the last optimizer step"),
         ("trainer.optimizer_steps", "steps", "optimizer steps taken"),
         ("trainer.bad_minibatches", "minibatches", "left out because loss or gradient was not finite"),
@@ -150,6 +160,21 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "nats per token",
             "of the proximal policy, estimated from the trained tokens by importance weights",
         ),
+        (
+            "trainer.entropy_by_turn.TURN",
+            "nats per token",
+            "the same over the tokens of one turn of the episodes, numbered from 0: `0` to `3`, `4_to_7`, `8_to_15`, `16_up`",
+        ),
+        (
+            "trainer.loss_tokens_by_age.AGE",
+            "tokens",
+            "trained tokens of one age, the versions between sampling and training: `0` to `3`, `4_to_7`, `8_up`; of the "
+            "branches that have a gradient",
+        ),
+        ("trainer.effective_sample_size_by_age.AGE", "share", "as `effective_sample_size`, over these tokens"),
+        ("trainer.behavior_log_weight_mean_by_age.AGE", "nats", "as `behavior_log_weight_mean`, over these tokens"),
+        ("trainer.clip_fraction_by_age.AGE", "share", "of these tokens, those with an advantage: no gradient after clipping"),
+        ("trainer.cap_fraction_by_age.AGE", "share", "of these tokens, those with an advantage: w is above the cap"),
         ("trainer.num_fresh_tokens", "tokens", "trained tokens that the present version sampled"),
         (
             "trainer.mean_logprob_difference",

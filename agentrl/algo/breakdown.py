@@ -8,6 +8,7 @@ versions between the policy that sampled it and the one that is trained.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -28,7 +29,7 @@ def bucket_labels(starts: Sequence[int]) -> tuple[str, ...]:
     """
     inner = (
         f"{start}" if end == start + 1 else f"{start}_to_{end - 1}"
-        for start, end in zip(starts[:-1], starts[1:], strict=True)
+        for start, end in itertools.pairwise(starts)
     )
     return (*inner, f"{starts[-1]}_up")
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.engine.diagnostics import advantage_metrics, task_outcomes, uniform_outcome
 from agentrl.errors import StaleDataError
 from agentrl.observe.episode_record import trained_record
 from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics
 from agentrl.tokens.verify import verify
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
-from agentrl.types import Float32Array, Group, Int32Array, Sample
+from agentrl.types import Float32Array, Group, Int32Array, Sample, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +53,15 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
     episode_ids: list[str] = []
     staleness: list[Int32Array] = []
     masked = zero_variance = 0
+    uniform = {"right": 0, "wrong": 0}
+    by_turn: list[tuple[Trajectory, Sequence[float]]] = []
     for group in groups:
         branches = [verify(episode) for episode in group.episodes]
         estimate = advantages(group, algorithm)
         zero_variance += estimate.zero_variance
+        if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
+            uniform[outcome] += 1
+        by_turn += zip(group.episodes, [values.tolist() for values in estimate.per_turn], strict=True)
         for episode, episode_branches, per_turn in zip(group.episodes, branches, estimate.per_turn, strict=True):
             for branch in episode_branches:
                 sample, over_age = _within_bound(branch, group, version, algorithm)
@@ -72,8 +78,11 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
             **episode_metrics(episodes),
             **staleness_metrics(ages),
             **history_counts(episodes),
+            **task_outcomes(group.episodes for group in groups),
+            **advantage_metrics(by_turn),
             "groups": len(groups),
             "zero_variance_groups": zero_variance,
+            **{f"zero_variance_groups_by_outcome.{outcome}": count for outcome, count in uniform.items()},
             "signal_share": 1 - zero_variance / len(groups) if groups else 0.0,
             "loss_tokens": len(ages),
             "masked_tokens": masked,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -104,7 +105,7 @@ def test_the_figures_do_not_depend_on_how_a_batch_is_cut_and_ordered(seed: int, 
         decoupled_ppo_loss(
             **{name: values[order][begin:end] for name, values in columns.items()}, num_loss_tokens=48, config=CONFIG
         )
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True)
+        for begin, end in itertools.pairwise(bounds)
     ]
     figures = combine([whole.metrics])
     assert combine([part.metrics for part in parts]) == pytest.approx(figures, rel=1e-12, abs=1e-15)

@@ -19,6 +19,7 @@ was sampled with.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -26,7 +27,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.algo.breakdown import BREAKDOWN_SUMS, breakdown_figures, breakdown_sums
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
 
@@ -84,7 +84,29 @@ _TOTALS = (
     "interrupted_fresh_difference",
     "weighted_surprise",
 )
-SUMS = (*_TOTALS, *BREAKDOWN_SUMS)
+_AGE_STARTS = (0, 1, 2, 3, 4, 8)
+_TURN_STARTS = (0, 1, 2, 3, 4, 8, 16)
+_AGE_TERMS = ("tokens", "weight", "weight_squared", "difference", "signed", "clipped", "capped")
+_TURN_TERMS = ("weight", "weighted_surprise")
+
+
+def bucket_labels(starts: Sequence[int]) -> tuple[str, ...]:
+    """Return a name for each bucket; each begins at its number and ends before the next.
+
+    Example:
+        >>> bucket_labels((0, 1, 2, 4, 8))
+        ('0', '1', '2_to_3', '4_to_7', '8_up')
+    """
+    inner = (f"{start}" if end == start + 1 else f"{start}_to_{end - 1}" for start, end in itertools.pairwise(starts))
+    return (*inner, f"{starts[-1]}_up")
+
+
+AGES, TURNS = bucket_labels(_AGE_STARTS), bucket_labels(_TURN_STARTS)
+_BREAKDOWN = (
+    *(f"{term}_by_age.{label}" for term in _AGE_TERMS for label in AGES),
+    *(f"{term}_by_turn.{label}" for term in _TURN_TERMS for label in TURNS),
+)
+SUMS = (*_TOTALS, *_BREAKDOWN)
 """The names of the entries of `LossMetrics.sums`."""
 MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
 """The names of the entries of `LossMetrics.maxima`."""
@@ -202,7 +224,7 @@ def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     `entropy`: of the proximal policy, nats per token, estimated from the tokens that the behavior policy sampled: the mean
     of -proximal weighted by w, because E_behavior[w * -log proximal] is the entropy (importance sampling, self-normalized).
     `..._by_age.AGE` and `entropy_by_turn.TURN`: the same over the tokens of one age or turn, where it has any
-    (`agentrl.algo.breakdown`); clip and cap fractions are of the tokens with an advantage of either sign.
+    (`AGES`, `TURNS`); clip and cap fractions are of the tokens with an advantage of either sign.
     A mean over no tokens is 0.
     """
     if not metrics:
@@ -240,7 +262,7 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
         if sums[which]:
             combined[f"mean_{name}_difference"] = mean(f"{which}_difference", which)
             combined[f"max_{name}_difference"] = maxima[f"{which}_difference"]
-    return combined | breakdown_figures(sums)
+    return combined | _breakdown_figures(sums)
 
 
 def _sides(ratio: Tensor, advantages: Tensor, mask: Tensor, over: Tensor, config: AlgorithmConfig) -> dict[str, Tensor]:
@@ -289,9 +311,55 @@ def _measure(
     totals = {name: term.sum(dtype=torch.float64) for name, term in terms.items()} | {"loss": loss.double()}
     peaks = {"ratio": ratio * mask} | {name: terms[name] for name in MAXIMA if name != "ratio"}
     return LossMetrics(
-        sums=torch.cat([torch.stack([totals[name] for name in _TOTALS]), breakdown_sums(terms, ages, turns)]),
+        sums=torch.cat([torch.stack([totals[name] for name in _TOTALS]), _breakdown_sums(terms, ages, turns)]),
         maxima=torch.stack([peaks[name].amax().double() if mask.numel() else zero for name in MAXIMA]),
     )
+
+
+def _breakdown_sums(terms: Mapping[str, Tensor], ages: Tensor | None, turns: Tensor | None) -> Tensor:
+    """Return [len(_BREAKDOWN)] float64; 0 for what is not given.
+
+    Args:
+        terms: [..] each, 0 outside the loss mask: the terms of `agentrl.algo.loss` by name.
+        ages: [..] int, versions behind, at least 0.
+        turns: [..] int, number of the turn in its episode, from 0.
+    """
+    sides = {"signed": terms["positive"] | terms["negative"]}
+    sides |= {name: terms[f"{name}_positive"] | terms[f"{name}_negative"] for name in ("clipped", "capped")}
+    by_age = _bucket_sums({**terms, **sides}, _AGE_TERMS, ages, _AGE_STARTS)
+    return torch.cat([by_age, _bucket_sums(terms, _TURN_TERMS, turns, _TURN_STARTS)])
+
+
+def _breakdown_figures(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures of each age and turn that has tokens, from the sums by name."""
+    figures: dict[str, float] = {}
+    for label in AGES:
+        tokens, weight, squared, difference, signed, clipped, capped = (
+            sums[f"{term}_by_age.{label}"] for term in _AGE_TERMS
+        )
+        if tokens:
+            figures[f"loss_tokens_by_age.{label}"] = tokens
+            figures[f"effective_sample_size_by_age.{label}"] = weight**2 / (tokens * squared) if squared else 0.0
+            figures[f"behavior_log_weight_mean_by_age.{label}"] = difference / tokens
+        if signed:
+            figures[f"clip_fraction_by_age.{label}"] = clipped / signed
+            figures[f"cap_fraction_by_age.{label}"] = capped / signed
+    for label in TURNS:
+        weight, surprise = (sums[f"{term}_by_turn.{label}"] for term in _TURN_TERMS)
+        if weight:
+            figures[f"entropy_by_turn.{label}"] = surprise / weight
+    return figures
+
+
+def _bucket_sums(terms: Mapping[str, Tensor], names: Sequence[str], numbers: Tensor | None, starts: Sequence[int]) -> Tensor:
+    """Return the sum of each term in each bucket, [len(names) * len(starts)] float64."""
+    device = terms["tokens"].device
+    if numbers is None:
+        return torch.zeros(len(names) * len(starts), dtype=torch.float64, device=device)
+    bounds = torch.tensor(starts, device=device)
+    bucket = torch.bucketize(numbers.reshape(-1).long(), bounds, right=True) - 1
+    members = (bucket[:, None] == torch.arange(len(starts), device=device)).double()
+    return (torch.stack([terms[name].reshape(-1).double() for name in names]) @ members).reshape(-1)
 
 
 def _selected(values: Tensor, mask: Tensor) -> Tensor:

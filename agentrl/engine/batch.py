@@ -14,13 +14,12 @@ import numpy as np
 
 from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.engine.diagnostics import advantage_metrics, task_outcomes, uniform_outcome
 from agentrl.errors import StaleDataError
 from agentrl.observe.episode_record import trained_record
-from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics
+from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics, uniform_outcome
 from agentrl.tokens.verify import verify
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
-from agentrl.types import Float32Array, Group, Int32Array, Sample, Trajectory
+from agentrl.types import Float32Array, Group, Int32Array, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +37,8 @@ class PreparedBatch:
     """Why a step on this batch cannot change the weights; None when it can."""
     episode_ids: tuple[str, ...] = ()
     """The episode of each sample of `batch`."""
+    advantages: tuple[tuple[float, ...], ...] = ()
+    """The advantage of each turn of each episode, in the order of the groups."""
 
 
 def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
@@ -54,14 +55,14 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
     staleness: list[Int32Array] = []
     masked = zero_variance = 0
     uniform = {"right": 0, "wrong": 0}
-    by_turn: list[tuple[Trajectory, Sequence[float]]] = []
+    by_turn: list[tuple[float, ...]] = []
     for group in groups:
         branches = [verify(episode) for episode in group.episodes]
         estimate = advantages(group, algorithm)
         zero_variance += estimate.zero_variance
         if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
             uniform[outcome] += 1
-        by_turn += zip(group.episodes, [values.tolist() for values in estimate.per_turn], strict=True)
+        by_turn += [tuple(values.tolist()) for values in estimate.per_turn]
         for episode, episode_branches, per_turn in zip(group.episodes, branches, estimate.per_turn, strict=True):
             for branch in episode_branches:
                 sample, over_age = _within_bound(branch, group, version, algorithm)
@@ -78,8 +79,6 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
             **episode_metrics(episodes),
             **staleness_metrics(ages),
             **history_counts(episodes),
-            **task_outcomes(group.episodes for group in groups),
-            **advantage_metrics(by_turn),
             "groups": len(groups),
             "zero_variance_groups": zero_variance,
             **{f"zero_variance_groups_by_outcome.{outcome}": count for outcome, count in uniform.items()},
@@ -91,6 +90,7 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
         masked_tokens=masked,
         skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) else None,
         episode_ids=tuple(episode_ids),
+        advantages=tuple(by_turn),
     )
 
 

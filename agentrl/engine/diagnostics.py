@@ -71,22 +71,17 @@ def task_outcomes(groups: Iterable[Sequence[Trajectory]]) -> dict[str, float]:
     return found | ({"majority_rate": float(np.mean(votes))} if votes else {})
 
 
-def uniform_outcome(episodes: Sequence[Trajectory]) -> str | None:
-    """Return `right` where all episodes succeeded, `wrong` where none did; else None."""
-    verdicts = set(map(is_success, episodes))
-    return None if len(verdicts) != 1 else "right" if verdicts == {True} else "wrong"
-
-
-def advantage_metrics(advantages: Iterable[tuple[Trajectory, Sequence[float]]]) -> dict[str, float]:
+def advantage_metrics(episodes: Iterable[Trajectory], advantages: Iterable[Sequence[float]]) -> dict[str, float]:
     """Return mean, standard deviation and share above 0 of the turns' advantages, of all and by role and player.
 
     Args:
-        advantages: episodes with the advantage of each turn. Turns at temperature 0 are never trained, and left out.
+        episodes: of the batch. Turns at temperature 0 are never trained, and left out.
+        advantages: of each turn of each episode.
     """
     every: list[float] = []
     roles: list[_Named] = []
     players: list[_Named] = []
-    for episode, values in advantages:
+    for episode, values in zip(episodes, advantages, strict=True):
         for turn, value in zip(episode.turns, values, strict=True):
             if turn.temperature > 0:
                 every.append(float(value))

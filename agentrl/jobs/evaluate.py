@@ -85,7 +85,7 @@ async def evaluate_target(
         report = await play_episodes(run, target, key, logs, workflow, tasks, count, greedy)
         _show(report)
         values = {"run": run.name, "target": _name(run, target), **_values(report)}
-        values |= {} if samples is None else {"samples": _samples(report)}
+        values |= {} if samples is None else {"samples": _samples_by_task(report)}
         unsaved = "" if output is None else _save(output, values)
         if unsaved and report.failed:
             print(unsaved, file=sys.stderr)  # now, because `_report_failures` may raise
@@ -235,7 +235,7 @@ def _values(report: EvalReport) -> dict[str, Any]:
     return {**report.metrics(), "first_failure": failure}
 
 
-def _samples(report: EvalReport) -> list[dict[str, Any]]:
+def _samples_by_task(report: EvalReport) -> list[dict[str, Any]]:
     """Return, for each task, its episodes: whether each succeeded (null where it failed), and its answer."""
     return [
         {

@@ -74,6 +74,12 @@ def is_truncated(episode: Trajectory) -> bool:
     return episode.stop_reason in _LIMITS or any(turn.stop_reason == StopReason.LENGTH for turn in episode.turns)
 
 
+def uniform_outcome(episodes: Sequence[Trajectory]) -> str | None:
+    """Return `right` where all episodes succeeded, `wrong` where none did; else None."""
+    verdicts = set(map(is_success, episodes))
+    return None if len(verdicts) != 1 else "right" if verdicts == {True} else "wrong"
+
+
 def _reward_parts(done: Sequence[Trajectory]) -> dict[str, float]:
     """Return the mean of each part of the return; an episode without a part counts as 0."""
     sums: dict[str, float] = defaultdict(float)

@@ -81,8 +81,8 @@ def stored_trajectory(record: bytes) -> Trajectory:
         stop_reason=StopReason(found.stop_reason),
         final_reward=found.final_reward,
         failure=failure and EpisodeFailure(kind=failure.kind, message=failure.message, traceback=failure.traceback),
-        metrics=_numbers(found.metrics),
-        reward_parts=_numbers(found.reward_parts or {}),
+        metrics=_restored_numbers(found.metrics),
+        reward_parts=_restored_numbers(found.reward_parts or {}),
         answer=found.answer,
         task=None if found.task is None else Task(id=found.task_id, data=found.task),
         started_s=found.started_s,
@@ -90,7 +90,7 @@ def stored_trajectory(record: bytes) -> Trajectory:
     )
 
 
-def _numbers(found: Mapping[str, float | None]) -> dict[str, float]:
+def _restored_numbers(found: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float("nan") if value is None else value for name, value in found.items()}
 
 

@@ -84,7 +84,7 @@ def update_to_weight_ratio(optimizer: torch.optim.AdamW) -> float:
     for group in optimizer.param_groups:
         for weight in group["params"]:
             state = optimizer.state.get(weight, {})
-            pieces = local_part(weight).reshape(-1).split(_PIECE)
+            pieces = _local_pieces(weight)
             weights.append(weight)
             sizes.append(torch.stack([piece.float().square().sum() for piece in pieces]).sum())
             changes.append(_squared_change(pieces, state, group) if state else torch.zeros_like(sizes[-1]))
@@ -95,13 +95,19 @@ def update_to_weight_ratio(optimizer: torch.optim.AdamW) -> float:
 def _squared_change(pieces: Sequence[Tensor], state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Tensor:
     """Return the sum of squares of the last AdamW change of the local part of one tensor."""
     first, second = group["betas"]
-    mean, square = (local_part(state[name]).reshape(-1).split(_PIECE) for name in ("exp_avg", "exp_avg_sq"))
-    step, lr, decay = local_part(state["step"]), group["lr"], group["lr"] * group["weight_decay"]
+    mean, square = (_local_pieces(state[name]) for name in ("exp_avg", "exp_avg_sq"))
+    step, lr, decay = state["step"], group["lr"], group["lr"] * group["weight_decay"]
     total: list[Tensor] = []
     for weight, m, v in zip(pieces, mean, square, strict=True):
         move = lr / (1 - first**step) * m / ((v / (1 - second**step)).sqrt() + group["eps"])
         total.append(((move + decay * weight) / (1 - decay)).float().square().sum())
     return torch.stack(total).sum()
+
+
+def _local_pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Return the local part of `tensor`, at most `_PIECE` elements at a time."""
+    part = local_part(tensor) if isinstance(tensor, DTensor) else tensor
+    return part.reshape(-1).split(_PIECE)
 
 
 def _global_norm(tensors: Iterable[Tensor], squares: Iterable[Tensor]) -> Tensor:

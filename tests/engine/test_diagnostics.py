@@ -63,7 +63,9 @@ def test_tasks_that_were_played_once_have_no_outcomes(groups: list[list[Trajecto
         ([(None, 1.0)], None),
     ],
 )
-def test_a_majority_is_right_where_its_answer_is(answers: Sequence[tuple[str | None, float]], expected: float | None) -> None:
+def test_a_majority_is_right_where_its_answer_is(
+    answers: Sequence[tuple[str | None, float]], expected: float | None
+) -> None:
     assert majority([ended(reward, answer) for answer, reward in answers]) == expected
     assert majority([*(ended(reward, answer) for answer, reward in answers), *[failed("5")] * 9]) == expected
 
@@ -93,7 +95,7 @@ def spoken(role: str = "", player: str = "", temperature: float = 1.0) -> Turn:
 def test_advantages_are_described_by_role_and_player() -> None:
     first = episode([spoken("plan", "x"), spoken("act #1", "y"), spoken("act #1", "y", temperature=0.0)])
     second = episode([spoken("plan", "x"), spoken("", "y")])
-    found = advantage_metrics([(first, [3.0, -1.0, 100.0]), (second, [1.0, -3.0])])
+    found = advantage_metrics([first, second], [[3.0, -1.0, 100.0], [1.0, -3.0]])
     assert found == pytest.approx(
         {
             "advantage_mean": 0.0,
@@ -120,13 +122,13 @@ def test_advantages_are_described_by_role_and_player() -> None:
 
 def test_many_roles_have_bounded_figures_and_one_speaker_has_none() -> None:
     crowd = episode([spoken(f"role {number}") for number in range(MOST_NAMES + 8)] + [spoken("role 3")])
-    found = advantage_metrics([(crowd, [1.0] * len(crowd.turns))])
+    found = advantage_metrics([crowd], [[1.0] * len(crowd.turns)])
     assert sum(name.startswith("advantage_mean_by_role.") for name in found) == MOST_NAMES + 1
     assert found["advantage_mean_by_role.others"] == 1.0
     assert "advantage_mean_by_role.role 3" in found
-    assert advantage_metrics([(episode([turn()]), [1.0])]).keys() == advantage_metrics([(crowd, [1.0] * 41)]).keys() & {
+    assert set(advantage_metrics([episode([turn()])], [[1.0]])) == {
         "advantage_mean",
         "advantage_std",
         "advantage_positive_share",
     }
-    assert advantage_metrics([]) == {}
+    assert advantage_metrics([], []) == {}

@@ -229,6 +229,10 @@ class Trajectory:
     failure: EpisodeFailure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers the workflow recorded, such as `{"busy": 1.0}`."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The named parts of all rewards that the workflow gave in parts, added up by name."""
+    answer: str | None = None
+    """The episode's answer, where the workflow named one (`client.final_answer`)."""
     task: Task | None = None
     """The task of the episode; None where only its id is known."""
     started_s: float | None = None

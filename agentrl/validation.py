@@ -6,7 +6,8 @@ Invariant: a reward that passed is a finite number; a turn that passed agrees wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -43,6 +44,29 @@ def check_reward(value: object, where: str) -> float:
         f"{where}: a reward must be a finite number, got {type(value).__name__} {repr(value)[:40]}; "
         "return a float from run(), or call client.reward_final(value); raise if the episode has no result"
     )
+
+
+def check_reward_parts(value: object, where: str) -> tuple[float, Mapping[str, float]]:
+    """Return a reward and its named parts; a plain number has none.
+
+    Args:
+        value: a number, or a mapping of names and numbers that add up to the reward.
+        where: as for `check_reward`.
+
+    Raises:
+        RewardError: as for `check_reward`, or a name is no text.
+
+    Example:
+        >>> check_reward_parts({"right": 1.0, "short": -0.25}, "run")
+        (0.75, {'right': 1.0, 'short': -0.25})
+    """
+    if not isinstance(value, Mapping):
+        return check_reward(value, where), {}
+    given = cast("Mapping[object, object]", value)
+    if not given or not all(isinstance(name, str) and name for name in given):
+        raise RewardError(f"{where}: parts of a reward need names and numbers, got {repr(value)[:80]}")
+    parts = {str(name): check_reward(part, f"{where}, part {name}") for name, part in given.items()}
+    return check_reward(math.fsum(parts.values()), where), parts
 
 
 def sound_logprobs(logprobs: Float32Array) -> bool:

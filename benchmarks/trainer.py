@@ -188,7 +188,7 @@ def measure(case: Case, repeats: int, folder: Path) -> dict[str, float]:
     """Return tokens per CPU-second of the three, and the two ratios."""
     path, data = checkpoint(case, folder), batch(case)
     trainer = PolicyTrainer(
-        PolicyModel(path, device=torch.device("cpu")), TrainerConfig(lr=LR), AlgorithmConfig(), total_steps=1
+        PolicyModel(path, device=torch.device("cpu")), TrainerConfig(lr=LR, minibatches=1), AlgorithmConfig(), total_steps=1
     )
     others = HandWritten(path, data), HandWritten(path, data)
     norms = [trainer.step(data).metrics["grad_norm"], others[0].one_at_a_time(), others[1].padded()]
@@ -240,7 +240,7 @@ async def measure_ranks(case: Case, repeats: int, folder: Path) -> dict[str, flo
 
 
 def _ranks(world: int, path: Path, folder: Path) -> AbstractAsyncContextManager[RemoteTrainer]:
-    config = TrainerConfig.model_validate({"lr": LR, "device": "cpu", "parallel": {"dp": world}})
+    config = TrainerConfig.model_validate({"lr": LR, "minibatches": 1, "device": "cpu", "parallel": {"dp": world}})
     log = folder / f"{path.name}-{world}.log"
     return launch_trainer(config, AlgorithmConfig(), model_path=path, total_steps=100, seed=0, log_path=log)
 

@@ -19,6 +19,7 @@ was sampled with.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -62,7 +63,7 @@ class LossOutput(NamedTuple):
     metrics: LossMetrics
 
 
-SUMS = (
+_TOTALS = (
     "tokens",
     "loss",
     "k1",
@@ -83,6 +84,29 @@ SUMS = (
     "interrupted_fresh_difference",
     "weighted_surprise",
 )
+_AGE_STARTS = (0, 1, 2, 3, 4, 8)
+_TURN_STARTS = (0, 1, 2, 3, 4, 8, 16)
+_AGE_TERMS = ("tokens", "weight", "weight_squared", "difference", "signed", "clipped", "capped")
+_TURN_TERMS = ("weight", "weighted_surprise")
+
+
+def bucket_labels(starts: Sequence[int]) -> tuple[str, ...]:
+    """Return a name for each bucket; each begins at its number and ends before the next.
+
+    Example:
+        >>> bucket_labels((0, 1, 2, 4, 8))
+        ('0', '1', '2_to_3', '4_to_7', '8_up')
+    """
+    inner = (f"{start}" if end == start + 1 else f"{start}_to_{end - 1}" for start, end in itertools.pairwise(starts))
+    return (*inner, f"{starts[-1]}_up")
+
+
+AGES, TURNS = bucket_labels(_AGE_STARTS), bucket_labels(_TURN_STARTS)
+_BREAKDOWN = (
+    *(f"{term}_by_age.{label}" for term in _AGE_TERMS for label in AGES),
+    *(f"{term}_by_turn.{label}" for term in _TURN_TERMS for label in TURNS),
+)
+SUMS = (*_TOTALS, *_BREAKDOWN)
 """The names of the entries of `LossMetrics.sums`."""
 MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
 """The names of the entries of `LossMetrics.maxima`."""
@@ -136,6 +160,8 @@ def decoupled_ppo_loss(
     config: AlgorithmConfig,
     fresh: Tensor | None = None,
     interrupted: Tensor | None = None,
+    ages: Tensor | None = None,
+    turns: Tensor | None = None,
 ) -> LossOutput:
     """Return the loss of one microbatch and its diagnostics; call backward on each, and step once per minibatch.
 
@@ -150,12 +176,14 @@ def decoupled_ppo_loss(
         fresh: [..] bool, True for tokens sampled by the proximal policy (the token's version is the trainer's); their two
             log-probs should be equal, and `max_logprob_difference` is their largest difference.
         interrupted: [..] bool, True for tokens before which the weights had changed within their model call.
+        ages: [..] int, versions between the policy that sampled the token and the trainer's; for the figures by age.
+        turns: [..] int, number of the token's turn in its episode, from 0; for the figures by turn.
 
     Raises:
         InvariantError: when shapes differ, or N is less than 1.
     """
     given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
-    optional = {"fresh": fresh, "interrupted": interrupted}
+    optional = {"fresh": fresh, "interrupted": interrupted, "ages": ages, "turns": turns}
     given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     _check_shapes(current_logprobs, given, num_loss_tokens)
     # Unselected values become 0 before any arithmetic: 0 * NaN is NaN, and so is its gradient.
@@ -171,7 +199,8 @@ def decoupled_ppo_loss(
         sides = _sides(ratio, advantages, loss_mask, weights.over, config)
         flags = _flags(loss_mask, fresh, interrupted)
         surprise = {"weighted_surprise": weights.raw * -proximal}
-        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, sides | surprise | flags, loss)
+        more = sides | surprise | flags
+        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, more, loss, ages=ages, turns=turns)
     return LossOutput(loss=loss, metrics=metrics)
 
 
@@ -194,6 +223,8 @@ def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     `mean_interrupted_difference`, `max_interrupted_difference`: the difference as above, over those that are fresh as well;
     `entropy`: of the proximal policy, nats per token, estimated from the tokens that the behavior policy sampled: the mean
     of -proximal weighted by w, because E_behavior[w * -log proximal] is the entropy (importance sampling, self-normalized).
+    `..._by_age.AGE` and `entropy_by_turn.TURN`: the same over the tokens of one age or turn, where it has any
+    (`AGES`, `TURNS`); clip and cap fractions are of the tokens with an advantage of either sign.
     A mean over no tokens is 0.
     """
     if not metrics:
@@ -231,7 +262,7 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
         if sums[which]:
             combined[f"mean_{name}_difference"] = mean(f"{which}_difference", which)
             combined[f"max_{name}_difference"] = maxima[f"{which}_difference"]
-    return combined
+    return combined | _breakdown_figures(sums)
 
 
 def _sides(ratio: Tensor, advantages: Tensor, mask: Tensor, over: Tensor, config: AlgorithmConfig) -> dict[str, Tensor]:
@@ -254,7 +285,15 @@ def _flags(mask: Tensor, fresh: Tensor | None, interrupted: Tensor | None) -> di
 
 
 def _measure(
-    mask: Tensor, log_weight: Tensor, weight: Tensor, ratio: Tensor, more: dict[str, Tensor], loss: Tensor
+    mask: Tensor,
+    log_weight: Tensor,
+    weight: Tensor,
+    ratio: Tensor,
+    more: dict[str, Tensor],
+    loss: Tensor,
+    *,
+    ages: Tensor | None,
+    turns: Tensor | None,
 ) -> LossMetrics:
     difference = log_weight.abs()
     terms = {
@@ -272,9 +311,55 @@ def _measure(
     totals = {name: term.sum(dtype=torch.float64) for name, term in terms.items()} | {"loss": loss.double()}
     peaks = {"ratio": ratio * mask} | {name: terms[name] for name in MAXIMA if name != "ratio"}
     return LossMetrics(
-        sums=torch.stack([totals.get(name, zero) for name in SUMS]),
+        sums=torch.cat([torch.stack([totals[name] for name in _TOTALS]), _breakdown_sums(terms, ages, turns)]),
         maxima=torch.stack([peaks[name].amax().double() if mask.numel() else zero for name in MAXIMA]),
     )
+
+
+def _breakdown_sums(terms: Mapping[str, Tensor], ages: Tensor | None, turns: Tensor | None) -> Tensor:
+    """Return [len(_BREAKDOWN)] float64; 0 for what is not given.
+
+    Args:
+        terms: [..] each, 0 outside the loss mask: the terms of `agentrl.algo.loss` by name.
+        ages: [..] int, versions behind, at least 0.
+        turns: [..] int, number of the turn in its episode, from 0.
+    """
+    sides = {"signed": terms["positive"] | terms["negative"]}
+    sides |= {name: terms[f"{name}_positive"] | terms[f"{name}_negative"] for name in ("clipped", "capped")}
+    by_age = _bucket_sums({**terms, **sides}, _AGE_TERMS, ages, _AGE_STARTS)
+    return torch.cat([by_age, _bucket_sums(terms, _TURN_TERMS, turns, _TURN_STARTS)])
+
+
+def _breakdown_figures(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures of each age and turn that has tokens, from the sums by name."""
+    figures: dict[str, float] = {}
+    for label in AGES:
+        tokens, weight, squared, difference, signed, clipped, capped = (
+            sums[f"{term}_by_age.{label}"] for term in _AGE_TERMS
+        )
+        if tokens:
+            figures[f"loss_tokens_by_age.{label}"] = tokens
+            figures[f"effective_sample_size_by_age.{label}"] = weight**2 / (tokens * squared) if squared else 0.0
+            figures[f"behavior_log_weight_mean_by_age.{label}"] = difference / tokens
+        if signed:
+            figures[f"clip_fraction_by_age.{label}"] = clipped / signed
+            figures[f"cap_fraction_by_age.{label}"] = capped / signed
+    for label in TURNS:
+        weight, surprise = (sums[f"{term}_by_turn.{label}"] for term in _TURN_TERMS)
+        if weight:
+            figures[f"entropy_by_turn.{label}"] = surprise / weight
+    return figures
+
+
+def _bucket_sums(terms: Mapping[str, Tensor], names: Sequence[str], numbers: Tensor | None, starts: Sequence[int]) -> Tensor:
+    """Return the sum of each term in each bucket, [len(names) * len(starts)] float64."""
+    device = terms["tokens"].device
+    if numbers is None:
+        return torch.zeros(len(names) * len(starts), dtype=torch.float64, device=device)
+    bounds = torch.tensor(starts, device=device)
+    bucket = torch.bucketize(numbers.reshape(-1).long(), bounds, right=True) - 1
+    members = (bucket[:, None] == torch.arange(len(starts), device=device)).double()
+    return (torch.stack([terms[name].reshape(-1).double() for name in names]) @ members).reshape(-1)
 
 
 def _selected(values: Tensor, mask: Tensor) -> Tensor:

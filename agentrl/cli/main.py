@@ -91,6 +91,7 @@ def eval_command(
     model: str | None = None,
     api_key_env: str | None = None,
     episodes: int | None = None,
+    samples: int | None = None,
     greedy: bool = False,
     output: Path | None = None,
 ) -> None:
@@ -106,7 +107,8 @@ def eval_command(
         endpoint: Base URL of an OpenAI-compatible endpoint to evaluate instead, such as http://127.0.0.1:8000/v1.
         model: Name of the model at the endpoint.
         api_key_env: Environment variable with the endpoint's key; the default is OPENAI_API_KEY, if that is set.
-        episodes: Number of episodes; the default is engine.eval_episodes.
+        episodes: Number of episodes; the default is engine.eval_episodes, or with --samples that many of every task.
+        samples: Play each task so many times, and report pass@k and the success of the majority's answer.
         greedy: Sample at temperature 0.
         output: File to write the report to, as JSON.
     """
@@ -114,7 +116,7 @@ def eval_command(
     from agentrl.jobs.evaluate import evaluate_target
 
     run = _read_run(config, overrides)
-    job = partial(evaluate_target, run, target, episodes=episodes, greedy=greedy, output=output)
+    job = partial(evaluate_target, run, target, episodes=episodes, samples=samples, greedy=greedy, output=output)
     run_job(job, lambda: "An interrupted evaluation has no results.", stall_timeout_s=run.engine.stall_timeout_s)
 
 

@@ -27,7 +27,7 @@ from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
-from agentrl.validation import check_reward
+from agentrl.validation import check_reward_parts
 
 _AMBIGUOUS = -1
 REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
@@ -59,6 +59,10 @@ class EpisodeRecord(ABC):
         """What the workflow recorded."""
         self.final_reward: float | None = None
         """What the workflow set by `client.reward_final`."""
+        self.reward_parts: dict[str, float] = {}
+        """What rewards that were given in parts add up to, by the name of the part."""
+        self.answer: str | None = None
+        """What the workflow named by `client.final_answer`."""
         self.reported_tokens: dict[str, float] = {}
         """Tokens by an endpoint's own count; empty where the turns hold the tokens."""
         self._task_id = task_id
@@ -99,7 +103,7 @@ class EpisodeRecord(ABC):
             WorkflowError: `target` is no turn of this episode, or the episode is closed.
         """
         self.check_open()
-        check_reward(value, f"client.reward, episode {self.id}")
+        check_reward_parts(value, f"client.reward, episode {self.id}")
         self.reward_turn(self._find_turn(target), value)
 
     def reward_turn(self, turn: int, value: object) -> None:
@@ -110,13 +114,14 @@ class EpisodeRecord(ABC):
             WorkflowError: the episode is closed.
         """
         self.check_open()
-        number = check_reward(value, f"client.reward, episode {self.id}")
+        number, parts = check_reward_parts(value, f"client.reward, episode {self.id}")
         present = self.turns[turn].reward
         if present is not None:
             raise RewardError(
                 f"episode {self.id}: turn {turn} already has the reward {present}, got {number}; set it once, with the total"
             )
         self._set_reward(turn, number)
+        self._add_parts(parts)
 
     def reward_final(self, value: object) -> None:
         """Set the final reward of the episode.
@@ -126,13 +131,32 @@ class EpisodeRecord(ABC):
             WorkflowError: the episode is closed.
         """
         self.check_open()
-        number = check_reward(value, f"client.reward_final, episode {self.id}")
+        number, parts = check_reward_parts(value, f"client.reward_final, episode {self.id}")
         if self.final_reward is not None:
             raise RewardError(
                 f"episode {self.id}: the final reward is already {self.final_reward}, got {number}; set it once: by "
                 "client.reward_final, or by what run returns"
             )
         self.final_reward = number
+        self._add_parts(parts)
+
+    def name_answer(self, answer: object) -> None:
+        """Keep the answer of the episode; a later one replaces an earlier one.
+
+        Raises:
+            WorkflowError: it is neither text nor a number nor None, or the episode is closed.
+        """
+        self.check_open()
+        if answer is not None and not isinstance(answer, (str, int, float, np.floating, np.integer)):
+            raise WorkflowError(
+                f"client.final_answer, episode {self.id}: expected text or a number, or None for no answer, got "
+                f"{type(answer).__name__} {repr(answer)[:40]}; write it as text"
+            )
+        self.answer = None if answer is None else str(answer)
+
+    def _add_parts(self, parts: Mapping[str, float]) -> None:
+        for name, value in parts.items():
+            self.reward_parts[name] = self.reward_parts.get(name, 0.0) + value
 
     def record_metrics(self, metrics: Mapping[str, object]) -> None:
         """Keep numbers of the episode; a later value replaces an earlier one of the same name.
@@ -169,6 +193,8 @@ class EpisodeRecord(ABC):
             final_reward=reward,
             failure=failure,
             metrics={**self.reported_tokens, **self.metrics},
+            reward_parts=dict(self.reward_parts),
+            answer=self.answer,
         )
 
     @abstractmethod

@@ -107,13 +107,14 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
         other.speaker = self.speaker._replace(player=player)
         return other
 
-    def reward(self, completion: object, value: float) -> None:
+    def reward(self, completion: object, value: float | Mapping[str, float]) -> None:
         """Set the reward of one turn, once.
 
         Args:
             completion: what the call returned (`ChatCompletion`, `Generation`), a chunk of a finished stream, or the
                 completion's id.
-            value: a finite number; bool counts as 0 or 1.
+            value: a finite number, where bool counts as 0 or 1; or named parts that add up to the reward, such as
+                `{"right": 1.0, "length": -0.1}`, which are recorded by name.
 
         Raises:
             RewardError: `value` is not a finite number, or the turn already has a reward.
@@ -121,8 +122,8 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
         """
         self.episode.reward(completion, value)
 
-    def reward_final(self, value: float) -> None:
-        """Set the final reward of the episode, once; `run` then returns nothing.
+    def reward_final(self, value: float | Mapping[str, float]) -> None:
+        """Set the final reward of the episode, a number or named parts of it, once; `run` then returns nothing.
 
         Raises:
             RewardError: `value` is not a finite number, or there is a final reward already.
@@ -142,6 +143,16 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
             WorkflowError: a value is not a finite number, or the episode is closed.
         """
         self.episode.record_metrics(metrics)
+
+    def final_answer(self, answer: str | float | None) -> None:
+        """Name the answer of the episode, so that the answers of several episodes of a task can be compared.
+
+        `majority_rate` is the share of tasks whose most frequent answer is right. A later answer replaces an earlier one.
+
+        Raises:
+            WorkflowError: `answer` is neither text nor a number nor None, or the episode is closed.
+        """
+        self.episode.name_answer(answer)
 
     @overload
     def close(self) -> Awaitable[None]: ...

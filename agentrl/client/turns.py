@@ -6,7 +6,7 @@ given by another way, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, overload
 
 from agentrl.types import Message, Speaker, Turn
@@ -41,8 +41,8 @@ class TurnHandle:
         """The reward of the turn; None until it has one."""
         return self.record.reward
 
-    def reward(self, value: float) -> None:
-        """Set the reward of this turn, once.
+    def reward(self, value: float | Mapping[str, float]) -> None:
+        """Set the reward of this turn, a number or named parts of it, once.
 
         Raises:
             RewardError: `value` is not a finite number, or the turn has a reward already.

@@ -84,6 +84,10 @@ class ShownEpisode(Protocol):
     def episode_return(self) -> float: ...
     @property
     def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def reward_parts(self) -> Mapping[str, float]: ...
+    @property
+    def answer(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +169,9 @@ def view_of(
         facts.append(f"return {episode.episode_return:g}")
     if episode.final_reward is not None:
         facts.append(f"final reward {episode.final_reward:g}")
+    if episode.answer is not None:
+        facts.append(visible(f"answer {episode.answer:.80}"))
+    facts += [f"reward part {visible(name)} {value:g}" for name, value in episode.reward_parts.items()]
     facts += [f"{visible(name)} {value:g}" for name, value in episode.metrics.items()]
     return EpisodeView(
         heading=visible(f"episode {episode.episode_id}, task {episode.task_id}"),

@@ -16,7 +16,7 @@ from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import StaleDataError
 from agentrl.observe.episode_record import trained_record
-from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics
+from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics, uniform_outcome
 from agentrl.tokens.verify import verify
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.types import Float32Array, Group, Int32Array, Sample
@@ -37,6 +37,8 @@ class PreparedBatch:
     """Why a step on this batch cannot change the weights; None when it can."""
     episode_ids: tuple[str, ...] = ()
     """The episode of each sample of `batch`."""
+    advantages: tuple[tuple[float, ...], ...] = ()
+    """The advantage of each turn of each episode, in the order of the groups."""
 
 
 def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
@@ -52,10 +54,15 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
     episode_ids: list[str] = []
     staleness: list[Int32Array] = []
     masked = zero_variance = 0
+    uniform = {"right": 0, "wrong": 0}
+    by_turn: list[tuple[float, ...]] = []
     for group in groups:
         branches = [verify(episode) for episode in group.episodes]
         estimate = advantages(group, algorithm)
         zero_variance += estimate.zero_variance
+        if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
+            uniform[outcome] += 1
+        by_turn += [tuple(values.tolist()) for values in estimate.per_turn]
         for episode, episode_branches, per_turn in zip(group.episodes, branches, estimate.per_turn, strict=True):
             for branch in episode_branches:
                 sample, over_age = _within_bound(branch, group, version, algorithm)
@@ -74,6 +81,7 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
             **history_counts(episodes),
             "groups": len(groups),
             "zero_variance_groups": zero_variance,
+            **{f"zero_variance_groups_by_outcome.{outcome}": count for outcome, count in uniform.items()},
             "signal_share": 1 - zero_variance / len(groups) if groups else 0.0,
             "loss_tokens": len(ages),
             "masked_tokens": masked,
@@ -82,6 +90,7 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
         masked_tokens=masked,
         skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) else None,
         episode_ids=tuple(episode_ids),
+        advantages=tuple(by_turn),
     )
 
 

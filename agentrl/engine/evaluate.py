@@ -18,6 +18,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
 from agentrl.data.digest import check_unique
 from agentrl.engine.buffer import Signal
+from agentrl.engine.diagnostics import task_outcomes
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import Backend
 from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, prefixed, version_range
@@ -66,11 +67,20 @@ class EvalReport:
         """Lowest and highest policy version that sampled a token; None for an endpoint, which does not report it."""
         return version_range(self.episodes)
 
+    @property
+    def samples(self) -> Mapping[str, tuple[Trajectory, ...]]:
+        """The episodes of each task, by its id, in the order of the tasks; failed ones included."""
+        played: dict[str, list[Trajectory]] = {}
+        for episode in self.episodes:
+            played.setdefault(episode.task_id, []).append(episode)
+        return {task_id: tuple(episodes) for task_id, episodes in played.items()}
+
     def metrics(self) -> dict[str, MetricValue]:
         """Return the keys of the `evaluation` event of `agentrl.observe.metrics`."""
         versions = self.versions
         found: dict[str, MetricValue] = {
             **episode_metrics(self.episodes),
+            **task_outcomes(self.samples.values()),
             "failed": self.failed,
             **prefixed("failed_episodes", self.failures),
             "greedy": self.greedy,

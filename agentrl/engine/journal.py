@@ -20,6 +20,7 @@ import msgspec
 from agentrl.engine.batch import PreparedBatch, trained_records
 from agentrl.engine.buffer import GroupBuffer, VersionClock
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.diagnostics import advantage_metrics, task_outcomes
 from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight
 from agentrl.engine.publishing.publisher import PublishReport, SyncCost
@@ -243,9 +244,12 @@ class Journal:
         since = {timer: seconds - self._last_seconds.get(timer, 0.0) for timer, seconds in totals.seconds.items()}
         self._last_seconds = dict(totals.seconds)
         blocked = loop_blocked_s()
+        episodes = [episode for group in groups for episode in group.episodes]
         line: dict[str, MetricValue] = {
             "step": number,
             **prepared.metrics,
+            **task_outcomes(group.episodes for group in groups),
+            **advantage_metrics(episodes, prepared.advantages),
             "sampled_tokens": self._flights.num_tokens,
             "tokens_per_s": tokens / elapsed,
             "trainer_wait_s": since["trainer_wait_s"],
@@ -270,7 +274,7 @@ class Journal:
             self._episodes.end_step(number, partial(trained_records, groups, prepared, report, step=number))
         self._shown = line
         if self._trackers is not None:
-            self._trackers.step(number, self._wall_s(), line, [episode for group in groups for episode in group.episodes])
+            self._trackers.step(number, self._wall_s(), line, episodes)
 
     def checkpoint_begun(self, step: int, held_s: float) -> None:
         """Record that the trainer has copied its state for a checkpoint, and did nothing else for `held_s` seconds.

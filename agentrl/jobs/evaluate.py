@@ -27,6 +27,7 @@ from agentrl.jobs.episode_bar import EpisodeBar
 from agentrl.jobs.files import check_writable, write_json
 from agentrl.jobs.rollouts import make_runner
 from agentrl.jobs.train import load_renderer
+from agentrl.observe.metrics import is_success
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.watchdog.garbage_collector import tuned_garbage_collector
@@ -49,9 +50,17 @@ class Target:
 
 
 async def evaluate_target(
-    run: RunConfig, target: Target, *, episodes: int | None = None, greedy: bool = False, output: Path | None = None
+    run: RunConfig,
+    target: Target,
+    *,
+    episodes: int | None = None,
+    samples: int | None = None,
+    greedy: bool = False,
+    output: Path | None = None,
 ) -> EvalReport:
     """Evaluate behind a progress bar, print the result, and write it to `output` even when too many episodes failed.
+
+    `samples` is as for `choose_samples`; `output` then lists which episodes are of one task.
 
     Raises:
         ConfigError: there are no held-out tasks, or the target or a flag cannot be used.
@@ -68,11 +77,16 @@ async def evaluate_target(
     if not tasks:
         raise ConfigError("tasks: there are no held-out tasks; set tasks.eval, tasks.eval_path or tasks.eval_factory_args")
     workflow = load_workflow(run.workflow, run.workflow_args)
-    count = run.engine.eval_episodes if episodes is None else episodes
+    if samples is None:
+        count = run.engine.eval_episodes if episodes is None else episodes
+    else:
+        tasks, count = choose_samples(tasks, episodes, samples, greedy=greedy)
     with server_logs(run) as logs:
         report = await play_episodes(run, target, key, logs, workflow, tasks, count, greedy)
         _show(report)
-        unsaved = "" if output is None else _save(output, {"run": run.name, "target": _name(run, target), **_values(report)})
+        values = {"run": run.name, "target": _name(run, target), **_values(report)}
+        values |= {} if samples is None else {"samples": _samples_by_task(report)}
+        unsaved = "" if output is None else _save(output, values)
         if unsaved and report.failed:
             print(unsaved, file=sys.stderr)  # now, because `_report_failures` may raise
         _report_failures(run, report)
@@ -113,6 +127,33 @@ async def play_episodes(
             report = await _at_checkpoint(run, target, logs, workflow, tasks, count, greedy, tell)
     logs.wanted = report.failed > 0
     return report
+
+
+def choose_samples(tasks: Sequence[Task], episodes: int | None, samples: int, *, greedy: bool) -> tuple[Sequence[Task], int]:
+    """Return the tasks that are played `samples` times each, and the number of episodes that makes.
+
+    Args:
+        tasks: of the evaluation.
+        episodes: number of all episodes, a multiple of `samples`; None: those of every task.
+        samples: episodes of each task.
+        greedy: whether the evaluation samples at temperature 0.
+
+    Raises:
+        ConfigError: the numbers do not fit together, or greedy samples were asked for.
+    """
+    if samples < 1:
+        raise ConfigError(f"--samples {samples}: expected at least 1; omit it for one sample of each task")
+    if greedy and samples > 1:
+        raise ConfigError(
+            f"--samples {samples} --greedy: at temperature 0 the samples of a task are alike; drop one of the two"
+        )
+    count = len(tasks) * samples if episodes is None else episodes
+    if count % samples or count > len(tasks) * samples:
+        raise ConfigError(
+            f"--episodes {count} --samples {samples}: expected a multiple of {samples}, at most {len(tasks) * samples} for "
+            f"the {len(tasks)} tasks; omit --episodes for all of them"
+        )
+    return tasks[: count // samples], count
 
 
 def check_target(run: RunConfig, target: Target, episodes: int | None) -> str:
@@ -192,6 +233,19 @@ def _values(report: EvalReport) -> dict[str, Any]:
             "message": first.failure.message,
         }
     return {**report.metrics(), "first_failure": failure}
+
+
+def _samples_by_task(report: EvalReport) -> list[dict[str, Any]]:
+    """Return, for each task, its episodes: whether each succeeded (null where it failed), and its answer."""
+    return [
+        {
+            "task_id": task_id,
+            "episodes": [episode.episode_id for episode in episodes],
+            "success": [None if episode.failure is not None else is_success(episode) for episode in episodes],
+            "answers": [episode.answer for episode in episodes],
+        }
+        for task_id, episodes in report.samples.items()
+    ]
 
 
 def _save(output: Path, values: Mapping[str, Any]) -> str:

@@ -117,6 +117,10 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     """When it ended, seconds on the run's clock."""
     turns: list[RecordedTurn]
     """The model calls, in order of completion."""
+    reward_parts: dict[str, float | None] | None = None
+    """The named parts of all rewards that were given in parts, added up by name; null where there is none."""
+    answer: str | None = None
+    """The answer that the workflow named; null where it named none."""
 
 
 class EpisodeSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +230,8 @@ def trajectory_record(ended: EndedEpisode) -> Mapping[str, object]:
         "started_s": _on_run_clock(trajectory.started_s, ended),
         "ended_s": _on_run_clock(trajectory.ended_s, ended),
         "turns": [_turn_record(turn, ended) for turn in trajectory.turns],
+        "reward_parts": dict(trajectory.reward_parts) or None,
+        "answer": trajectory.answer,
     }
 
 

@@ -46,6 +46,24 @@ EVENTS = {
 }
 """The events, and when a line of each is written."""
 
+_OUTCOMES: tuple[tuple[str, str, str], ...] = (
+    (
+        "pass_at.K",
+        "share",
+        "chance that one of K episodes of a task succeeds (pass@k), by the unbiased estimate; mean over the tasks with at "
+        "least K results; K is a power of two",
+    ),
+    (
+        "majority_rate",
+        "share",
+        "of the tasks whose most frequent answer is right, where the workflow names answers (`client.final_answer`)",
+    ),
+    ("turns_mean_by_outcome.OUTCOME", "turns", "per episode that succeeded (`right`), or ended without success (`wrong`)"),
+    ("output_tokens_mean_by_outcome.OUTCOME", "tokens", "sampled per episode, by outcome"),
+    ("truncated_share_by_outcome.OUTCOME", "share", "of the episodes of an outcome, cut by a limit: a turn, or the episode"),
+)
+"""Of the step's and of the evaluation's episodes."""
+
 _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "every": (
         ("event", "", "the kind of the line"),
@@ -63,6 +81,12 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("return_mean", "reward", "mean undiscounted return of the batch's episodes"),
         ("return_std", "reward", "standard deviation of these returns"),
+        (
+            "reward_parts.NAME",
+            "reward",
+            "mean of the part NAME of the returns, where rewards are given in parts (`client.reward_final({...})`)",
+        ),
+        *_OUTCOMES,
         ("turns_mean", "turns", "per episode"),
         ("output_tokens_mean", "tokens", "sampled per episode"),
         ("limits.STOP_REASON", "episodes", "ended by a limit: `turn_limit`, `token_limit` or `context_limit`"),
@@ -74,7 +98,17 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("staleness_max", "versions", "largest of the same"),
         ("groups", "groups", "in the batch"),
         ("zero_variance_groups", "groups", "whose returns are all equal, so that they teach nothing"),
+        ("zero_variance_groups_by_outcome.OUTCOME", "groups", "of these, with only successes (`right`) or none (`wrong`)"),
         ("signal_share", "share", "of the groups whose returns differ"),
+        ("advantage_mean", "reward", "mean advantage of the batch's sampled turns, each counted once"),
+        ("advantage_std", "reward", "standard deviation of these advantages"),
+        ("advantage_positive_share", "share", "of these turns, those with an advantage above 0"),
+        ("advantage_mean_by_role.ROLE", "reward", "as `advantage_mean`, where the workflow names roles (`client.role`)"),
+        ("advantage_std_by_role.ROLE", "reward", "as `advantage_std`, by role"),
+        ("advantage_positive_share_by_role.ROLE", "share", "as `advantage_positive_share`, by role"),
+        ("advantage_mean_by_player.PLAYER", "reward", "as `advantage_mean`, where it names players (`client.as_player`)"),
+        ("advantage_std_by_player.PLAYER", "reward", "as `advantage_std`, by player"),
+        ("advantage_positive_share_by_player.PLAYER", "share", "as `advantage_positive_share`, by player"),
         ("trained_groups", "", "numbers of the batch's groups, oldest first"),
         ("loss_tokens", "tokens", "trained tokens of the batch"),
         ("masked_tokens", "tokens", "left out of the loss because they were over age (policy `mask`)"),
@@ -116,6 +150,16 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("trainer.loss", "loss", "mean over the optimizer steps"),
         ("trainer.grad_norm", "norm", "of the gradient before clipping, mean over the optimizer steps"),
+        (
+            "trainer.grad_norm_by_minibatch.NUMBER",
+            "norm",
+            "the same of each optimizer step of the batch, numbered from 1",
+        ),
+        (
+            "trainer.update_to_weight_ratio",
+            "ratio",
+            "L2 norm of the change of all weights in the last optimizer step, over the norm of the weights",
+        ),
         ("trainer.lr", "rate", "learning rate of the last optimizer step"),
         ("trainer.optimizer_steps", "steps", "optimizer steps taken"),
         ("trainer.bad_minibatches", "minibatches", "left out because loss or gradient was not finite"),
@@ -150,6 +194,25 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "nats per token",
             "of the proximal policy, estimated from the trained tokens by importance weights",
         ),
+        (
+            "trainer.entropy_by_turn.TURN",
+            "nats per token",
+            "the same over the tokens of one turn of the episodes, from 0: `0` to `3`, `4_to_7`, `8_to_15`, `16_up`",
+        ),
+        (
+            "trainer.loss_tokens_by_age.AGE",
+            "tokens",
+            "trained tokens of one age, the versions between sampling and training: `0` to `3`, `4_to_7`, `8_up`; of the "
+            "branches that have a gradient",
+        ),
+        ("trainer.effective_sample_size_by_age.AGE", "share", "as `effective_sample_size`, over these tokens"),
+        ("trainer.behavior_log_weight_mean_by_age.AGE", "nats", "as `behavior_log_weight_mean`, over these tokens"),
+        (
+            "trainer.clip_fraction_by_age.AGE",
+            "share",
+            "of these tokens, those with an advantage: no gradient after clipping",
+        ),
+        ("trainer.cap_fraction_by_age.AGE", "share", "of these tokens, those with an advantage: w is above the cap"),
         ("trainer.num_fresh_tokens", "tokens", "trained tokens that the present version sampled"),
         (
             "trainer.mean_logprob_difference",
@@ -181,6 +244,8 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("success_rate", "share", "of the episodes that did not fail; no key where all did"),
         ("return_mean", "reward", "mean undiscounted return of the same"),
         ("return_std", "reward", "standard deviation of these returns"),
+        ("reward_parts.NAME", "reward", "mean of the part NAME of the returns"),
+        *_OUTCOMES,
         ("turns_mean", "turns", "per episode"),
         ("output_tokens_mean", "tokens", "sampled per episode"),
         ("limits.STOP_REASON", "episodes", "ended by a limit"),

@@ -5,6 +5,7 @@ Invariant: a statistic over no episodes has no key. A failed episode has no resu
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,8 +32,8 @@ def is_success(episode: Trajectory) -> bool:
 def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """Return how many episodes, their success rate, returns, turns, output tokens, limits, and means of `workflow.NAME`.
 
-    Success rate and returns are over the episodes that did not fail, and left out where all did; the rest is over all.
-    Nothing but `episodes` when there are none.
+    Success rate, returns, their parts and the figures by outcome are over the episodes that did not fail, and left out where
+    all did; the rest is over all. Nothing but `episodes` when there are none.
 
     Example:
         >>> episode_metrics([])
@@ -45,6 +46,7 @@ def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
         returns = [e.episode_return for e in done]
         result["success_rate"] = float(np.mean([is_success(e) for e in done]))
         result["return_mean"], result["return_std"] = float(np.mean(returns)), float(np.std(returns))
+        result |= _reward_parts(done) | _by_outcome(done)
     result["turns_mean"] = float(np.mean([len(e.turns) for e in episodes]))
     result["output_tokens_mean"] = float(np.mean([e.num_output_tokens for e in episodes]))
     limits = Counter(f"limits.{e.stop_reason}" for e in episodes if e.failure is None and e.stop_reason in _LIMITS)
@@ -54,6 +56,47 @@ def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
         for name, value in episode.metrics.items():
             recorded[name].append(value)
     result |= {f"workflow.{name}": float(np.mean(values)) for name, values in sorted(recorded.items())}
+    return result
+
+
+def name_part(name: str) -> str:
+    """Return a name that a workflow chose as the part of a key: what trackers refuse in a key becomes `_`.
+
+    Example:
+        >>> name_part("critic #1")
+        'critic _1'
+    """
+    return re.sub(r"[^\w -]", "_", name, flags=re.ASCII)
+
+
+def is_truncated(episode: Trajectory) -> bool:
+    """Return whether a limit cut a turn of the episode, or the episode itself."""
+    return episode.stop_reason in _LIMITS or any(turn.stop_reason == StopReason.LENGTH for turn in episode.turns)
+
+
+def uniform_outcome(episodes: Sequence[Trajectory]) -> str | None:
+    """Return `right` where all episodes succeeded, `wrong` where none did; else None."""
+    verdicts = set(map(is_success, episodes))
+    return None if len(verdicts) != 1 else "right" if verdicts == {True} else "wrong"
+
+
+def _reward_parts(done: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the mean of each part of the return; an episode without a part counts as 0."""
+    sums: dict[str, float] = defaultdict(float)
+    for episode in done:
+        for name, value in episode.reward_parts.items():
+            sums[name_part(name)] += value
+    return {f"reward_parts.{name}": total / len(done) for name, total in sorted(sums.items())}
+
+
+def _by_outcome(done: Sequence[Trajectory]) -> dict[str, float]:
+    """Return turns, output tokens and truncation of the episodes that succeeded, and of those that did not."""
+    result: dict[str, float] = {}
+    for outcome in ("right", "wrong"):
+        if some := [episode for episode in done if is_success(episode) == (outcome == "right")]:
+            result[f"turns_mean_by_outcome.{outcome}"] = float(np.mean([len(e.turns) for e in some]))
+            result[f"output_tokens_mean_by_outcome.{outcome}"] = float(np.mean([e.num_output_tokens for e in some]))
+            result[f"truncated_share_by_outcome.{outcome}"] = float(np.mean([is_truncated(e) for e in some]))
     return result
 
 

@@ -21,6 +21,8 @@ RubricPart: TypeAlias = Callable[..., float | Awaitable[float]]
 class Rubric:
     """A weighted sum of named parts, all called with the arguments of the rubric.
 
+    `client.reward_final(await rubric.weighted(answer, task))` sets the sum as reward and records each summand by name.
+
     Args:
         parts: weight and function of each part, by its name. A negative weight makes a penalty.
 
@@ -38,6 +40,8 @@ class Rubric:
         {'correct': 1.0, 'short': 1.0}
         >>> anyio.run(rubric, "5", {"answer": "4"})
         0.1
+        >>> anyio.run(rubric.weighted, "4", {"answer": "4"})
+        {'correct': 1.0, 'short': 0.1}
     """
 
     def __init__(self, **parts: tuple[float, RubricPart]) -> None:
@@ -68,10 +72,24 @@ class Rubric:
 
         Cancellation: the parts are cancelled, and nothing is recorded.
         """
+        return math.fsum((await self.weighted(*arguments, record=record)).values())
+
+    async def weighted(self, *arguments: object, record: Callable[..., object] | None = None) -> Mapping[str, float]:
+        """Return the summands of the reward, in the order of the parts: each value times its weight.
+
+        Args:
+            arguments: passed to every part.
+            record: as for the rubric.
+
+        Raises:
+            RewardError: as for the rubric.
+
+        Cancellation: as for the rubric.
+        """
         values = await self.parts(*arguments)
         if record is not None:
             record(**values)
-        return math.fsum(self._parts[name][0] * value for name, value in values.items())
+        return {name: self._parts[name][0] * value for name, value in values.items()}
 
     async def parts(self, *arguments: object) -> Mapping[str, float]:
         """Return the unweighted value of each part, in the order of the parts; async parts run side by side.

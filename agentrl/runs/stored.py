@@ -6,7 +6,7 @@ seconds on the run's clock, and `prompt_digest` is not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -81,11 +81,17 @@ def stored_trajectory(record: bytes) -> Trajectory:
         stop_reason=StopReason(found.stop_reason),
         final_reward=found.final_reward,
         failure=failure and EpisodeFailure(kind=failure.kind, message=failure.message, traceback=failure.traceback),
-        metrics={name: float("nan") if value is None else value for name, value in found.metrics.items()},
+        metrics=_restored_numbers(found.metrics),
+        reward_parts=_restored_numbers(found.reward_parts or {}),
+        answer=found.answer,
         task=None if found.task is None else Task(id=found.task_id, data=found.task),
         started_s=found.started_s,
         ended_s=found.ended_s,
     )
+
+
+def _restored_numbers(found: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float("nan") if value is None else value for name, value in found.items()}
 
 
 def _turn(turn: RecordedTurn) -> Turn:

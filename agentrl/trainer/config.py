@@ -81,8 +81,9 @@ class TrainerConfig(Config):
     """Decay of the learning rate from warm-up to the last step; `linear` and `cosine` end at 0."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global L2 norm."""
-    minibatches: int = Field(default=1, ge=1)
-    """Optimizer steps per batch, each on samples drawn by the seed; the proximal log-probs are those before the first."""
+    minibatches: int = Field(default=2, ge=1)
+    """Optimizer steps per batch, each on samples drawn by the seed; the proximal log-probs are those before the first. With
+    1, the ratio is always 1 and clipping never acts."""
     microbatch_tokens: int = Field(default=4096, ge=1)
     """Tokens, padding included, of one forward pass; affects memory, never the result."""
     gradient_checkpointing: bool = False

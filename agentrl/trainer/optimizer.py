@@ -1,14 +1,14 @@
 """Learning-rate schedules, AdamW parameter groups, the clipping of gradients, and Muon.
 
 Invariant: the learning rate is a pure function of the number of the optimizer step; weight decay touches matrices only.
-Each element of each gradient counts once in the global norm, whichever ranks hold it.
+Each element of each gradient, weight and update counts once in its global norm, whichever ranks hold it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from agentrl.trainer.parallel.shard import local_part
 
 Schedule = Literal["constant", "linear", "cosine"]
+_PIECE = 1 << 24
+"""Elements of a tensor that `update_to_weight_ratio` computes at a time: 64 MiB in float32."""
 
 
 def schedule_factor(step: int, *, schedule: Schedule, warmup_steps: int, total_steps: int) -> float:
@@ -63,33 +65,71 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     parts = [local_part(gradient) if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-    norm = _global_norm(gradients, parts)
+    norm = _global_norm(gradients, [part.float().square().sum() for part in parts])
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(parts, scale)  # pyright: ignore[reportPrivateUsage] - the one fused call for many tensors
     return float(norm)
 
 
-def _global_norm(gradients: Iterable[Tensor], parts: Iterable[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients: squares of local parts, summed over the mesh dimensions that split them."""
+@torch.no_grad()
+def update_to_weight_ratio(optimizer: torch.optim.AdamW) -> float:
+    """Return the L2 norm of what the last step changed over that of the weights now; 0 before the first step.
+
+    The change is computed again from the moments, a piece at a time, so that no copy of the weights is kept. A weight
+    without a gradient in the last step counts with the change before.
+    """
+    weights: list[Tensor] = []
+    changes: list[Tensor] = []
+    sizes: list[Tensor] = []
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            state = optimizer.state.get(weight, {})
+            pieces = _local_pieces(weight)
+            weights.append(weight)
+            sizes.append(torch.stack([piece.float().square().sum() for piece in pieces]).sum())
+            changes.append(_squared_change(pieces, state, group) if state else torch.zeros_like(sizes[-1]))
+    size = float(_global_norm(weights, sizes))
+    return float(_global_norm(weights, changes)) / size if size else 0.0
+
+
+def _squared_change(pieces: Sequence[Tensor], state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Tensor:
+    """Return the sum of squares of the last AdamW change of the local part of one tensor."""
+    first, second = group["betas"]
+    mean, square = (_local_pieces(state[name]) for name in ("exp_avg", "exp_avg_sq"))
+    step, lr, decay = state["step"], group["lr"], group["lr"] * group["weight_decay"]
+    total: list[Tensor] = []
+    for weight, m, v in zip(pieces, mean, square, strict=True):
+        move = lr / (1 - first**step) * m / ((v / (1 - second**step)).sqrt() + group["eps"])
+        total.append(((move + decay * weight) / (1 - decay)).float().square().sum())
+    return torch.stack(total).sum()
+
+
+def _local_pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Return the local part of `tensor`, at most `_PIECE` elements at a time."""
+    part = local_part(tensor) if isinstance(tensor, DTensor) else tensor
+    return part.reshape(-1).split(_PIECE)
+
+
+def _global_norm(tensors: Iterable[Tensor], squares: Iterable[Tensor]) -> Tensor:
+    """Return the L2 norm of all tensors: `squares` of their local parts, summed over the mesh dimensions that split them."""
     sums: dict[tuple[str, ...], Tensor] = {}
     groups: dict[tuple[str, ...], list[dist.ProcessGroup]] = {}
-    for gradient, part in zip(gradients, parts, strict=True):
-        split = _split_dimensions(gradient)
-        square = part.float().square().sum()
+    for tensor, square in zip(tensors, squares, strict=True):
+        split = _split_dimensions(tensor)
         sums[split] = sums[split] + square if split in sums else square
-        if isinstance(gradient, DTensor):
-            groups[split] = [gradient.device_mesh.get_group(name) for name in split]
+        if isinstance(tensor, DTensor):
+            groups[split] = [tensor.device_mesh.get_group(name) for name in split]
     for split in sorted(sums):
         for group in groups.get(split, []):
             dist.all_reduce(sums[split], group=group)
     return torch.stack(list(sums.values())).sum().sqrt()
 
 
-def _split_dimensions(gradient: Tensor) -> tuple[str, ...]:
-    if not isinstance(gradient, DTensor):
+def _split_dimensions(tensor: Tensor) -> tuple[str, ...]:
+    if not isinstance(tensor, DTensor):
         return ()
-    names = gradient.device_mesh.mesh_dim_names or ()
-    return tuple(name for name, placement in zip(names, gradient.placements, strict=True) if not placement.is_replicate())
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return tuple(name for name, placement in zip(names, tensor.placements, strict=True) if not placement.is_replicate())
 
 
 class Muon(torch.optim.Optimizer):

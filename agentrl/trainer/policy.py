@@ -30,7 +30,7 @@ from agentrl.trainer.checkpoints.read import Checkpoint
 from agentrl.trainer.checkpoints.staging import StagedParts, stage_parts, stage_weights, take_state
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import Microbatch, PolicyModel
-from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate
+from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate, update_to_weight_ratio
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.tensor import replicas_agree, sum_partial_gradients
 from agentrl.trainer.tensors import torch_tensor
@@ -47,7 +47,8 @@ class _Part:
     batch: Microbatch
     behavior_logprobs: Tensor
     advantages: Tensor
-    fresh: Tensor
+    ages: Tensor
+    turns: Tensor
     interrupted: Tensor
     tokens: int
     """Real tokens, padding not counted."""
@@ -107,7 +108,7 @@ class PolicyTrainer:
         minibatches = self._split(batch)
         seconds = _Seconds()
         applied: list[LossMetrics] = []
-        norms: list[float] = []
+        norms: dict[int, float] = {}
         bad: list[str] = []
         used: dict[int, Float32Array] = {}
         parts = [self._parts(batch, minibatch) for minibatch in minibatches]
@@ -120,11 +121,13 @@ class PolicyTrainer:
             measured, norm, problem = self._minibatch(parts[number], proximal, num_loss_tokens, lr, seconds, used)
             if problem is None:
                 applied += measured
-                norms.append(norm)
+                norms[number + 1] = norm
             else:
                 bad.append(problem)
         self._advance(batch.policy_version, bad=bool(bad), applied=bool(norms))
         metrics |= _summary(applied, norms, lr, bad, seconds)
+        if norms:
+            metrics["update_to_weight_ratio"] = update_to_weight_ratio(self._optimizer)
         metrics["computed_tokens"] = self._total_tokens(parts)
         metrics["seconds"] = time.perf_counter() - started
         metrics["seconds_processor"] = time.process_time() - processor_began
@@ -258,8 +261,10 @@ class PolicyTrainer:
                 torch.ones_like(current, dtype=torch.bool),
                 num_loss_tokens=num_loss_tokens,
                 config=self._algorithm,
-                fresh=part.fresh,
+                fresh=part.ages == 0,
                 interrupted=part.interrupted,
+                ages=part.ages,
+                turns=part.turns,
             )
             # FSDP averages the gradients of the ranks, and the loss is their sum.
             (output.loss * self.model.ranks.averaged).backward()
@@ -433,7 +438,8 @@ def _part(
         batch=model.microbatch(ids, masks, temperatures),
         behavior_logprobs=wanted([sample.behavior_logprobs for sample in samples]),
         advantages=wanted([item.advantages * (not dealt.is_filler) for item in items]),
-        fresh=wanted([sample.token_versions == batch.policy_version for sample in samples]),
+        ages=wanted([batch.policy_version - sample.token_versions for sample in samples]),
+        turns=wanted([sample.turn_index for sample in samples]),
         interrupted=wanted([interrupted(sample) for sample in samples]),
         tokens=sum(lengths),
         samples=tuple(places),
@@ -443,12 +449,13 @@ def _part(
 
 
 def _summary(
-    applied: Sequence[LossMetrics], norms: Sequence[float], lr: float, bad: Sequence[str], seconds: _Seconds
+    applied: Sequence[LossMetrics], norms: Mapping[int, float], lr: float, bad: Sequence[str], seconds: _Seconds
 ) -> Mapping[str, float]:
     combined = combine(applied)
     if norms:
         combined["loss"] /= len(norms)
-        combined["grad_norm"] = sum(norms) / len(norms)
+        combined["grad_norm"] = sum(norms.values()) / len(norms)
+        combined |= {f"grad_norm_by_minibatch.{number}": norm for number, norm in norms.items()}
     return combined | {
         "lr": lr,
         "optimizer_steps": float(len(norms)),

@@ -14,7 +14,7 @@ from agentrl.types import Int32Array, Turn
 
 
 def episode_json(episode: StoredEpisode, token_texts: TokenTexts) -> dict[str, Any]:
-    """Return an episode as JSON: `summary`, `task`, `metrics`, `failure`, `trained` and `turns`.
+    """Return an episode as JSON: `summary`, `task`, `metrics`, `reward_parts`, `answer`, `failure`, `trained` and `turns`.
 
     A turn has what its record has, the texts of its tokens where the tokenizer is known (else null), and of what was trained
     its `advantage`, `proximal_logprobs` in nats and `is_trained`.
@@ -27,6 +27,8 @@ def episode_json(episode: StoredEpisode, token_texts: TokenTexts) -> dict[str, A
         "summary": msgspec.to_builtins(episode.summary),
         "task": episode.task and dict(episode.task.data),
         "metrics": dict(trajectory.metrics),
+        "reward_parts": dict(trajectory.reward_parts),
+        "answer": trajectory.answer,
         "failure": failure and {"kind": failure.kind, "message": failure.message, "traceback": failure.traceback},
         "trained": trained and {"step": trained.step, "policy_version": trained.policy_version},
         "turns": [_turn_json(turn, trained and trained.turns[at], texts) for at, turn in enumerate(trajectory.turns)],

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from agentrl import Client, RolloutWorkflow, Task, Trajectory, run_episode
+from agentrl.display.view import view_of
 from agentrl.errors import ConfigError
+from agentrl.jobs.replay import timeless_record
+from agentrl.runs.stored import stored_trajectory
 from agentrl.types import StopReason
 from agentrl.workflow import as_workflow
 
@@ -156,3 +159,65 @@ def test_a_workflow_with_neither_run_nor_rollout_is_refused_before_anything_star
         as_workflow(Neither)
     with pytest.raises(ConfigError, match="Neither is an abstract workflow"):
         as_workflow(Neither())
+
+
+async def test_rewards_in_parts_add_up_and_are_recorded_by_name() -> None:
+    async def solve(task: Task, client: Client) -> None:
+        completion = await client.chat.completions.create(messages=QUESTION)
+        client.reward(completion, {"format": 0.25, "length": -0.5})
+        await client.chat.completions.create(messages=QUESTION)
+        client.turns[-1].reward({"format": True})
+        client.reward_final({"right": 2.0, "length": -0.25})
+
+    trajectory = await play(solve)
+    assert [turn.reward for turn in trajectory.turns] == [-0.25, 1.0]
+    assert trajectory.final_reward == 1.75
+    assert trajectory.reward_parts == {"format": 1.25, "length": -0.75, "right": 2.0}
+    assert sum(trajectory.reward_parts.values()) == trajectory.episode_return
+    again = stored_trajectory(timeless_record(trajectory))
+    assert (again.reward_parts, again.answer) == (trajectory.reward_parts, None)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({}, "parts of a reward need names and numbers"),
+        ({1: 1.0}, "parts of a reward need names and numbers"),
+        ({"right": "1"}, "part right: a reward must be a finite number, got str"),
+        ({"a": 1e30, "b": 1e30}, "a reward must be a finite number"),
+    ],
+)
+async def test_parts_that_are_no_numbers_are_refused_and_leave_no_part(parts: dict[str, float], message: str) -> None:
+    async def solve(task: Task, client: Client) -> float:
+        await client.chat.completions.create(messages=QUESTION)
+        client.reward_final(parts)
+        return 1.0
+
+    trajectory = await play(solve)
+    assert trajectory.failure is not None
+    assert message in trajectory.failure.message
+    assert trajectory.reward_parts == {}
+
+
+async def test_the_last_answer_that_a_workflow_names_is_the_one_of_the_episode() -> None:
+    async def solve(task: Task, client: Client) -> float:
+        await client.chat.completions.create(messages=QUESTION)
+        client.final_answer("first")
+        client.final_answer(42)
+        return 1.0
+
+    trajectory = await play(solve)
+    assert trajectory.answer == "42"
+    assert stored_trajectory(timeless_record(trajectory)).answer == "42"
+    assert "answer 42" in view_of(trajectory).facts
+
+
+async def test_an_answer_that_is_no_text_is_refused() -> None:
+    async def solve(task: Task, client: Client) -> float:
+        await client.chat.completions.create(messages=QUESTION)
+        client.final_answer(["4"])  # pyright: ignore[reportArgumentType]
+        return 1.0
+
+    failure = (await play(solve)).failure
+    assert failure is not None
+    assert "client.final_answer, episode" in failure.message

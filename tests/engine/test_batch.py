@@ -58,6 +58,17 @@ async def test_a_batch_has_advantages_on_the_sampled_tokens_alone(renderer: Rend
     assert set(prepared.staleness.tolist()) == {0}
 
 
+async def test_groups_without_variance_are_told_apart_by_their_outcome(renderer: Renderer) -> None:
+    good, bad = await sampled(renderer, "good", 3), await sampled(renderer, "bad", 3)
+    groups = [group_of(good, good), group_of(bad, bad), group_of(bad, bad), group_of(bad, good)]
+    prepared = prepare_batch(groups, version=3, algorithm=GROUPWISE)
+    metrics = prepared.metrics
+    assert prepared.advantages == ((0.0,),) * 6 + ((-0.5,), (0.5,))
+    assert (metrics["zero_variance_groups"], metrics["groups"]) == (3, 4)
+    assert metrics["zero_variance_groups_by_outcome.right"] == 1
+    assert metrics["zero_variance_groups_by_outcome.wrong"] == 2
+
+
 async def test_what_a_step_trained_is_recorded_by_turn(renderer: Renderer) -> None:
     good, greedy = await sampled(renderer, "good", 3), await sampled(renderer, "bad", 3, temperature=0)
     good, greedy = replace(good, episode_id="0.0.0"), replace(greedy, episode_id="0.1.0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,15 @@ async def fails_at_times(task: Task, client: Client) -> float:
     if task["fails"]:
         raise LookupError("a broken tool")
     return 1.0
+
+
+async def votes(task: Task, client: Client) -> float:
+    """Give one of four answers of each task, of which two are right; the second fails where its task says so."""
+    sample = int(client.episode.id.rpartition(".")[2]) // 3
+    client.final_answer(["4", "5", "4.0", None][sample])
+    if task["fails"] and sample == 1:
+        raise LookupError("a broken tool")
+    return [1.0, 0.0, 1.0, 0.0][sample]
 
 
 def make_run(workflow: str, **changes: object) -> RunConfig:
@@ -91,7 +101,7 @@ def test_the_rate_is_over_the_episodes_that_did_not_fail_and_the_first_failure_i
     metrics = evaluate(make_run("fails_at_times"), episodes=8, output=output)
     assert (metrics["success_rate"], metrics["failed"], metrics["failed_episodes.workflow_error"]) == (1.0, 2, 2)
     shown = capsys.readouterr()
-    assert "success_rate                   1\n" in shown.out
+    assert "success_rate 1\n" in re.sub(" +", " ", shown.out)
     assert "2 of 8 episodes failed: 2 workflow_error; success rate and returns are over the other 6." in shown.err
     assert "The first failure, task t0, was WorkflowError: " in shown.err
     assert "LookupError: a broken tool" in shown.err
@@ -214,7 +224,7 @@ def test_a_report_that_cannot_be_written_in_the_end_is_an_error_after_the_result
     with pytest.raises(error) as raised:
         evaluate(make_run("takes_the_name", **settings), episodes=8, output=output)
     shown, unsaved = capsys.readouterr(), f"cannot write --output {output}: Is a directory; the results are only printed"
-    assert "success_rate                   1\n" in shown.out
+    assert "success_rate 1\n" in re.sub(" +", " ", shown.out)
     assert unsaved in shown.err
     assert (str(raised.value) == unsaved) == (error is RunStopped)
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
@@ -237,3 +247,43 @@ def test_the_command_refuses_a_directory_as_output_with_status_two_and_evaluates
     out, said = capsys.readouterr()
     assert out == ""
     assert said.startswith("agentrl: --output .: expected the name of a file to write, but it is a directory")
+
+
+def test_several_samples_of_each_task_give_pass_at_k_and_the_majority(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = {"factory": f"{__name__}:make", "factory_args": {"count": 1}, "eval_factory_args": {"count": 3}}
+    output = tmp_path / "report.json"
+    anyio.run(partial(evaluate_target, make_run("votes", tasks=tasks), DEAD, samples=4, output=output))
+    written = json.loads(output.read_text())
+    assert (written["episodes"], written["failed"]) == (12, 1)
+    assert written["pass_at.1"] == pytest.approx((2 / 3 + 1 / 2 + 1 / 2) / 3)
+    assert written["pass_at.2"] == pytest.approx((1 + 5 / 6 + 5 / 6) / 3)
+    assert (written["pass_at.4"], written["majority_rate"]) == (1.0, 1.0)
+    assert [task["task_id"] for task in written["samples"]] == ["t0", "t1", "t2"]
+    assert written["samples"][0] == {
+        "task_id": "t0",
+        "episodes": ["eval.0", "eval.3", "eval.6", "eval.9"],
+        "success": [True, None, True, False],
+        "answers": ["4", "5", "4.0", None],
+    }
+    assert "pass_at.4" in capsys.readouterr().out
+
+
+def test_the_episodes_of_some_tasks_are_a_multiple_of_the_samples() -> None:
+    metrics = anyio.run(partial(evaluate_target, make_run("fails_at_times"), DEAD, samples=2, episodes=6)).metrics()
+    assert (metrics["episodes"], metrics["failed"]) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"samples": 0}, "--samples 0: expected at least 1"),
+        ({"samples": 4, "episodes": 6}, "--episodes 6 --samples 4: expected a multiple of 4, at most 32 for the 8 tasks"),
+        ({"samples": 2, "episodes": 18}, "at most 16 for the 8 tasks"),
+        ({"samples": 2, "greedy": True}, "--samples 2 --greedy: at temperature 0 the samples of a task are alike"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        anyio.run(partial(evaluate_target, make_run("fails_at_times"), DEAD, **flags))

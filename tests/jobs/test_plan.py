@@ -44,6 +44,9 @@ HERE = GOOD | {"workflow": f"{__name__}:solve", "tasks": {"factory": f"{__name__
         (["--inference.pause_mode", "fast"], "keeps stale KV"),
         (["--algorithm.behavior_weight_mode", "clamp"], "behavior weight always applied, clamp above 5"),
         (["--trainer.device", "cuda:1"], "on cuda:1"),
+        ([], "2 optimizer step(s) a batch"),
+        ([], "decoupled PPO, ratios clipped to [0.8, 1.2]"),
+        (["--trainer.minibatches", "1"], "1 minibatch: the ratio is always 1 and clipping never acts"),
         (["--inference.backend", "sglang", "--inference.device", "cpu"], "1 SGLang, launched on 127.0.0.1, on the CPU"),
         (
             ["--inference.backend", "sglang", "--inference.device", "cuda:2", "--inference.sglang_args=--tp 2"],

@@ -20,3 +20,32 @@ def test_episodes_that_a_limit_ended_are_counted_by_limit() -> None:
         "limits.context_limit": 1,
         "limits.turn_limit": 2,
     }
+
+
+def test_turns_tokens_and_truncation_are_told_apart_by_outcome() -> None:
+    short = episode([turn(tokens=2)], 1.0)
+    cut = episode([turn(tokens=3), replace(turn(tokens=5), stop_reason=StopReason.LENGTH)], 0.0)
+    limited = replace(episode([turn(tokens=4)] * 4, 0.0), stop_reason=StopReason.TURN_LIMIT)
+    finished = episode([turn(tokens=6)], 0.0)
+    broken = replace(cut, final_reward=None, failure=EpisodeFailure(kind="E", message="m", traceback=""))
+    found = episode_metrics([short, cut, limited, finished, broken])
+    assert {key: value for key, value in found.items() if "_by_outcome" in key} == {
+        "turns_mean_by_outcome.right": 1.0,
+        "output_tokens_mean_by_outcome.right": 2.0,
+        "truncated_share_by_outcome.right": 0.0,
+        "turns_mean_by_outcome.wrong": 7 / 3,
+        "output_tokens_mean_by_outcome.wrong": 10.0,
+        "truncated_share_by_outcome.wrong": 2 / 3,
+    }
+    assert "turns_mean_by_outcome.wrong" not in episode_metrics([short])
+
+
+def test_parts_of_rewards_add_up_to_the_mean_return() -> None:
+    first = replace(episode([turn()], 0.75), reward_parts={"right": 1.0, "length!": -0.25})
+    second = replace(episode([turn()], 1.0), reward_parts={"right": 1.0})
+    found = episode_metrics([first, second])
+    assert {key: value for key, value in found.items() if key.startswith("reward_parts.")} == {
+        "reward_parts.length_": -0.125,
+        "reward_parts.right": 1.0,
+    }
+    assert found["return_mean"] == 0.875

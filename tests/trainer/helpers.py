@@ -49,7 +49,7 @@ def _sample(random: np.random.Generator, version: int, longest: int, max_stalene
         loss_mask=mask,
         behavior_logprobs=np.where(mask, -6 + random.normal(size=length), 0).astype(np.float32),
         token_versions=np.where(mask, versions, -1).astype(np.int32),
-        turn_index=np.zeros(length, np.int32),
+        turn_index=(np.arange(length) // 8).astype(np.int32),
         temperatures=np.where(mask, temperature, 1).astype(np.float32),
     )
     return TrainSample(sample=sample, advantages=advantages.astype(np.float32))

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from agentrl.trainer.optimizer import Muon, adamw, clip_gradients, orthogonalize, schedule_factor
+from agentrl.trainer.optimizer import (
+    Muon,
+    adamw,
+    clip_gradients,
+    orthogonalize,
+    schedule_factor,
+    update_to_weight_ratio,
+)
 
 
 @given(schedule=st.sampled_from(["linear", "cosine"]), warmup=st.integers(0, 20), total=st.integers(21, 200))
@@ -106,3 +113,20 @@ def test_the_norm_of_millions_of_gradients_is_that_of_float64_and_clipping_scale
     for parameter, gradient in zip(parameters, gradients, strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad.double(), gradient / 4, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_update_to_weight_ratio_is_that_of_the_weights_before_and_after(decay: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((7, 5), (5,), (3, 2))]
+    optimizer = adamw(weights, lr=1e-2, betas=(0.9, 0.95), weight_decay=decay)
+    assert update_to_weight_ratio(optimizer) == 0.0
+    for _ in range(3):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        before = [weight.detach().double().clone() for weight in weights]
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = sum(float((a.detach() - b).square().sum()) for a, b in zip(weights, before, strict=True))
+        size = sum(float(weight.detach().double().square().sum()) for weight in weights)
+        assert update_to_weight_ratio(optimizer) == pytest.approx((moved / size) ** 0.5, rel=1e-4)

@@ -25,7 +25,7 @@ _CLAMP = AlgorithmConfig(behavior_weight_mode="clamp", behavior_weight_cap=2.0)
 
 
 def _trainer(path: Path, algorithm: AlgorithmConfig | None = None, seed: int = 0, **settings: object) -> PolicyTrainer:
-    config = TrainerConfig.model_validate({"lr": 1e-3, **settings})
+    config = TrainerConfig.model_validate({"lr": 1e-3, "minibatches": 1, **settings})
     model = PolicyModel(path, device=torch.device("cpu"))
     return PolicyTrainer(model, config, algorithm or AlgorithmConfig(), total_steps=10, seed=seed)
 

@@ -72,10 +72,11 @@ class MathFeedback(MathGradedWorkflow):
             choice = completion.choices[0]
             client.record(attempts=attempt)
             response = "" if choice.finish_reason == "length" else choice.message.content or ""
+            answer = extract_answer(response)
+            client.final_answer(answer)
             if await self._is_right(response, str(task["answer"])):
                 client.record(correct=True)
                 return self._discount ** (attempt - 1)
-            answer = extract_answer(response)
             if answer in wrong:
                 client.record(repeated=True)
             wrong.add(answer)

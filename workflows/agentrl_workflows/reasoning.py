@@ -44,8 +44,8 @@ class Reasoning(MathGradedWorkflow):
         self._compare, self._system = compare, system
         self._rubric = Rubric(correct=(1.0, self._is_correct), format=(format_weight, self._has_format))
 
-    async def run(self, task: Task, client: Client) -> float:
-        """Return the weighted sum of `correct` and `format`.
+    async def run(self, task: Task, client: Client) -> None:
+        """Set the weighted sum of `correct` and `format` as the final reward, with its parts.
 
         Cancellation: the call or the grading is ended.
         """
@@ -54,7 +54,8 @@ class Reasoning(MathGradedWorkflow):
         truncated = completion.choices[0].finish_reason == "length"
         client.record(truncated=truncated)
         response = "" if truncated else completion.choices[0].message.content or ""
-        return await self._rubric(response, task, record=client.record)
+        client.final_answer(boxed(response) if self._compare == "text" else first_of(boxed, last_number)(response))
+        client.reward_final(await self._rubric.weighted(response, task, record=client.record))
 
     async def _is_correct(self, response: str, task: Task) -> float:
         reference = str(task["answer"])

@@ -212,6 +212,8 @@ def _advantage(config: RunConfig) -> str:
 def _loss(config: RunConfig) -> str:
     algorithm = config.algorithm
     clip = f"ratios clipped to [{1 - algorithm.clip_low:g}, {1 + algorithm.clip_high:g}]"
+    if config.trainer.minibatches == 1:
+        clip = "1 minibatch: the ratio is always 1 and clipping never acts"
     weight = f"behavior weight always applied, {algorithm.behavior_weight_mode} above {algorithm.behavior_weight_cap:g}"
     return f"decoupled PPO, {clip}, {weight}; AdamW lr {config.trainer.lr:g}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.data.load import load_training
 from agentrl.engine.evaluate import EvalReport
-from agentrl.jobs.evaluate import Target, check_target, play_episodes, server_logs
+from agentrl.jobs.evaluate import Target, check_target, choose_samples, play_episodes, server_logs
 from agentrl.jobs.python.arguments import GivenTasks, read_run
 
 
@@ -21,6 +21,7 @@ async def evaluate(
     endpoint: str | None = None,
     api_key_env: str | None = None,
     episodes: int | None = None,
+    samples: int | None = None,
     greedy: bool = False,
     **overrides: object,
 ) -> EvalReport:
@@ -35,7 +36,9 @@ async def evaluate(
         model: local HF checkpoint, which is served for the call; with `endpoint`, the name of the model there.
         endpoint: base URL of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8000/v1`.
         api_key_env: environment variable with the endpoint's key; None: `OPENAI_API_KEY`, if that is set.
-        episodes: how many; None: one for each task.
+        episodes: how many; None: one for each task, or `samples`.
+        samples: play each task so many times; `report.metrics()` then has `pass_at.K` and, where the workflow names answers
+            (`client.final_answer`), `majority_rate`; `report.samples` has the episodes by task.
         greedy: sample at temperature 0.
         **overrides: fields of a run file, such as `sampling={"max_tokens": 64}` or `rollout__max_turns=4`.
 
@@ -49,7 +52,10 @@ async def evaluate(
     target = Target(endpoint=endpoint, model=str(model) if endpoint else None, api_key_env=api_key_env)
     key = check_target(given.config, target, episodes)
     training = load_training(given.config.tasks) if given.objects.tasks is None else given.objects.tasks.train
-    played = training.first(episodes or 1) if training.is_endless else training.finite
-    count = len(played) if episodes is None else episodes
+    played = training.first(-(-(episodes or 1) // (samples or 1))) if training.is_endless else training.finite
+    if samples is None:
+        count = len(played) if episodes is None else episodes
+    else:
+        played, count = choose_samples(played, episodes, samples, greedy=greedy)
     with server_logs(given.config) as logs:
         return await play_episodes(given.config, target, key, logs, given.objects.workflow, played, count, greedy)

@@ -81,6 +81,8 @@ class PackedTrajectory(msgspec.Struct, frozen=True):
     failure: tuple[str, str, str] | None
     """Kind, message and traceback."""
     metrics: dict[str, float]
+    reward_parts: dict[str, float]
+    answer: str | None
     started_s: float | None
     """On the worker's clock, as `ended_s`."""
     ended_s: float | None
@@ -198,6 +200,8 @@ def pack_trajectory(trajectory: Trajectory) -> PackedTrajectory:
         final_reward=_plain_float(trajectory.final_reward),
         failure=_pack_failure(trajectory.failure),
         metrics=_pack_metrics(trajectory.metrics),
+        reward_parts=_pack_metrics(trajectory.reward_parts),
+        answer=trajectory.answer,
         started_s=trajectory.started_s,
         ended_s=trajectory.ended_s,
     )
@@ -217,6 +221,8 @@ def unpack_trajectory(packed: PackedTrajectory, task: Task, clock_offset_s: floa
         final_reward=packed.final_reward,
         failure=_unpack_failure(packed.failure),
         metrics=packed.metrics,
+        reward_parts=packed.reward_parts,
+        answer=packed.answer,
         task=task,
         started_s=_later(packed.started_s, clock_offset_s),
         ended_s=_later(packed.ended_s, clock_offset_s),

@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 def make_trainer(ranks: Ranks, path: Path, settings: dict[str, Any]) -> PolicyTrainer:
-    config = TrainerConfig.model_validate({"lr": 1e-3, "max_grad_norm": 0.5, **settings})
+    config = TrainerConfig.model_validate({"lr": 1e-3, "minibatches": 1, "max_grad_norm": 0.5, **settings})
     model = PolicyModel(
         path,
         device=torch.device("cpu"),

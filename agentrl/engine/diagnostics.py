@@ -1,0 +1,121 @@
+"""Statistics of groups: how often K episodes of a task succeed, what a majority answers, and how advantages are spread.
+
+Invariant: a failed episode has no result and counts nowhere. A statistic over nothing has no key. Right is what
+`agentrl.observe.metrics.is_success` says.
+
+`pass_at.K` is the unbiased estimate of the chance that at least one of K episodes of a task succeeds, 1 - C(n - c, K) /
+C(n, K) for c successes among n episodes (Chen et al. 2021, arXiv 2107.03374, equation 1), averaged over the tasks with at
+least K results. `majority_rate` is the share of tasks whose most frequent answer is right (Wang et al. 2022, arXiv
+2203.11171), over the tasks for which a workflow named answers by `client.final_answer`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from agentrl.observe.metrics import is_success, name_part
+from agentrl.reward.match import normal_text, read_number
+from agentrl.types import Trajectory
+
+MOST_NAMES = 32
+"""Roles, and players, with figures of their own; the less frequent ones are `others` together."""
+_Named: TypeAlias = tuple[str, float]
+
+
+def pass_at(k: int, episodes: int, right: int) -> float:
+    """Return the unbiased estimate of the chance that one of `k` episodes succeeds, from `right` among `episodes` >= k.
+
+    Example:
+        >>> pass_at(1, 4, 1), pass_at(2, 4, 1), pass_at(4, 4, 1), pass_at(2, 4, 0)
+        (0.25, 0.5, 1.0, 0.0)
+    """
+    return 1.0 - math.comb(episodes - right, k) / math.comb(episodes, k)
+
+
+def majority(episodes: Sequence[Trajectory]) -> float | None:
+    """Return how far the most frequent answer is right, 0 to 1; None where no episode that ended has an answer.
+
+    Answers are compared as numbers, or else as text without case, white space and punctuation. Where answers are equally
+    frequent, and where episodes with one answer differ in their success, it is the mean.
+    """
+    verdicts: dict[object, list[bool]] = defaultdict(list)
+    for episode in episodes:
+        if episode.failure is None and episode.answer is not None:
+            verdicts[_comparable(episode.answer)].append(is_success(episode))
+    if not verdicts:
+        return None
+    votes = max(map(len, verdicts.values()))
+    return float(np.mean([np.mean(each) for each in verdicts.values() if len(each) == votes]))
+
+
+def task_outcomes(groups: Iterable[Sequence[Trajectory]]) -> dict[str, float]:
+    """Return `pass_at.K` for the powers of two up to the size of the largest group, and `majority_rate`.
+
+    Args:
+        groups: the episodes of one task each. Nothing is returned where none has two with a result.
+    """
+    played = [[episode for episode in group if episode.failure is None] for group in groups]
+    largest = max(map(len, played), default=0)
+    if largest < 2:
+        return {}
+    counts = [(len(group), sum(map(is_success, group))) for group in played]
+    found: dict[str, float] = {}
+    for k in (1 << power for power in range(largest.bit_length())):
+        found[f"pass_at.{k}"] = float(np.mean([pass_at(k, n, right) for n, right in counts if n >= k]))
+    votes = [vote for group in played if (vote := majority(group)) is not None]
+    return found | ({"majority_rate": float(np.mean(votes))} if votes else {})
+
+
+def advantage_metrics(episodes: Iterable[Trajectory], advantages: Iterable[Sequence[float]]) -> dict[str, float]:
+    """Return mean, standard deviation and share above 0 of the turns' advantages, of all and by role and player.
+
+    Args:
+        episodes: of the batch. Turns at temperature 0 are never trained, and left out.
+        advantages: of each turn of each episode.
+    """
+    every: list[float] = []
+    roles: list[_Named] = []
+    players: list[_Named] = []
+    for episode, values in zip(episodes, advantages, strict=True):
+        for turn, value in zip(episode.turns, values, strict=True):
+            if turn.temperature > 0:
+                every.append(float(value))
+                roles.append((turn.role, float(value)))
+                players.append((turn.player, float(value)))
+    return _spread(every, "") | _by_name(roles, "role") | _by_name(players, "player")
+
+
+def _by_name(named: Sequence[_Named], kind: str) -> dict[str, float]:
+    """Return the figures of each name; nothing where no turn has one."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for name, value in named:
+        values[name_part(name) or "unnamed"].append(value)
+    if set(values) <= {"unnamed"}:
+        return {}
+    kept = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_NAMES]
+    others = [value for name, some in values.items() if name not in kept for value in some]
+    figures: dict[str, float] = {}
+    for name in sorted(kept):
+        figures |= _spread(values[name], f"_by_{kind}.{name}")
+    return figures | (_spread(others, f"_by_{kind}.others") if others else {})
+
+
+def _spread(values: Sequence[float], suffix: str) -> dict[str, float]:
+    if not values:
+        return {}
+    numbers = np.array(values)
+    return {
+        f"advantage_mean{suffix}": float(numbers.mean()),
+        f"advantage_std{suffix}": float(numbers.std()),
+        f"advantage_positive_share{suffix}": float((numbers > 0).mean()),
+    }
+
+
+def _comparable(answer: str) -> object:
+    number = read_number(answer)
+    return number if number is not None else normal_text(answer) or answer.strip()

@@ -1,0 +1,134 @@
+"""pass@k, majority and advantages of groups: goldens by hand and by enumeration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.engine.diagnostics import MOST_NAMES, advantage_metrics, majority, pass_at, task_outcomes
+from agentrl.engine.evaluate import EvalReport
+from agentrl.types import EpisodeFailure, Trajectory, Turn
+from tests.algo.build import episode, turn
+
+FAILED = EpisodeFailure(kind="E", message="m", traceback="")
+
+
+def ended(reward: float, answer: str | None = None, *, task: str = "t") -> Trajectory:
+    return replace(episode([turn()], reward), answer=answer, task_id=task)
+
+
+def failed(answer: str | None = None) -> Trajectory:
+    return replace(ended(0.0, answer), final_reward=None, failure=FAILED)
+
+
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n), st.integers(0, n))))
+def test_pass_at_k_is_the_share_of_choices_of_k_episodes_with_a_success(case: tuple[int, int, int]) -> None:
+    k, n, right = case
+    choices = list(combinations([True] * right + [False] * (n - right), k))
+    assert pass_at(k, n, right) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_pass_at_k_is_unbiased_for_any_chance_of_a_success(p: float) -> None:
+    n = 5
+    for k in (1, 2, 4):
+        chances = [math.comb(n, right) * p**right * (1 - p) ** (n - right) for right in range(n + 1)]
+        assert sum(c * pass_at(k, n, right) for right, c in enumerate(chances)) == pytest.approx(1 - (1 - p) ** k)
+
+
+def test_outcomes_of_tasks_leave_out_failed_episodes_and_tasks_with_too_few() -> None:
+    mixed = [ended(1.0), ended(0.0), ended(0.0), ended(0.0), failed()]
+    never = [ended(0.0), ended(0.0), failed()]
+    assert task_outcomes([mixed, never]) == pytest.approx({"pass_at.1": 0.125, "pass_at.2": 0.25, "pass_at.4": 1.0})
+
+
+@pytest.mark.parametrize("groups", [[], [[ended(1.0)], [ended(0.0), failed()]], [[failed(), failed()]]])
+def test_tasks_that_were_played_once_have_no_outcomes(groups: list[list[Trajectory]]) -> None:
+    assert task_outcomes(groups) == {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([("4", 1.0), ("4.0", 1.0), ("5", 0.0)], 1.0),
+        ([("5", 0.0), ("The  Nile.", 1.0), ("the nile", 1.0), (None, 0.0), (None, 0.0), (None, 0.0)], 1.0),
+        ([("4", 1.0), ("5", 0.0)], 0.5),
+        ([("5", 0.0), ("5", 0.0), ("4", 1.0)], 0.0),
+        ([(None, 1.0)], None),
+    ],
+)
+def test_a_majority_is_right_where_its_answer_is(
+    answers: Sequence[tuple[str | None, float]], expected: float | None
+) -> None:
+    assert majority([ended(reward, answer) for answer, reward in answers]) == expected
+    assert majority([*(ended(reward, answer) for answer, reward in answers), *[failed("5")] * 9]) == expected
+
+
+def test_the_majority_rate_is_over_the_tasks_with_answers() -> None:
+    right, wrong = [ended(1.0, "4"), ended(1.0, "4")], [ended(1.0, "4"), ended(0.0, "5"), ended(0.0, "5")]
+    assert task_outcomes([right, wrong, [ended(0.0), ended(0.0)]])["majority_rate"] == 0.5
+    assert "majority_rate" not in task_outcomes([[ended(0.0), ended(0.0)]])
+
+
+def test_an_evaluation_knows_which_episodes_are_samples_of_one_task() -> None:
+    played = [ended(1.0, "4", task="a"), ended(0.0, "5", task="b"), ended(0.0, "5", task="a"), failed()]
+    report = EvalReport(episodes=tuple(played), seconds=1.0, greedy=False)
+    assert [(task, len(episodes)) for task, episodes in report.samples.items()] == [("a", 2), ("b", 1), ("t", 1)]
+    metrics = report.metrics()
+    assert {name: metrics[name] for name in ("pass_at.1", "pass_at.2", "majority_rate")} == {
+        "pass_at.1": 0.25,
+        "pass_at.2": 1.0,
+        "majority_rate": 0.25,
+    }
+
+
+def spoken(role: str = "", player: str = "", temperature: float = 1.0) -> Turn:
+    return replace(turn(), role=role, player=player, temperature=temperature)
+
+
+def test_advantages_are_described_by_role_and_player() -> None:
+    first = episode([spoken("plan", "x"), spoken("act #1", "y"), spoken("act #1", "y", temperature=0.0)])
+    second = episode([spoken("plan", "x"), spoken("", "y")])
+    found = advantage_metrics([first, second], [[3.0, -1.0, 100.0], [1.0, -3.0]])
+    assert found == pytest.approx(
+        {
+            "advantage_mean": 0.0,
+            "advantage_std": math.sqrt(5),
+            "advantage_positive_share": 0.5,
+            "advantage_mean_by_role.plan": 2.0,
+            "advantage_std_by_role.plan": 1.0,
+            "advantage_positive_share_by_role.plan": 1.0,
+            "advantage_mean_by_role.act _1": -1.0,
+            "advantage_std_by_role.act _1": 0.0,
+            "advantage_positive_share_by_role.act _1": 0.0,
+            "advantage_mean_by_role.unnamed": -3.0,
+            "advantage_std_by_role.unnamed": 0.0,
+            "advantage_positive_share_by_role.unnamed": 0.0,
+            "advantage_mean_by_player.x": 2.0,
+            "advantage_std_by_player.x": 1.0,
+            "advantage_positive_share_by_player.x": 1.0,
+            "advantage_mean_by_player.y": -2.0,
+            "advantage_std_by_player.y": 1.0,
+            "advantage_positive_share_by_player.y": 0.0,
+        }
+    )
+
+
+def test_many_roles_have_bounded_figures_and_one_speaker_has_none() -> None:
+    crowd = episode([spoken(f"role {number}") for number in range(MOST_NAMES + 8)] + [spoken("role 3")])
+    found = advantage_metrics([crowd], [[1.0] * len(crowd.turns)])
+    assert sum(name.startswith("advantage_mean_by_role.") for name in found) == MOST_NAMES + 1
+    assert found["advantage_mean_by_role.others"] == 1.0
+    assert "advantage_mean_by_role.role 3" in found
+    assert set(advantage_metrics([episode([turn()])], [[1.0]])) == {
+        "advantage_mean",
+        "advantage_std",
+        "advantage_positive_share",
+    }
+    assert advantage_metrics([], []) == {}

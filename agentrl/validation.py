@@ -69,8 +69,25 @@ def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, w
         raise InvariantError(f"{where}: version spans cover {at} of {count} output tokens")
 
 
+def check_reward_time(turn: Turn, where: str) -> None:
+    """Check that a turn's reward, if it has one, was set after its request was sent.
+
+    Raises:
+        InvariantError: names `where` and the times.
+    """
+    if (turn.reward is None) != (turn.rewarded_at is None) or not turn.sent_at >= 0:
+        raise InvariantError(
+            f"{where}: sent at {turn.sent_at}, with reward {turn.reward} set at {turn.rewarded_at}; expected a count of at "
+            "least 0, and a time of the reward where there is a reward"
+        )
+    if turn.rewarded_at is not None and turn.rewarded_at <= turn.sent_at:
+        raise InvariantError(f"{where}: its reward was set at {turn.rewarded_at}, before it was sent at {turn.sent_at}")
+
+
 def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
-    """Check the invariants of a recorded turn: lengths equal, log-probs sound, spans as in `check_spans`, reward finite.
+    """Check the invariants of a recorded turn.
+
+    Lengths are equal, log-probs sound, and spans as in `check_spans`; a reward is finite, and set after the turn was sent.
 
     Raises:
         InvariantError: names `where` and the first condition that does not hold.
@@ -83,3 +100,4 @@ def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
     check_spans(turn.spans, count, parent, where)
     if turn.reward is not None and not math.isfinite(turn.reward):
         raise InvariantError(f"{where}: reward {turn.reward} is not finite")
+    check_reward_time(turn, where)

@@ -26,6 +26,8 @@ def episode(rewards: list[float | None], final: float) -> Trajectory:
             stop_reason=StopReason.STOP,
             reward=reward,
             sent_after=number,
+            sent_at=2 * number,
+            rewarded_at=None if reward is None else 2 * number + 1,
         )
         for number, reward in enumerate(rewards)
     ]

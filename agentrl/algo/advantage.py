@@ -31,14 +31,14 @@ Parallel turns share their turn rewards, which costs variance. A workflow that k
 (`client.branch`): turns of two branches, of which neither holds the other, share neither rewards nor counts nor depths.
 
 The baseline b of a turn at depth d (the longest chain of turns, each sent when the one before was complete, that ends with
-it; 0 if no turn was complete) is the mean over
-the *other* episodes of a value each of them has at every depth: the mean G of its turns at depth d, or, when it ended
-earlier, at its deepest depth. So b is a function of d and of the other episodes alone. Two rules that look alike are
-biased: averaging over all episodes that reach depth d, the turn's own included, and choosing the baseline by how many
-turns the own episode took. Two others are unbiased but noisier: averaging only over those others that reach depth d,
-and taking 0 after an episode's end. When only a final reward is set and discount is 1, every depth has the same value
-and the estimator is REINFORCE leave-one-out. The baseline has no bias for any number of other episodes, so a group that
-lost some needs no factor.
+it; 0 if no turn was complete) is the mean over the *other* episodes of a value each of them has at every depth: the mean G
+of its turns at depth d, or, when it ended earlier, at its deepest depth. For a turn of a declared branch these are the turns
+of the branch with the same path, where the other episode has any, because the rewards of branches differ. So b is a function
+of d, of the path and of the other episodes alone. Two rules that look alike are biased: averaging over all episodes that
+reach depth d, the turn's own included, and choosing the baseline by how many turns the own episode took. Two others are
+unbiased but noisier: averaging only over those others that reach depth d, and taking 0 after an episode's end. When only a
+final reward is set and discount is 1, every depth has the same value and the estimator is REINFORCE leave-one-out. The
+baseline has no bias for any number of other episodes, so a group that lost some needs no factor.
 
 Where `score_group` gave advantages (`Trajectory.advantage`), each turn has that number, whatever the settings are. Where it
 gave scores, they depend on the other members, so that a baseline made of the others' scores is no constant: the expected
@@ -46,9 +46,9 @@ estimate is then the gradient of (own score - mean of the others' scores) (ADR 1
 
 Where an episode has several players (`Turn.player`), both estimators see each player's part of it as an episode of its own:
 its turns, in their order, with their rewards and the final reward, which all share. Depths and exponents count the
-player's own turns, and its baseline is made of its part in the other episodes, 0 turns where it had none. The expected estimate is the
-sum over the players of the gradient of the player's expected return in its own turns, the others being part of its world. A
-return that all share would be 0 for every turn of a zero-sum game.
+player's own turns, and its baseline is made of its part in the other episodes, 0 turns where it had none. The expected
+estimate is the sum over the players of the gradient of the player's expected return in its own turns, the others being part
+of its world. A return that all share would be 0 for every turn of a zero-sum game.
 """
 
 from __future__ import annotations
@@ -181,6 +181,8 @@ class _PlayerPart:
     """[n] int64: when the request was sent."""
     rewarded_at: Int64Array
     """[n] int64: when the reward was set; -1 where there is none."""
+    branches: Sequence[BranchPath]
+    """[n] the declared branch of each turn."""
     related: BoolArray
     """[n, n] bool: whether no declared branch holds the one turn and not the other."""
     final: float
@@ -194,13 +196,15 @@ def _players(episodes: Sequence[Trajectory]) -> list[str]:
 def _part_of(episode: Trajectory, player: str) -> _PlayerPart:
     at = np.array([index for index, turn in enumerate(episode.turns) if turn.player == player], np.int64)
     turns = [episode.turns[index] for index in at.tolist()]
+    branches = [turn.branch for turn in turns]
     return _PlayerPart(
         at=at,
         rewards=np.array([turn.reward or 0.0 for turn in turns], np.float64),
         sent_after=np.searchsorted(at, np.array([turn.sent_after for turn in turns], np.int64)),
         sent_at=np.array([turn.sent_at for turn in turns], np.int64),
         rewarded_at=np.array([-1 if turn.rewarded_at is None else turn.rewarded_at for turn in turns], np.int64),
-        related=_related([turn.branch for turn in turns]),
+        branches=branches,
+        related=_related(branches),
         final=episode.final_reward or 0.0,
     )
 
@@ -262,16 +266,19 @@ def token_advantages(sample: Sample, per_turn: Float64Array) -> Float32Array:
 
 def _subtract_other_episodes(parts: Sequence[_PlayerPart], to_go: Sequence[Float64Array]) -> list[Float64Array]:
     """Return G - b of every turn: see the module's docstring for the rule."""
-    depths = [_depths(part) for part in parts]
-    count = 1 + max((max(d) for d in depths if d), default=0)
-    values = np.empty((len(parts), count))
-    for row, (part, depth, returns) in enumerate(zip(parts, depths, to_go, strict=True)):
-        values[row] = _value_by_depth(depth, returns, count, empty=part.final)
-    result: list[Float64Array] = []
-    for row, (depth, returns) in enumerate(zip(depths, to_go, strict=True)):
-        # Summed over the others, not "all minus own": the own value must not enter even by rounding.
-        baseline = np.delete(values, row, axis=0).sum(axis=0) / max(len(parts) - 1, 1)
-        result.append(returns - baseline[np.array(depth, np.intp)])
+    depths = [np.array(_depths(part), np.intp) for part in parts]
+    count = 1 + max((int(depth.max()) for depth in depths if len(depth)), default=0)
+    result = [np.empty_like(returns) for returns in to_go]
+    for branch in dict.fromkeys(branch for part in parts for branch in part.branches):
+        places = [np.array([one == branch for one in part.branches], np.bool_) for part in parts]
+        values = np.empty((len(parts), count))
+        for row, (part, depth, returns) in enumerate(zip(parts, depths, to_go, strict=True)):
+            here = places[row] if places[row].any() else slice(None)
+            values[row] = _value_by_depth(depth[here], returns[here], count, empty=part.final)
+        for row, (depth, returns) in enumerate(zip(depths, to_go, strict=True)):
+            # Summed over the others, not "all minus own": the own value must not enter even by rounding.
+            baseline = np.delete(values, row, axis=0).sum(axis=0) / max(len(parts) - 1, 1)
+            result[row][places[row]] = returns[places[row]] - baseline[depth[places[row]]]
     return result
 
 
@@ -282,13 +289,16 @@ def _short_group_scale(episodes: int, group_size: int) -> float:
     return episodes / (episodes - 1) * (group_size - 1) / group_size
 
 
-def _value_by_depth(depths: Sequence[int], returns: Float64Array, count: int, *, empty: float) -> Float64Array:
-    """Return one episode's mean return-to-go at depths 0..count-1, its deepest value carried on; `empty` without turns."""
-    if not depths:
+def _value_by_depth(depths: NDArray[np.intp], returns: Float64Array, count: int, *, empty: float) -> Float64Array:
+    """Return the mean return-to-go of one episode's turns at depths 0..count-1; `empty` without turns.
+
+    A depth that has no turn gets the value of the next lower one that has, else that of the lowest.
+    """
+    if not len(depths):
         return np.full(count, empty)
-    at = np.array(depths, np.intp)
+    present, at = np.unique(depths, return_inverse=True)
     means = np.bincount(at, weights=returns) / np.bincount(at)
-    return np.concatenate([means, np.full(count - len(means), means[-1])])
+    return means[np.maximum(np.searchsorted(present, np.arange(count), side="right") - 1, 0)]
 
 
 def _depths(part: _PlayerPart) -> list[int]:

@@ -62,11 +62,12 @@ class SkippedSteps:
         if self._saw_turn_rewards or self._algorithm.advantage != "episode":
             return
         for episode in (episode for group in groups for episode in group.episodes):
-            if _has_turn_rewards(episode):
+            if _has_turn_rewards(episode) and episode.advantage is None:
                 self._saw_turn_rewards = True
                 logger.warning(
                     "episode %s has rewards of single turns, but algorithm.advantage: episode gives each of its turns the "
-                    "whole episode's return; algorithm.advantage: turn credits a turn with what follows it",
+                    "whole episode's return; algorithm.advantage: turn leaves out the rewards that were set before the "
+                    "turn was sent, which it cannot have decided",
                     episode.episode_id,
                 )
                 return
@@ -86,6 +87,8 @@ def explain_skip(skipped: str, groups: Sequence[Group], algorithm: AlgorithmConf
 
 def _equal_returns(groups: Sequence[Group], algorithm: AlgorithmConfig) -> str:
     episodes = [episode for group in groups for episode in group.episodes]
+    if all(episode.advantage is not None for episode in episodes):
+        return "score_group gave each of their members the advantage 0: look at its scores, or use harder or easier tasks"
     returns = np.array([episode.episode_return for episode in episodes])
     if algorithm.advantage == "episode" and any(_has_turn_rewards(episode) for episode in episodes):
         total = f"{returns[0]:g}" if np.ptp(returns) < 1e-9 else "the same number"

@@ -39,8 +39,8 @@ class EqualScores:
         if self._in_a_row == WINDOW and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "score_group gave all members of a group one and the same score, in %d groups in a row: a member is compared "
-                "with the others of its group, so these groups teach nothing. Score each member by what it adds to the "
+                "score_group gave all members of a group one and the same score, in %d groups in a row. A member is "
+                "compared with the others, so these groups teach nothing. Score each member by what it adds to the "
                 "group, or return MemberAdvantages, such as agentrl.reward.pass_at_k.pass_at_k(scores); if the tasks are "
                 "all solved, or none is, use others",
                 WINDOW,

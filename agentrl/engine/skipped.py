@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,12 @@ from agentrl.errors import NothingLearned
 from agentrl.types import Group, Trajectory
 
 logger = logging.getLogger(__name__)
+
+TURN_REWARDS_ADVICE: Final = (
+    "algorithm.advantage: episode gives each turn the whole episode's return; algorithm.advantage: turn credits it with the "
+    "rewards that were set after it was sent"
+)
+"""What to say where turns have rewards, and the run does not use them for what they are."""
 
 
 class SkippedSteps:
@@ -64,12 +71,7 @@ class SkippedSteps:
         for episode in (episode for group in groups for episode in group.episodes):
             if _has_turn_rewards(episode) and episode.advantage is None:
                 self._saw_turn_rewards = True
-                logger.warning(
-                    "episode %s has rewards of single turns, but algorithm.advantage: episode gives each of its turns the "
-                    "whole episode's return; algorithm.advantage: turn leaves out the rewards that were set before the "
-                    "turn was sent, which it cannot have decided",
-                    episode.episode_id,
-                )
+                logger.warning("episode %s has rewards of single turns, but %s", episode.episode_id, TURN_REWARDS_ADVICE)
                 return
 
 

@@ -78,7 +78,7 @@ def test_rewards_of_turns_under_the_episode_estimator_are_warned_about_once(capl
         for number in (1, 2):
             watch.step(number, [group(episode([0.5], 0.0), episode([None], 1.0))], None)
     [record] = caplog.records
-    assert "algorithm.advantage: turn leaves out the rewards that were set before" in record.message
+    assert "algorithm.advantage: turn credits it with the rewards that were set after it was sent" in record.message
     caplog.clear()
     SkippedSteps(AlgorithmConfig(advantage="turn"), EngineConfig()).step(1, [group(episode([0.5], 0.0))], None)
     assert not caplog.records

@@ -112,17 +112,6 @@ class Speaker(NamedTuple):
     """The declared branch that it speaks in."""
 
 
-def are_independent(one: BranchPath, other: BranchPath) -> bool:
-    """Return whether two turns stand in branches that were declared independent of each other: neither holds the other.
-
-    Example:
-        >>> are_independent((0,), (1,)), are_independent((0,), (0, 2)), are_independent((), (1,))
-        (True, False, False)
-    """
-    shared = min(len(one), len(other))
-    return one[:shared] != other[:shared]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One model call: the tokens that it adds to its parent and the output of the server.

@@ -1,4 +1,4 @@
-"""The checks of rewards, log-probs, version spans and turns.
+"""The checks of rewards, log-probs, version spans, declared branches and turns.
 
 Invariant: a reward that passed is a finite number; a turn that passed agrees with itself and with its parent.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agentrl.errors import InvariantError, RewardError
-from agentrl.types import Float32Array, Turn, VersionSpan
+from agentrl.types import BranchPath, Float32Array, Turn, VersionSpan
 
 MAX_REWARD = 1e30
 """Largest absolute reward: sums over any episode and group then stay finite in float32."""
@@ -67,6 +67,17 @@ def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, w
         at, version = span.end, span.version
     if at != count:
         raise InvariantError(f"{where}: version spans cover {at} of {count} output tokens")
+
+
+def are_independent(one: BranchPath, other: BranchPath) -> bool:
+    """Return whether two turns stand in branches that were declared independent of each other: neither holds the other.
+
+    Example:
+        >>> are_independent((0,), (1,)), are_independent((0,), (0, 2)), are_independent((), (1,))
+        (True, False, False)
+    """
+    shared = min(len(one), len(other))
+    return one[:shared] != other[:shared]
 
 
 def check_reward_time(turn: Turn, where: str) -> None:

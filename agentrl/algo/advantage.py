@@ -63,8 +63,8 @@ from numpy.typing import NDArray
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
-from agentrl.types import BoolArray, BranchPath, Float32Array, Group, Sample, Trajectory, are_independent
-from agentrl.validation import MAX_REWARD, check_reward_time
+from agentrl.types import BoolArray, BranchPath, Float32Array, Group, Sample, Trajectory
+from agentrl.validation import MAX_REWARD, are_independent, check_reward_time
 
 Float64Array: TypeAlias = NDArray[np.float64]
 Int64Array: TypeAlias = NDArray[np.int64]

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.messages import field_getter, plain_fields
-from agentrl.types import BranchPath, Message, are_independent
+from agentrl.types import BranchPath, Message
+from agentrl.validation import are_independent
 
 
 class Continued(NamedTuple):

@@ -192,7 +192,7 @@ class EndpointEpisode(EpisodeRecord):
             tools=cast("Sequence[Mapping[str, Any]]", tools) if isinstance(tools, Sequence) and tools else None,
             temperature=float(temperature) if isinstance(temperature, (int, float)) else 1.0,
             sent_after=len(self._turns),
-            sent_at=self.clock.tick(),
+            sent_at=next(self.clock),
             started_s=time.perf_counter(),
         )
 
@@ -264,7 +264,7 @@ class EndpointEpisode(EpisodeRecord):
         self._announce(len(self._turns) - 1, completion.id, sampled, completion)
 
     def _set_reward(self, turn: int, reward: float) -> None:
-        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=self.clock.tick())
+        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self.clock))
 
 
 class ReplyReader:

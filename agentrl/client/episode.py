@@ -7,6 +7,7 @@ cancelled). A turn has at most one reward, finite; after `close` nothing changes
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,7 +24,6 @@ from agentrl.client.structured.demand import Demand
 from agentrl.client.structured.instructions import Instructions
 from agentrl.errors import AgentRLError, ContextOverflow, ReplyError, RewardError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
-from agentrl.tokens.events import EventClock
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.renderer import Renderer
@@ -37,9 +37,8 @@ from agentrl.types import (
     StopReason,
     Trajectory,
     Turn,
-    are_independent,
 )
-from agentrl.validation import check_reward
+from agentrl.validation import are_independent, check_reward
 
 _AMBIGUOUS = -1
 REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
@@ -67,8 +66,8 @@ class EpisodeRecord(ABC):
         """Start without turns; the arguments are those of `Client`."""
         self.id = episode_id
         self.calls = EpisodeCalls(episode_id, max_turns=max_turns, max_tokens=max_tokens)
-        self.clock = EventClock()
-        """Numbers the requests and the turn rewards."""
+        self.clock = itertools.count()
+        """Numbers the events: each request that is sent, each turn reward that is set."""
         self.metrics: dict[str, float] = {}
         """What the workflow recorded."""
         self.final_reward: float | None = None

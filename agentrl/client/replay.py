@@ -198,7 +198,7 @@ class ReplayEpisode(EpisodeRecord):
         self.check_open()
         self._order.append(index)
         turn = self.recorded.turns[index]
-        self._turns.append(replace(turn, reward=None, rewarded_at=None, sent_at=self.clock.tick(), branch=branch))
+        self._turns.append(replace(turn, reward=None, rewarded_at=None, sent_at=next(self.clock), branch=branch))
         return index
 
     def _refuse(self, difference: Callable[[int], str]) -> NoReturn:
@@ -220,7 +220,7 @@ class ReplayEpisode(EpisodeRecord):
         return ()
 
     def _set_reward(self, turn: int, reward: float) -> None:
-        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=self.clock.tick())
+        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self.clock))
 
 
 class ReplayStream(AsyncStream[ChatCompletionChunk]):

@@ -14,11 +14,12 @@ sent for it; `Turn.prompt_digest` proves it. Sampled ids are kept as they were s
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,7 +27,6 @@ import numpy as np
 
 from agentrl.errors import ContextOverflow, ReplyError, TokenError, WorkflowError
 from agentrl.inference.backend import INT32, Context, json_of
-from agentrl.tokens.events import EventClock
 from agentrl.tokens.history import HistoryMatch, TurnIndex
 from agentrl.tokens.messages import plain_fields, role_of, tools_key
 from agentrl.tokens.prompt import Extension, Prompt
@@ -79,7 +79,7 @@ class TokenGraph:
         episode_id: str,
         history: Literal["keep", "as_template"] = "keep",
         max_context: int | None = None,
-        clock: EventClock | None = None,
+        clock: Iterator[int] | None = None,
     ) -> None:
         """Start with no turns.
 
@@ -89,11 +89,11 @@ class TokenGraph:
             history: what to do where the template rewrites earlier turns: keep the sampled ids as context (marked by
                 `Turn.kept_thinking`), or fork as the template demands.
             max_context: longest context in tokens; messages that cannot fit are refused before they are encoded.
-            clock: numbers the requests and rewards; None: one of its own.
+            clock: numbers the requests and turn rewards; None: one of its own.
         """
         self._renderer = renderer
         self._episode_id = episode_id
-        self._clock = clock or EventClock()
+        self._clock = itertools.count() if clock is None else clock
         self._turns: list[Turn] = []
         self._recorded = RecordedTurns(self._turns, TurnIndex(self._turns), array("i"), [])
         self._max_context = max_context
@@ -243,7 +243,7 @@ class TokenGraph:
         if not 0 <= turn < len(self._turns):
             raise WorkflowError(f"episode {self._episode_id}: no turn {turn} to reward; there are {len(self._turns)}")
         reward = check_reward(value, f"episode {self._episode_id}, turn {turn}")
-        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=self._clock.tick())
+        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self._clock))
 
     def _prompt(
         self,
@@ -255,8 +255,8 @@ class TokenGraph:
     ) -> Prompt:
         started_s, added = time.perf_counter(), array("i", extension.ids).tobytes()
         context = self._contexts.build(extension.parent, added)
-        sent_after, sent_at = len(self._turns), self._clock.tick()
-        return Prompt(extension, added, context, match, key, sent_after, sent_at, messages, schemas, started_s)
+        sent_after, sent_at = len(self._turns), next(self._clock)
+        return Prompt(extension, added, context, match, key, bool(key), sent_after, sent_at, messages, schemas, started_s)
 
     def _check_output(self, output_ids: Int32Array, logprobs: Float32Array) -> None:
         if len(logprobs) != len(output_ids):

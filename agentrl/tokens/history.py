@@ -21,7 +21,8 @@ from pydantic import BaseModel
 
 from agentrl.errors import WorkflowError
 from agentrl.tokens.messages import DIGEST_BYTES, calls_of, field_getter, message_key, role_of
-from agentrl.types import BranchPath, Message, Turn, are_independent
+from agentrl.types import BranchPath, Message, Turn
+from agentrl.validation import are_independent
 
 _MAX_CONVERSATIONS = 4
 """Conversations that an episode remembers; the reader reads all messages of any other."""

@@ -39,6 +39,8 @@ class Prompt(msgspec.Struct, frozen=True):
     match: HistoryMatch | None
     """Where the request meets the recorded conversations; None for a call made of ids."""
     tools_key: bytes
+    tools: bool
+    """Whether the request has tools, so that the output may hold tool calls."""
     sent_after: int
     """How many turns were complete when the request was prepared."""
     sent_at: int
@@ -49,8 +51,3 @@ class Prompt(msgspec.Struct, frozen=True):
     """The tools of the request, if it starts a conversation; the turn that it extends has the same tools."""
     started_s: float = 0.0
     """When the request was prepared, seconds of `time.perf_counter`."""
-
-    @property
-    def tools(self) -> bool:
-        """Whether the request has tools, so that the output may hold tool calls."""
-        return bool(self.tools_key)

@@ -36,7 +36,7 @@ class Ranked(GroupWorkflow):
     async def run(self, task: Task, client: Client) -> float:
         return float(await ask(client, task["question"]) == task["answer"])
 
-    async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float]:
+    async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float] | MemberAdvantages:
         self.calls.append([episode.episode_id for episode in episodes])
         fault = self.faults.pop(0) if self.faults else None
         if fault is not None and (found := fault()) is not None:

@@ -273,7 +273,7 @@ async def test_a_run_counts_the_members_of_a_group_that_cannot_be_scored_as_fail
     renderer: Renderer, tmp_path: Path
 ) -> None:
     class GoneForTheFirst(Ranked):
-        async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float]:
+        async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float] | MemberAdvantages:
             if episodes[0].episode_id.startswith("0."):
                 judge_is_gone()
             return await super().score_group(task, episodes)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agentrl.runs.run import open_run
     from agentrl.tokens.verify import verify
     from agentrl.tools.processes import in_process
-    from agentrl.types import Group, Sample, StopReason, Task, Trajectory, Turn
+    from agentrl.types import Group, MemberAdvantages, Sample, StopReason, Task, Trajectory, Turn
     from agentrl.workflow import RolloutWorkflow
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Environment",
     "EnvironmentFault",
     "Group",
+    "MemberAdvantages",
     "MessageLike",
     "RolloutWorkflow",
     "Sample",
@@ -61,6 +62,7 @@ _HOME = {
     "Environment": "agentrl.env",
     "EnvironmentFault": "agentrl.errors",
     "Group": "agentrl.types",
+    "MemberAdvantages": "agentrl.types",
     "MessageLike": "agentrl.client",
     "RolloutWorkflow": "agentrl.workflow",
     "Sample": "agentrl.types",

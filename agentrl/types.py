@@ -23,6 +23,8 @@ Float32Array: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 Message: TypeAlias = Mapping[str, Any]
 """One chat message as the OpenAI wire writes it: `role`, `content`, `tool_calls`, `tool_call_id`, ..."""
+BranchPath: TypeAlias = tuple[int, ...]
+"""A branch that a workflow declared independent (`client.branch`), below those it was opened in; empty for the main one."""
 
 
 class StopReason(StrEnum):
@@ -106,6 +108,8 @@ class Speaker(NamedTuple):
     """A label of the turns; empty unless the workflow names roles."""
     player: str = ""
     """A player with returns of its own; empty unless the workflow names players."""
+    branch: BranchPath = ()
+    """The declared branch that it speaks in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,7 @@ class Turn:
         ...     spans=(VersionSpan(start=0, end=2, version=3),),
         ...     stop_reason=StopReason.STOP,
         ...     sent_after=0,
+        ...     sent_at=0,
         ... )
         >>> turn.output_versions().tolist()
         [3, 3]
@@ -140,8 +145,14 @@ class Turn:
     """In which role the policy spoke, where a workflow names roles (`client.role`); a label, returns are shared."""
     player: str = ""
     """Who took the turn, where an episode has several players with returns of their own; empty elsewhere."""
+    branch: BranchPath = ()
+    """The declared branch of its call; empty where the workflow declared none."""
     sent_after: int
-    """How many turns were complete when the request was sent: turns 0 to `sent_after` - 1 may be its causes."""
+    """How many turns were complete when the request was sent."""
+    sent_at: int
+    """When the request was sent: its number among the events of the episode, the requests and the turn rewards."""
+    rewarded_at: int | None = None
+    """When `reward` was set, by the same count; None without a reward."""
     parent: int | None = None
     """Index of the turn whose tokens this turn's context continues; None for a root."""
     message: Message = field(default_factory=dict[str, Any])
@@ -208,10 +219,11 @@ class Trajectory:
     Example:
         >>> ids = lambda *xs: np.array(xs, np.int32)
         >>> first = Turn(context_ids=ids(1, 2), output_ids=ids(3), output_logprobs=np.array([-1.0], np.float32),
-        ...              spans=(VersionSpan(start=0, end=1, version=0),), stop_reason=StopReason.STOP, sent_after=0)
+        ...              spans=(VersionSpan(start=0, end=1, version=0),), stop_reason=StopReason.STOP, sent_after=0,
+        ...              sent_at=0)
         >>> second = Turn(context_ids=ids(4), output_ids=ids(5), output_logprobs=np.array([-2.0], np.float32),
         ...               spans=(VersionSpan(start=0, end=1, version=1),), stop_reason=StopReason.STOP, parent=0,
-        ...               sent_after=1)
+        ...               sent_after=1, sent_at=1)
         >>> trajectory = Trajectory(episode_id="e", task_id="t", turns=(first, second),
         ...                         stop_reason=StopReason.COMPLETED, final_reward=1.0)
         >>> [sample] = trajectory.branches()
@@ -226,6 +238,8 @@ class Trajectory:
     stop_reason: StopReason
     final_reward: float | None = None
     """The reward that the workflow returned, credited to the whole episode. None for a failed episode."""
+    advantage: float | None = None
+    """The advantage of all its turns, where `score_group` gave advantages; None elsewhere."""
     failure: EpisodeFailure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers the workflow recorded, such as `{"busy": 1.0}`."""
@@ -354,6 +368,21 @@ class Trajectory:
             turn_index=turn_index,
             temperatures=temperatures,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAdvantages:
+    """The advantages of the members of a group, which `score_group` may return in place of scores.
+
+    Every turn of a member gets the member's number as it is: nothing is subtracted from it or divided.
+
+    Example:
+        >>> MemberAdvantages([0.5, -0.5]).values
+        [0.5, -0.5]
+    """
+
+    values: Sequence[float]
+    """One for each member; a finite number, as a reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

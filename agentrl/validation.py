@@ -1,4 +1,4 @@
-"""The checks of rewards, log-probs, version spans and turns.
+"""The checks of rewards, log-probs, version spans, declared branches and turns.
 
 Invariant: a reward that passed is a finite number; a turn that passed agrees with itself and with its parent.
 """
@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from agentrl.errors import InvariantError, RewardError
-from agentrl.types import Float32Array, Turn, VersionSpan
+from agentrl.types import BranchPath, Float32Array, Turn, VersionSpan
 
 MAX_REWARD = 1e30
 """Largest absolute reward: sums over any episode and group then stay finite in float32."""
@@ -93,8 +93,36 @@ def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, w
         raise InvariantError(f"{where}: version spans cover {at} of {count} output tokens")
 
 
+def are_independent(one: BranchPath, other: BranchPath) -> bool:
+    """Return whether two turns stand in branches that were declared independent of each other: neither holds the other.
+
+    Example:
+        >>> are_independent((0,), (1,)), are_independent((0,), (0, 2)), are_independent((), (1,))
+        (True, False, False)
+    """
+    shared = min(len(one), len(other))
+    return one[:shared] != other[:shared]
+
+
+def check_reward_time(turn: Turn, where: str) -> None:
+    """Check that a turn's reward, if it has one, was set after its request was sent.
+
+    Raises:
+        InvariantError: names `where` and the times.
+    """
+    if (turn.reward is None) != (turn.rewarded_at is None) or not turn.sent_at >= 0:
+        raise InvariantError(
+            f"{where}: sent at {turn.sent_at}, with reward {turn.reward} set at {turn.rewarded_at}; expected a count of at "
+            "least 0, and a time of the reward where there is a reward"
+        )
+    if turn.rewarded_at is not None and turn.rewarded_at <= turn.sent_at:
+        raise InvariantError(f"{where}: its reward was set at {turn.rewarded_at}, before it was sent at {turn.sent_at}")
+
+
 def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
-    """Check the invariants of a recorded turn: lengths equal, log-probs sound, spans as in `check_spans`, reward finite.
+    """Check the invariants of a recorded turn.
+
+    Lengths are equal, log-probs sound, and spans as in `check_spans`; a reward is finite, and set after the turn was sent.
 
     Raises:
         InvariantError: names `where` and the first condition that does not hold.
@@ -107,3 +135,4 @@ def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
     check_spans(turn.spans, count, parent, where)
     if turn.reward is not None and not math.isfinite(turn.reward):
         raise InvariantError(f"{where}: reward {turn.reward} is not finite")
+    check_reward_time(turn, where)

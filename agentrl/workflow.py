@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, cast
 from agentrl.client import Client
 from agentrl.concurrency import SharedContext
 from agentrl.errors import ConfigError, WorkflowError, boundary
-from agentrl.types import StopReason, Task, Trajectory
+from agentrl.types import MemberAdvantages, StopReason, Task, Trajectory
 from agentrl.validation import check_reward
 
 WorkflowFunction = Callable[..., Awaitable[float | None]]
@@ -127,8 +127,12 @@ class GroupWorkflow(RolloutWorkflow):
     """
 
     @abstractmethod
-    async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float]:
-        """Return the final reward of each episode; it takes the place of what `run` returned.
+    async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float] | MemberAdvantages:
+        """Return the final reward of each episode, which takes the place of what `run` returned; or its advantage.
+
+        A score is compared with those of the others, which may depend on this episode, too: what is maximised is the
+        expected own score less the mean of the others. `MemberAdvantages` are trained as they are, and the final rewards
+        stay those of `run`; `agentrl.reward.pass_at_k.pass_at_k` makes such.
 
         Called once, when every member of the group has ended. An exception, a missed `rollout.episode_timeout_s` or a value
         that is not a finite number is a failure: the call is repeated up to `rollout.episode_retries` times, then every

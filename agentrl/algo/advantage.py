@@ -12,33 +12,43 @@ the division (Shao et al., arXiv 2402.03300, section 4.1.2; why not to divide: L
 A group that was kept with n < g episodes (`rollout.incomplete_group: keep`) is multiplied by n / (n - 1) * (g - 1) / g, so
 that its expected gradient is that of a whole group; otherwise tasks that lose episodes would be learnt more slowly.
 
-`turn`: A = G - b. A turn is credited with its own reward and with those of every turn whose request was sent after it was
-completed, whatever conversation they belong to: turn j follows turn t when t < sent_after_j. This is the order of causes.
-It holds across forks, compacted contexts, sub-agents and roles, where the ancestry of tokens does not, and it keeps turns
-that ran in parallel apart. The return-to-go of turn t is
+`turn`: A = G - b. A turn is credited with every turn reward that was set after its request was sent, and with the final
+reward. What was set earlier is settled before the turn acts, so no reward that it leaves out depends on what the turn does.
+This holds in any order of completion, for rewards in hindsight, for turns that run in parallel, for streams that are read
+half-way, and across forks, compacted contexts and roles. A rule that asks when a turn was *complete* is biased, because the
+length of an answer decides that (ADR 28). The return-to-go of turn t is
 
-    G_t = reward_t + sum over the turns j that follow t of discount ** d(t, j) * reward_j + discount ** h(t) * final_reward
+    G_t = sum over the rewards r set after t was sent of discount ** d(t, r) * r + discount ** d(t, end) * final_reward
 
-where d(t, j) counts the turns of the longest chain of following turns from t to j, t itself not counted, and h(t) is the
-largest d(t, j), 0 if no turn follows. The rewards of turns that do not follow t do not depend on its action. With
-discount 1 the expected estimate is therefore the exact policy gradient; below 1 it is the usual discounted estimate
-without the factor discount ** depth (Nota and Thomas, arXiv 1906.07073), which is the gradient of no objective, but the
-baseline still adds no bias to it.
+where d(t, r) is the number of turns that were sent after t and before r was set, and d(t, end) of those sent after t. It is
+n(r) - m(t): n(r) turns were sent before r was set, and m(t) up to t, which is settled before t acts. So the expected
+estimate of a turn is the exact gradient of sum discount ** n(r) * r, times discount ** -m(t). With discount 1 the expected
+estimate of an episode is the exact policy gradient; below 1 it is the usual discounted estimate without the factor
+discount ** m(t) (Nota and Thomas, arXiv 1906.07073), which is the gradient of no objective, but the baseline still adds no
+bias to it.
 
-The baseline b of a turn at depth d (the longest chain of turns that it follows; 0 if it follows none) is the mean over
-the *other* episodes of a value each of them has at every depth: the mean G of its turns at depth d, or, when it ended
-earlier, at its deepest depth. So b is a function of d and of the other episodes alone. Two rules that look alike are
-biased: averaging over all episodes that reach depth d, the turn's own included, and choosing the baseline by how many
-turns the own episode took. Two others are unbiased but noisier: averaging only over those others that reach depth d,
-and taking 0 after an episode's end. When only a final reward is set and discount is 1, every depth has the same value
-and the estimator is REINFORCE leave-one-out. The baseline has no bias for any number of other episodes, so a group that
-lost some needs no factor.
+Parallel turns share their turn rewards, which costs variance. A workflow that knows better opens a branch for each
+(`client.branch`): turns of two branches, of which neither holds the other, share neither rewards nor counts nor depths.
+
+The baseline b of a turn at depth d (the longest chain of turns, each sent when the one before was complete, that ends with
+it; 0 if no turn was complete) is the mean over the *other* episodes of a value each of them has at every depth: the mean G
+of its turns at depth d, or, when it ended earlier, at its deepest depth. For a turn of a declared branch these are the turns
+of the branch with the same path, where the other episode has any, because the rewards of branches differ. So b is a function
+of d, of the path and of the other episodes alone. Two rules that look alike are biased: averaging over all episodes that
+reach depth d, the turn's own included, and choosing the baseline by how many turns the own episode took. Two others are
+unbiased but noisier: averaging only over those others that reach depth d, and taking 0 after an episode's end. When only a
+final reward is set and discount is 1, every depth has the same value and the estimator is REINFORCE leave-one-out. The
+baseline has no bias for any number of other episodes, so a group that lost some needs no factor.
+
+Where `score_group` gave advantages (`Trajectory.advantage`), each turn has that number, whatever the settings are. Where it
+gave scores, they depend on the other members, so that a baseline made of the others' scores is no constant: the expected
+estimate is then the gradient of (own score - mean of the others' scores) (ADR 15).
 
 Where an episode has several players (`Turn.player`), both estimators see each player's part of it as an episode of its own:
-its turns, in their order, with their rewards and the final reward, which all share. Depths and chains count the player's own
-turns, and its baseline is made of its part in the other episodes, 0 turns where it had none. The expected estimate is the
-sum over the players of the gradient of the player's expected return in its own turns, the others being part of its world. A
-return that all share would be 0 for every turn of a zero-sum game.
+its turns, in their order, with their rewards and the final reward, which all share. Depths and exponents count the
+player's own turns, and its baseline is made of its part in the other episodes, 0 turns where it had none. The expected
+estimate is the sum over the players of the gradient of the player's expected return in its own turns, the others being part
+of its world. A return that all share would be 0 for every turn of a zero-sum game.
 """
 
 from __future__ import annotations
@@ -53,8 +63,8 @@ from numpy.typing import NDArray
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
-from agentrl.types import Float32Array, Group, Sample, Trajectory
-from agentrl.validation import MAX_REWARD
+from agentrl.types import BoolArray, BranchPath, Float32Array, Group, Sample, Trajectory
+from agentrl.validation import MAX_REWARD, are_independent, check_reward_time
 
 Float64Array: TypeAlias = NDArray[np.float64]
 Int64Array: TypeAlias = NDArray[np.int64]
@@ -75,7 +85,7 @@ class GroupAdvantages:
     per_turn: tuple[Float64Array, ...]
     """For each episode, in the group's order: [turns] float64, indexed like `Trajectory.turns`."""
     zero_variance: bool
-    """True when no return differs from its baseline, up to rounding; every advantage is then exactly 0."""
+    """True when no return of any player differs from its baseline, up to rounding; every advantage is then exactly 0."""
 
 
 def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
@@ -85,17 +95,21 @@ def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
     that is the population standard deviation of the returns; over all turns of the group for `turn`, where each turn counts
     once, so long episodes count more, and where it is not the standard deviation of the returns: the baselines differ by
     depth.
-    A group left with one episode has nothing to compare with: zero variance.
+    A group left with one episode has nothing to compare with: zero variance. Advantages that `score_group` gave are returned
+    as they are, whatever `config` says.
 
     Raises:
         InvariantError: for a group without episodes, a failed episode, an episode without any reward, a reward that is
-            not finite or above `MAX_REWARD`, a turn whose parent does not stand before it.
+            not finite or above `MAX_REWARD`, a turn whose parent does not stand before it, a reward that was set before its
+            turn was sent, or advantages that `score_group` gave to some episodes only.
     """
     where = f"group {group.index}, task {group.task.id!r}"
     if not group.episodes:
         raise InvariantError(f"{where}: expected at least one episode, got none")
     for episode in group.episodes:
         _check_episode(episode, where)
+    if any(episode.advantage is not None for episode in group.episodes):
+        return _given_advantages(group, where)
     per_turn = [np.zeros(len(episode.turns)) for episode in group.episodes]
     compared: list[Float64Array] = []
     largest_return = 0.0
@@ -118,6 +132,19 @@ def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
     return GroupAdvantages(per_turn=tuple(per_turn), zero_variance=False)
 
 
+def _given_advantages(group: Group, where: str) -> GroupAdvantages:
+    per_turn: list[Float64Array] = []
+    for episode in group.episodes:
+        given = episode.advantage
+        if given is None or not abs(given) <= MAX_REWARD:
+            raise InvariantError(
+                f"{where}, episode {episode.episode_id!r}: expected a finite advantage, as other episodes of the group "
+                f"have, got {given}; score_group gives advantages to all members or to none"
+            )
+        per_turn.append(np.full(len(episode.turns), given))
+    return GroupAdvantages(per_turn=tuple(per_turn), zero_variance=not any(values.any() for values in per_turn))
+
+
 def returns_to_go(episode: Trajectory, discount: float) -> Float64Array:
     """Return G of every turn, [turns] float64: see the module's docstring for the formula.
 
@@ -125,7 +152,8 @@ def returns_to_go(episode: Trajectory, discount: float) -> Float64Array:
         >>> from agentrl.types import StopReason, Turn, VersionSpan
         >>> one = np.array([1], np.int32)
         >>> turns = [Turn(context_ids=one, output_ids=one, output_logprobs=-one.astype(np.float32), reward=-0.5,
-        ...               spans=(VersionSpan(start=0, end=1, version=0),), stop_reason=StopReason.STOP, sent_after=n)
+        ...               spans=(VersionSpan(start=0, end=1, version=0),), stop_reason=StopReason.STOP, sent_after=n,
+        ...               sent_at=2 * n, rewarded_at=2 * n + 1)
         ...          for n in (0, 1)]
         >>> episode = Trajectory(episode_id="e", task_id="t", turns=tuple(turns), stop_reason=StopReason.COMPLETED,
         ...                      final_reward=8.0)
@@ -149,6 +177,14 @@ class _PlayerPart:
     """[n] float64; 0 where a turn has none."""
     sent_after: Int64Array
     """[n] int64: how many of its own turns were complete when the request was sent."""
+    sent_at: Int64Array
+    """[n] int64: when the request was sent."""
+    rewarded_at: Int64Array
+    """[n] int64: when the reward was set; -1 where there is none."""
+    branches: Sequence[BranchPath]
+    """[n] the declared branch of each turn."""
+    related: BoolArray
+    """[n, n] bool: whether no declared branch holds the one turn and not the other."""
     final: float
 
 
@@ -160,10 +196,15 @@ def _players(episodes: Sequence[Trajectory]) -> list[str]:
 def _part_of(episode: Trajectory, player: str) -> _PlayerPart:
     at = np.array([index for index, turn in enumerate(episode.turns) if turn.player == player], np.int64)
     turns = [episode.turns[index] for index in at.tolist()]
+    branches = [turn.branch for turn in turns]
     return _PlayerPart(
         at=at,
         rewards=np.array([turn.reward or 0.0 for turn in turns], np.float64),
         sent_after=np.searchsorted(at, np.array([turn.sent_after for turn in turns], np.int64)),
+        sent_at=np.array([turn.sent_at for turn in turns], np.int64),
+        rewarded_at=np.array([-1 if turn.rewarded_at is None else turn.rewarded_at for turn in turns], np.int64),
+        branches=branches,
+        related=_related(branches),
         final=episode.final_reward or 0.0,
     )
 
@@ -187,23 +228,20 @@ def _turn_differences(
 
 
 def _returns_to_go(part: _PlayerPart, discount: float) -> Float64Array:
-    rewards = part.rewards
-    to_go = np.empty(len(rewards), np.float64)
-    for index in range(len(rewards)):
-        distances = _distances(index, part.sent_after)
-        follows = distances > 0
-        to_go[index] = (
-            rewards[index] + discount ** distances[follows] @ rewards[follows] + discount ** distances.max() * part.final
-        )
+    to_go = np.empty(len(part.rewards), np.float64)
+    for index, sent_at in enumerate(part.sent_at.tolist()):
+        related = part.related[index]
+        later = np.sort(part.sent_at[related & (part.sent_at > sent_at)])
+        credited = related & (part.rewarded_at > sent_at)
+        exponents = np.searchsorted(later, part.rewarded_at[credited])
+        to_go[index] = discount**exponents @ part.rewards[credited] + discount ** len(later) * part.final
     return to_go
 
 
-def _distances(turn: int, sent_after: Int64Array) -> Int64Array:
-    """Return the length of the longest chain of following turns from `turn` to each turn, [turns] int64; 0 where none is."""
-    distances = np.zeros(len(sent_after), np.int64)
-    for later in np.flatnonzero(sent_after > turn).tolist():
-        distances[later] = 1 + distances[turn : sent_after[later]].max()
-    return distances
+def _related(branches: Sequence[BranchPath]) -> BoolArray:
+    if not any(branches):
+        return np.ones((len(branches), len(branches)), np.bool_)
+    return np.array([[not are_independent(one, other) for other in branches] for one in branches], np.bool_)
 
 
 def token_advantages(sample: Sample, per_turn: Float64Array) -> Float32Array:
@@ -228,16 +266,19 @@ def token_advantages(sample: Sample, per_turn: Float64Array) -> Float32Array:
 
 def _subtract_other_episodes(parts: Sequence[_PlayerPart], to_go: Sequence[Float64Array]) -> list[Float64Array]:
     """Return G - b of every turn: see the module's docstring for the rule."""
-    depths = [_depths(part) for part in parts]
-    count = 1 + max((max(d) for d in depths if d), default=0)
-    values = np.empty((len(parts), count))
-    for row, (part, depth, returns) in enumerate(zip(parts, depths, to_go, strict=True)):
-        values[row] = _value_by_depth(depth, returns, count, empty=part.final)
-    result: list[Float64Array] = []
-    for row, (depth, returns) in enumerate(zip(depths, to_go, strict=True)):
-        # Summed over the others, not "all minus own": the own value must not enter even by rounding.
-        baseline = np.delete(values, row, axis=0).sum(axis=0) / max(len(parts) - 1, 1)
-        result.append(returns - baseline[np.array(depth, np.intp)])
+    depths = [np.array(_depths(part), np.intp) for part in parts]
+    count = 1 + max((int(depth.max()) for depth in depths if len(depth)), default=0)
+    result = [np.empty_like(returns) for returns in to_go]
+    for branch in dict.fromkeys(branch for part in parts for branch in part.branches):
+        places = [np.array([one == branch for one in part.branches], np.bool_) for part in parts]
+        values = np.empty((len(parts), count))
+        for row, (part, depth, returns) in enumerate(zip(parts, depths, to_go, strict=True)):
+            here = places[row] if places[row].any() else slice(None)
+            values[row] = _value_by_depth(depth[here], returns[here], count, empty=part.final)
+        for row, (depth, returns) in enumerate(zip(depths, to_go, strict=True)):
+            # Summed over the others, not "all minus own": the own value must not enter even by rounding.
+            baseline = np.delete(values, row, axis=0).sum(axis=0) / max(len(parts) - 1, 1)
+            result[row][places[row]] = returns[places[row]] - baseline[depth[places[row]]]
     return result
 
 
@@ -248,19 +289,23 @@ def _short_group_scale(episodes: int, group_size: int) -> float:
     return episodes / (episodes - 1) * (group_size - 1) / group_size
 
 
-def _value_by_depth(depths: Sequence[int], returns: Float64Array, count: int, *, empty: float) -> Float64Array:
-    """Return one episode's mean return-to-go at depths 0..count-1, its deepest value carried on; `empty` without turns."""
-    if not depths:
+def _value_by_depth(depths: NDArray[np.intp], returns: Float64Array, count: int, *, empty: float) -> Float64Array:
+    """Return the mean return-to-go of one episode's turns at depths 0..count-1; `empty` without turns.
+
+    A depth that has no turn gets the value of the next lower one that has, else that of the lowest.
+    """
+    if not len(depths):
         return np.full(count, empty)
-    at = np.array(depths, np.intp)
+    present, at = np.unique(depths, return_inverse=True)
     means = np.bincount(at, weights=returns) / np.bincount(at)
-    return np.concatenate([means, np.full(count - len(means), means[-1])])
+    return means[np.maximum(np.searchsorted(present, np.arange(count), side="right") - 1, 0)]
 
 
 def _depths(part: _PlayerPart) -> list[int]:
     depths: list[int] = []
-    for sent_after in part.sent_after.tolist():
-        depths.append(1 + max(depths[:sent_after], default=-1))
+    for index, sent_after in enumerate(part.sent_after.tolist()):
+        before = np.flatnonzero(part.related[index, :sent_after]).tolist()
+        depths.append(1 + max((depths[each] for each in before), default=-1))
     return depths
 
 
@@ -287,6 +332,7 @@ def _check_episode(episode: Trajectory, where: str) -> None:
                 f"{where}: turn {index}, sent after {turn.sent_after} turns, has parent {turn.parent}; expected a turn that "
                 "was complete when the request was sent"
             )
+        check_reward_time(turn, f"{where}, turn {index}")
 
 
 def _exact_mean(values: Float64Array) -> float:

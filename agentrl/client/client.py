@@ -129,7 +129,7 @@ class Client(EpisodeClient[Episode]):
             result = ChatStream(episode, checked, call, speaker=self.speaker)
         else:
             with episode.start_call() as running:
-                prompt = episode.prepare(checked, call.tools, call.demand)
+                prompt = episode.prepare(checked, call.tools, call.demand, self.speaker.branch)
                 request = episode.request(prompt, call.sampling)
                 generation = await _generate(episode.backend, request, call.timeout_s)
                 episode.check_not_aborted(request, generation)
@@ -173,7 +173,7 @@ class Client(EpisodeClient[Episode]):
             params = read_sampling(sampling, episode.sampling, vocab_size=episode.renderer.vocab_size)
             ids = episode.check_ids(input_ids)
         with episode.start_call() as running:
-            parent, end = episode.parent_of(ids)
+            parent, end = episode.parent_of(ids, self.speaker.branch)
             prompt = episode.graph.prepare_ids(ids[end:], parent)
             request = episode.request(prompt, params)
             generation = await _generate(episode.backend, request, timeout)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.messages import field_getter, plain_fields
-from agentrl.types import Message
+from agentrl.types import BranchPath, Message
+from agentrl.validation import are_independent
 
 
 class Continued(NamedTuple):
@@ -38,20 +40,33 @@ class Conversations:
     def __init__(self) -> None:
         """Start without turns."""
         self._turns: list[tuple[Message, ...]] = []
+        self._branches: list[BranchPath] = []
+        """The declared branch of each turn."""
 
-    def find(self, messages: Sequence[object]) -> Continued:
-        """Return where a request of `messages`, mappings or openai objects, meets the recorded turns."""
+    def find(self, messages: Sequence[object], branch: BranchPath = ()) -> Continued:
+        """Return where a request of `messages`, mappings or openai objects, meets the recorded turns.
+
+        Raises:
+            WorkflowError: all turns of that conversation are of branches that were declared independent of `branch`.
+        """
         # Shallow copies, because a workflow may change a message in place later.
         conversation = tuple([dict(message) for message in plain_fields(messages)])
-        for turn in reversed(range(len(self._turns))):
-            known = self._turns[turn]
+        own, foreign = None, None
+        for turn, known in enumerate(self._turns):
             if len(known) <= len(conversation) and all(map(_same, known, conversation)):
-                return Continued(turn, conversation, conversation[len(known) :])
-        return Continued(None, conversation, conversation)
+                if not are_independent(self._branches[turn], branch):
+                    own = turn
+                elif foreign is None or len(known) > len(self._turns[foreign]):
+                    foreign = turn
+        length = 0 if own is None else len(self._turns[own])
+        if foreign is not None and len(self._turns[foreign]) > length:
+            raise continues_other_branch(foreign, self._branches[foreign], branch)
+        return Continued(own, conversation, conversation[length:])
 
-    def add(self, request: Continued, answer: Message) -> None:
-        """Record a turn: a request and its answer."""
+    def add(self, request: Continued, answer: Message, branch: BranchPath = ()) -> None:
+        """Record a turn: a request, its answer, and its declared branch."""
         self._turns.append((*request.conversation, answer))
+        self._branches.append(branch)
 
 
 def _same(known: Message, given: Message) -> bool:

@@ -31,7 +31,7 @@ from agentrl.client.episode import REPORTED_NAMES, EpisodeRecord
 from agentrl.client.missing import describe_missing
 from agentrl.client.openai_base import Answered, CallTimeout, EpisodeClient, RawResponse
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
-from agentrl.types import ForkReason, Speaker, StopReason, Turn
+from agentrl.types import BranchPath, ForkReason, Speaker, StopReason, Turn
 
 _CUT_REASONS = frozenset({"abort", "content_filter", "error"})
 """The finish reasons of an answer that neither the model nor a limit of the call has ended."""
@@ -92,7 +92,7 @@ class EndpointClient(EpisodeClient["EndpointEpisode"]):
         raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
         replies = ReplyReader(episode.id, str(self._endpoint.base_url))
         with episode.start_call() as running:
-            request = episode.sent(messages := list(messages), filled)
+            request = episode.sent(messages := list(messages), filled, self.speaker.branch)
             hides_usage = episode.limit_output(filled, stream=stream)
             try:
                 with replies.errors():
@@ -155,6 +155,8 @@ class SentRequest(NamedTuple):
     temperature: float
     sent_after: int
     """How many turns were complete when it was sent."""
+    sent_at: int
+    """When it was sent, by the episode's clock of events."""
     started_s: float
 
 
@@ -178,14 +180,19 @@ class EndpointEpisode(EpisodeRecord):
         self._tools: list[Sequence[Mapping[str, Any]] | None] = []
         """The tools of each turn's request."""
 
-    def sent(self, messages: Sequence[MessageLike], arguments: Mapping[str, object]) -> SentRequest:
-        """Return what the turn of a request that is sent now will keep of it."""
+    def sent(self, messages: Sequence[MessageLike], arguments: Mapping[str, object], branch: BranchPath) -> SentRequest:
+        """Return what the turn of a request that is sent now will keep of it.
+
+        Raises:
+            WorkflowError: the messages continue a turn of a branch that was declared independent of `branch`.
+        """
         temperature, tools = arguments.get("temperature"), arguments.get("tools")
         return SentRequest(
-            continued=self._conversations.find(messages),
+            continued=self._conversations.find(messages, branch),
             tools=cast("Sequence[Mapping[str, Any]]", tools) if isinstance(tools, Sequence) and tools else None,
             temperature=float(temperature) if isinstance(temperature, (int, float)) else 1.0,
             sent_after=len(self._turns),
+            sent_at=next(self.clock),
             started_s=time.perf_counter(),
         )
 
@@ -235,7 +242,9 @@ class EndpointEpisode(EpisodeRecord):
             stop_reason=StopReason.LENGTH if choice.finish_reason == "length" else StopReason.STOP,
             role=speaker.role,
             player=speaker.player,
+            branch=speaker.branch,
             sent_after=request.sent_after,
+            sent_at=request.sent_at,
             parent=parent,
             message=choice.message.model_dump(exclude_none=True),
             temperature=request.temperature,
@@ -245,7 +254,7 @@ class EndpointEpisode(EpisodeRecord):
             started_s=request.started_s,
             ended_s=time.perf_counter(),
         )
-        self._conversations.add(request.continued, turn.message)
+        self._conversations.add(request.continued, turn.message, speaker.branch)
         self._tools.append(request.tools)
         self._turns.append(turn)
         for name in REPORTED_NAMES:
@@ -255,7 +264,7 @@ class EndpointEpisode(EpisodeRecord):
         self._announce(len(self._turns) - 1, completion.id, sampled, completion)
 
     def _set_reward(self, turn: int, reward: float) -> None:
-        self._turns[turn] = replace(self._turns[turn], reward=reward)
+        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self.clock))
 
 
 class ReplyReader:

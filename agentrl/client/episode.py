@@ -7,6 +7,7 @@ cancelled). A turn has at most one reward, finite; after `close` nothing changes
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -24,10 +25,20 @@ from agentrl.client.structured.instructions import Instructions
 from agentrl.errors import AgentRLError, ContextOverflow, ReplyError, RewardError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
+from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import ToolSchemas
-from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
-from agentrl.validation import check_reward_parts
+from agentrl.types import (
+    BranchPath,
+    EpisodeFailure,
+    Int32Array,
+    Message,
+    Speaker,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+from agentrl.validation import are_independent, check_reward_parts
 
 _AMBIGUOUS = -1
 REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
@@ -55,6 +66,8 @@ class EpisodeRecord(ABC):
         """Start without turns; the arguments are those of `Client`."""
         self.id = episode_id
         self.calls = EpisodeCalls(episode_id, max_turns=max_turns, max_tokens=max_tokens)
+        self.clock = itertools.count()
+        """Numbers the events: each request that is sent, each turn reward that is set."""
         self.metrics: dict[str, float] = {}
         """What the workflow recorded."""
         self.final_reward: float | None = None
@@ -70,6 +83,12 @@ class EpisodeRecord(ABC):
         self._turn_by_id: dict[str, int] = {}
         self._turn_by_object: dict[int, tuple[object, int]] = {}
         self._closed = False
+        self._num_branches = 0
+
+    def open_branch(self, inside: BranchPath) -> BranchPath:
+        """Return a new declared branch inside another one."""
+        self._num_branches += 1
+        return (*inside, self._num_branches - 1)
 
     def check_open(self) -> None:
         """Raise `WorkflowError` if the episode is closed."""
@@ -95,26 +114,33 @@ class EpisodeRecord(ABC):
             self.calls.fail(error)
             raise
 
-    def reward(self, target: object, value: object) -> None:
+    def reward(self, target: object, value: object, branch: BranchPath) -> None:
         """Set the reward of the turn that `target` (a completion, chunk, its id, or a generation) stands for.
 
         Raises:
-            RewardError: `value` is not a finite number, or the turn has a reward already.
-            WorkflowError: `target` is no turn of this episode, or the episode is closed.
+            RewardError: as `reward_turn`.
+            WorkflowError: `target` is no turn of this episode, or as `reward_turn`.
         """
         self.check_open()
         check_reward_parts(value, f"client.reward, episode {self.id}")
-        self.reward_turn(self._find_turn(target), value)
+        self.reward_turn(self._find_turn(target), value, branch)
 
-    def reward_turn(self, turn: int, value: object) -> None:
-        """Set the reward of the turn with this index.
+    def reward_turn(self, turn: int, value: object, branch: BranchPath) -> None:
+        """Set the reward of the turn with this index; `branch` is that of the client that sets it.
 
         Raises:
             RewardError: `value` is not a finite number, or the turn has a reward already.
-            WorkflowError: the episode is closed.
+            WorkflowError: the turn is of a declared branch that `branch` is not in, or the episode is closed.
         """
         self.check_open()
         number, parts = check_reward_parts(value, f"client.reward, episode {self.id}")
+        own = self.turns[turn].branch
+        if branch[: len(own)] != own:
+            raise WorkflowError(
+                f"episode {self.id}: turn {turn} is of branch {list(own)}, and a client of branch {list(branch)} rewards "
+                "it; client.branch() declares that its rewards depend on nothing outside: reward it with the client that "
+                "client.branch() returned, or reward the episode (client.reward_final)"
+            )
         present = self.turns[turn].reward
         if present is not None:
             raise RewardError(
@@ -270,21 +296,26 @@ class Episode(EpisodeRecord):
         self.sampling = sampling
         limits = [limit for limit in (max_context_tokens, renderer.max_context) if limit is not None]
         self._max_context = min(limits, default=None)
-        self.graph = TokenGraph(renderer, episode_id=episode_id, history=sampling.history, max_context=self._max_context)
+        self.graph = TokenGraph(
+            renderer, episode_id=episode_id, history=sampling.history, max_context=self._max_context, clock=self.clock
+        )
         self.turns = self.graph.turns
         self._instructions = Instructions() if sampling.unsupported == "prompt" else None
 
-    def prepare(self, messages: Sequence[Message], tools: ToolSchemas | None, demand: Demand | None) -> Prompt:
+    def prepare(
+        self, messages: Sequence[Message], tools: ToolSchemas | None, demand: Demand | None, branch: BranchPath
+    ) -> Prompt:
         """Return the prompt of a request, with the instructions that its demand and those of earlier calls add.
 
         Raises:
             EpisodeLimit: the messages cannot fit into the context.
+            WorkflowError: they continue a turn of a branch that was declared independent of `branch`.
             TokenError: they cannot be rendered.
         """
         try:
             if self._instructions is not None:
                 messages = self._instructions.applied(messages, demand)
-            return self.graph.prepare(messages, tools)
+            return self.graph.prepare(messages, tools, branch)
         except ContextOverflow as error:
             raise self.calls.exceeded(StopReason.CONTEXT_LIMIT, str(error)) from error
 
@@ -382,8 +413,12 @@ class Episode(EpisodeRecord):
             )
         return ids.astype(np.int32)
 
-    def parent_of(self, ids: Int32Array) -> tuple[int | None, int]:
-        """Return the turn with the longest context and output that `ids` begins with, and where it ends; else None, 0."""
+    def parent_of(self, ids: Int32Array, branch: BranchPath) -> tuple[int | None, int]:
+        """Return the turn with the longest context and output that `ids` begins with, and where it ends; else None, 0.
+
+        Raises:
+            WorkflowError: the longest ones are of branches that were declared independent of `branch`.
+        """
         ends: list[int] = []
         begins: list[bool] = []
         best, best_end = None, 0
@@ -399,9 +434,14 @@ class Episode(EpisodeRecord):
             )
             ends.append(end)
             begins.append(same)
-            if same and end > best_end:
+            if same and (end > best_end or (end == best_end and self._is_foreign(best, branch))):
                 best, best_end = index, end
+        if best is not None and self._is_foreign(best, branch):
+            raise continues_other_branch(best, self.turns[best].branch, branch)
         return best, best_end
+
+    def _is_foreign(self, turn: int | None, branch: BranchPath) -> bool:
+        return turn is not None and are_independent(self.turns[turn].branch, branch)
 
 
 def call_seed(run_seed: int, episode_id: str, call: int) -> int:

@@ -107,6 +107,19 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
         other.speaker = self.speaker._replace(player=player)
         return other
 
+    def branch(self) -> Self:
+        """Return a client of the same episode whose turns stand in a new branch, declared independent of other branches.
+
+        Declared is: no reward of a turn of this branch depends on what the policy does in another branch, and the other way
+        round. Turns of two branches then share no turn rewards under `advantage: turn`, which takes the noise of the one
+        out of the other. Nothing checks the promise; where it is broken, the estimate is biased. The rewards of the turns
+        outside the branches, and the final reward, are credited to the turns of all of them. Branches may be opened inside
+        branches. They share the budgets of the episode.
+        """
+        other = self._twin()
+        other.speaker = self.speaker._replace(branch=self.episode.open_branch(self.speaker.branch))
+        return other
+
     def reward(self, completion: object, value: float | Mapping[str, float]) -> None:
         """Set the reward of one turn, once.
 
@@ -118,9 +131,10 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
 
         Raises:
             RewardError: `value` is not a finite number, or the turn already has a reward.
-            WorkflowError: `completion` is not of this episode, or the episode is closed.
+            WorkflowError: `completion` is not of this episode, or of a declared branch (`branch`) that this client is not
+                in, or the episode is closed.
         """
-        self.episode.reward(completion, value)
+        self.episode.reward(completion, value, self.speaker.branch)
 
     def reward_final(self, value: float | Mapping[str, float]) -> None:
         """Set the final reward of the episode, a number or named parts of it, once; `run` then returns nothing.
@@ -133,7 +147,7 @@ class EpisodeClient(AsyncOpenAI, Generic[EpisodeT]):
 
     @property
     def turns(self) -> TurnHandles:
-        """The turns completed so far: `client.turns[-1].reward(0.5)`; of a role or player, those of its own."""
+        """The turns completed so far: `client.turns[-1].reward(0.5)`; of a role, player or branch, those of its own."""
         return TurnHandles(self.episode, self.speaker)
 
     def record(self, **metrics: float) -> None:

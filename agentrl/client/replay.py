@@ -26,7 +26,7 @@ from agentrl.client.structured.instructions import Instructions
 from agentrl.errors import ReplayDiverged, TokenError, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.tokens.messages import message_key, plain_fields
-from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
+from agentrl.types import BranchPath, EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
 
 _LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT)
 _MAX_QUOTED_CHARS: Final = 200
@@ -129,15 +129,15 @@ class ReplayEpisode(EpisodeRecord):
         asked = (_keys(sent), _plain_tools(tools))
         for index in self._left():
             same = (_keys(self._sent(index)), _plain_tools(self._tools_of(index))) == asked
-            if same and self._speaker(index) == speaker:
-                self._add(index)
+            if same and self._speaker(index) == _who(speaker):
+                self._add(index, speaker.branch)
                 if self._instructions is not None and demand is not None:
                     self._compare(self._instructions, messages, demand, self.recorded.turns[index].message)
                 return index
 
         def difference(index: int) -> str:
             same = (_keys(self._sent(index)), _plain_tools(self._tools_of(index))) == asked
-            if same and self._speaker(index) != speaker:
+            if same and self._speaker(index) != _who(speaker):
                 return _speaker_difference(self._speaker(index), speaker)
             return _difference(self._sent(index), sent, self._tools_of(index), tools)
 
@@ -146,8 +146,8 @@ class ReplayEpisode(EpisodeRecord):
     def take_ids(self, ids: Int32Array, speaker: Speaker) -> int:
         """Add the recorded turn whose context is `ids`, as `take` does."""
         for index in self._left():
-            if self._speaker(index) == speaker and np.array_equal(self.context_of(index), ids):
-                return self._add(index)
+            if self._speaker(index) == _who(speaker) and np.array_equal(self.context_of(index), ids):
+                return self._add(index, speaker.branch)
 
         def difference(index: int) -> str:
             if np.array_equal(self.context_of(index), ids):
@@ -194,10 +194,11 @@ class ReplayEpisode(EpisodeRecord):
     def _left(self) -> list[int]:
         return [index for index in range(len(self.recorded.turns)) if index not in self._order]
 
-    def _add(self, index: int) -> int:
+    def _add(self, index: int, branch: BranchPath) -> int:
         self.check_open()
         self._order.append(index)
-        self._turns.append(replace(self.recorded.turns[index], reward=None))
+        turn = self.recorded.turns[index]
+        self._turns.append(replace(turn, reward=None, rewarded_at=None, sent_at=next(self.clock), branch=branch))
         return index
 
     def _refuse(self, difference: Callable[[int], str]) -> NoReturn:
@@ -219,7 +220,7 @@ class ReplayEpisode(EpisodeRecord):
         return ()
 
     def _set_reward(self, turn: int, reward: float) -> None:
-        self._turns[turn] = replace(self._turns[turn], reward=reward)
+        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self.clock))
 
 
 class ReplayStream(AsyncStream[ChatCompletionChunk]):
@@ -315,6 +316,11 @@ def _difference(
 
 def _speaker_difference(recorded: Speaker, asked: Speaker) -> str:
     return f"another speaker made this call: expected {_quoted_speaker(recorded)}, got {_quoted_speaker(asked)}"
+
+
+def _who(speaker: Speaker) -> Speaker:
+    """Return a speaker without its branch: branches are numbered in the order of their opening, which may change."""
+    return speaker._replace(branch=())
 
 
 def _quoted_speaker(speaker: Speaker) -> str:

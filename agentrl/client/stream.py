@@ -213,7 +213,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._sampling = AsyncExitStack()
         self._chunks: AsyncIterator[GenerationChunk] | None = None
         with episode.start_call():
-            self._prompt = prompt = episode.prepare(messages, call.tools, call.demand)
+            self._prompt = prompt = episode.prepare(messages, call.tools, call.demand, speaker.branch)
             self._request = episode.request(prompt, call.sampling)
         self._running: RunningCall | None = None
         self.id = completion_id(self._request)

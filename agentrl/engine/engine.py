@@ -27,6 +27,7 @@ from agentrl.data.draw import TaskDraw
 from agentrl.data.load import TrainingTasks
 from agentrl.engine.buffer import GroupBuffer, Signal, Ticket, VersionClock
 from agentrl.engine.config import INTERRUPT_S, EngineConfig
+from agentrl.engine.equal_scores import EqualScores
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
 from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.journal import Journal
@@ -130,6 +131,7 @@ class Engine:
         self._slots = anyio.Semaphore(rollout.max_concurrent_episodes)
         self._progress = progress or NoProgress()
         self._board = WaitBoard()
+        self._equal_scores = EqualScores()
         self._watchdog = StallTimer(timeout_s=engine.stall_timeout_s, describe=self._describe_waits)
         self._flights = InFlight(on_progress=self._watchdog.progress)
         self._backend = WatchedBackend(inference, self._flights)
@@ -315,7 +317,9 @@ class Engine:
 
     async def _score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
         with self._board.waiting(f"the group of task {task.id}", "its scores"):
-            return await self._runner.score(task, episodes)
+            scored = await self._runner.score(task, episodes)
+        self._equal_scores.see(scored)
+        return scored
 
     async def _episode(self, task: Task, *, episode_id: str, sampling: SamplingConfig, group: int | None) -> Trajectory:
         with self._flights.episode(episode_id, task.id, group) as on_turn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,12 @@ from agentrl.errors import NothingLearned
 from agentrl.types import Group, Trajectory
 
 logger = logging.getLogger(__name__)
+
+TURN_REWARDS_ADVICE: Final = (
+    "algorithm.advantage: episode gives each turn the whole episode's return; algorithm.advantage: turn credits it with the "
+    "rewards that were set after it was sent"
+)
+"""What to say where turns have rewards, and the run does not use them for what they are."""
 
 
 class SkippedSteps:
@@ -62,13 +69,9 @@ class SkippedSteps:
         if self._saw_turn_rewards or self._algorithm.advantage != "episode":
             return
         for episode in (episode for group in groups for episode in group.episodes):
-            if _has_turn_rewards(episode):
+            if _has_turn_rewards(episode) and episode.advantage is None:
                 self._saw_turn_rewards = True
-                logger.warning(
-                    "episode %s has rewards of single turns, but algorithm.advantage: episode gives each of its turns the "
-                    "whole episode's return; algorithm.advantage: turn credits a turn with what follows it",
-                    episode.episode_id,
-                )
+                logger.warning("episode %s has rewards of single turns, but %s", episode.episode_id, TURN_REWARDS_ADVICE)
                 return
 
 
@@ -86,6 +89,8 @@ def explain_skip(skipped: str, groups: Sequence[Group], algorithm: AlgorithmConf
 
 def _equal_returns(groups: Sequence[Group], algorithm: AlgorithmConfig) -> str:
     episodes = [episode for group in groups for episode in group.episodes]
+    if all(episode.advantage is not None for episode in episodes):
+        return "score_group gave each of their members the advantage 0: look at its scores, or use harder or easier tasks"
     returns = np.array([episode.episode_return for episode in episodes])
     if algorithm.advantage == "episode" and any(_has_turn_rewards(episode) for episode in episodes):
         total = f"{returns[0]:g}" if np.ptp(returns) < 1e-9 else "the same number"

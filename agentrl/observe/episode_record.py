@@ -48,8 +48,14 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """In which role the policy spoke; empty where the workflow names none."""
     player: str
     """Who took the turn; empty where the episode has one player."""
+    branch: list[int] = []
+    """The branch that the workflow declared independent; empty for the main one, and in records of older versions."""
     sent_after: int
     """Turns that were complete when the request was sent."""
+    sent_at: int | None = None
+    """When the request was sent: its number among the requests and turn rewards of the episode; null in older records."""
+    rewarded_at: int | None = None
+    """When the reward was set, by the same count; null without one, and in older records."""
     parent: int | None
     """Number of the turn that the call continues; null for a root."""
     fork: str | None
@@ -103,6 +109,8 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     """Why the episode ended."""
     final_reward: float | None
     """The reward that the workflow returned; null for a failed episode."""
+    advantage: float | None = None
+    """The advantage of its turns, where `score_group` gave advantages; else null."""
     episode_return: float | None
     """Sum of all rewards, undiscounted; null for a failed episode."""
     success: bool | None
@@ -223,6 +231,7 @@ def trajectory_record(ended: EndedEpisode) -> Mapping[str, object]:
         "task": None if trajectory.task is None else dict(trajectory.task.data),
         "stop_reason": trajectory.stop_reason,
         "final_reward": trajectory.final_reward,
+        "advantage": trajectory.advantage,
         "episode_return": trajectory.episode_return if failure is None else None,
         "success": is_success(trajectory) if failure is None else None,
         "failure": failure and {"kind": failure.kind, "message": failure.message, "traceback": failure.traceback},
@@ -299,7 +308,10 @@ def _turn_record(turn: Turn, ended: EndedEpisode) -> Mapping[str, object]:
     return {
         "role": turn.role,
         "player": turn.player,
+        "branch": list(turn.branch),
         "sent_after": turn.sent_after,
+        "sent_at": turn.sent_at,
+        "rewarded_at": turn.rewarded_at,
         "parent": turn.parent,
         "fork": turn.fork,
         "kept_thinking": turn.kept_thinking,

@@ -40,7 +40,7 @@ from agentrl.rollout.score import score_episodes
 from agentrl.sandbox.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
-from agentrl.validation import check_reward
+from agentrl.validation import check_reward, check_reward_time
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
 _AnyClient: TypeAlias = Client | EndpointClient | ReplayClient
@@ -328,6 +328,11 @@ def _check_trajectory(result: object, identity: str, where: str) -> Trajectory:
     rewarded = result.final_reward is not None or any(turn.reward is not None for turn in result.turns)
     if result.failure is None and not rewarded:
         raise WorkflowError(f"{where}: the trajectory has no reward; give client.close a final_reward, or reward a turn")
+    try:
+        for index, turn in enumerate(result.turns):
+            check_reward_time(turn, f"{where}: turn {index}")
+    except InvariantError as error:
+        raise WorkflowError(f"{error}; set the rewards of turns with client.reward, before client.close") from error
     return result
 
 

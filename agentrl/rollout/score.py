@@ -1,7 +1,7 @@
 """Score the episodes of a group together, for workflows that compare them.
 
-Invariant: either each episode gets its own score as final reward, or all of them become failures with one reason. An error
-of the scoring is never a reward.
+Invariant: either each episode gets its own score as final reward, or each its own advantage, or all of them become failures
+with one reason. An error of the scoring is never a reward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrl.errors import AgentRLError, WorkflowError, boundary
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason
 from agentrl.sandbox.usage_record import sandbox_metrics, watch_sandboxes
-from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory
+from agentrl.types import EpisodeFailure, MemberAdvantages, StopReason, Task, Trajectory
 from agentrl.validation import check_reward
 from agentrl.workflow import GroupWorkflow
 
@@ -31,7 +31,7 @@ class _ScoreFailure:
 async def score_episodes(
     workflow: GroupWorkflow, task: Task, episodes: Sequence[Trajectory], *, rollout: RolloutConfig
 ) -> tuple[Trajectory, ...]:
-    """Return the episodes with the scores of `workflow.score_group` as their final rewards.
+    """Return the episodes with the scores of `workflow.score_group` as final rewards, or with the advantages it returned.
 
     A failed attempt is repeated up to `episode_retries` times on the same episodes, each time within `episode_timeout_s`;
     the metric `score_retries` counts the repetitions. If all attempts fail, every episode is returned as a failure with the
@@ -59,15 +59,17 @@ async def score_episodes(
     if isinstance(scored, _ScoreFailure):
         failure, reason = scored.failure, scored.stop_reason
         return tuple(replace(each, stop_reason=reason, final_reward=None, failure=failure) for each in marked)
+    if isinstance(scored, MemberAdvantages):
+        return tuple(replace(each, advantage=given) for each, given in zip(marked, scored.values, strict=True))
     return tuple(replace(each, final_reward=score) for each, score in zip(marked, scored, strict=True))
 
 
 async def _score_once(
     workflow: GroupWorkflow, task: Task, episodes: Sequence[Trajectory], timeout_s: float
-) -> list[float] | _ScoreFailure:
+) -> list[float] | MemberAdvantages | _ScoreFailure:
     where = f"{workflow.name}.score_group, task {task.id}, {len(episodes)} episodes"
     deadline = anyio.current_time() + timeout_s
-    scores: list[float] = []
+    scores: list[float] | MemberAdvantages = []
     try:
         with anyio.CancelScope(deadline=deadline), watch_faults() as faults:
             async with stray_cancellation_raises(lambda: WorkflowError(f"{where}: the task that scores was cancelled")):
@@ -87,7 +89,9 @@ async def _score_once(
     return scores
 
 
-def _checked(values: object, count: int, where: str) -> list[float]:
-    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != count:
-        raise WorkflowError(f"{where}: expected a list of {count} scores, one for each episode, got {values!r:.80}")
-    return [check_reward(value, f"{where}, episode {index}") for index, value in enumerate(values)]
+def _checked(values: object, count: int, where: str) -> list[float] | MemberAdvantages:
+    given = values.values if isinstance(values, MemberAdvantages) else values
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != count:
+        raise WorkflowError(f"{where}: expected a list of {count} scores, one for each episode, got {given!r:.80}")
+    checked = [check_reward(value, f"{where}, episode {index}") for index, value in enumerate(given)]
+    return MemberAdvantages(checked) if isinstance(values, MemberAdvantages) else checked

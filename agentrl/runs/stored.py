@@ -77,9 +77,10 @@ def stored_trajectory(record: bytes) -> Trajectory:
     return Trajectory(
         episode_id=found.episode_id,
         task_id=found.task_id,
-        turns=tuple(map(_turn, found.turns)),
+        turns=tuple(_turn(index, turn) for index, turn in enumerate(found.turns)),
         stop_reason=StopReason(found.stop_reason),
         final_reward=found.final_reward,
+        advantage=found.advantage,
         failure=failure and EpisodeFailure(kind=failure.kind, message=failure.message, traceback=failure.traceback),
         metrics=_restored_numbers(found.metrics),
         reward_parts=_restored_numbers(found.reward_parts or {}),
@@ -94,7 +95,10 @@ def _restored_numbers(found: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float("nan") if value is None else value for name, value in found.items()}
 
 
-def _turn(turn: RecordedTurn) -> Turn:
+def _turn(index: int, turn: RecordedTurn) -> Turn:
+    sent_at, rewarded_at = turn.sent_at, turn.rewarded_at
+    if sent_at is None:  # an older record: a reward is set when its turn completes, and a request is sent right after that
+        sent_at, rewarded_at = 2 * turn.sent_after + 1, None if turn.reward is None else 2 * index + 2
     return Turn(
         context_ids=np.array(turn.context_ids, np.int32),
         output_ids=np.array(turn.output_ids, np.int32),
@@ -104,7 +108,10 @@ def _turn(turn: RecordedTurn) -> Turn:
         reward=turn.reward,
         role=turn.role,
         player=turn.player,
+        branch=tuple(turn.branch),
         sent_after=turn.sent_after,
+        sent_at=sent_at,
+        rewarded_at=rewarded_at,
         parent=turn.parent,
         message=turn.message,
         temperature=turn.temperature,

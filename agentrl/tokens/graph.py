@@ -14,24 +14,26 @@ sent for it; `Turn.prompt_digest` proves it. Sampled ids are kept as they were s
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import msgspec
 import numpy as np
 
 from agentrl.errors import ContextOverflow, ReplyError, TokenError, WorkflowError
 from agentrl.inference.backend import INT32, Context, json_of
 from agentrl.tokens.history import HistoryMatch, TurnIndex
 from agentrl.tokens.messages import plain_fields, role_of, tools_key
+from agentrl.tokens.prompt import Extension, Prompt
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import PlainMessage, ToolSchemas
 from agentrl.types import (
+    BranchPath,
     Float32Array,
     ForkReason,
     Int32Array,
@@ -46,47 +48,6 @@ from agentrl.validation import check_reward, check_spans, sound_logprobs
 __all__ = ["Prompt", "TokenGraph"]
 
 _THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
-
-
-class Extension(msgspec.Struct, frozen=True):
-    """What a model call adds to the turn that it extends."""
-
-    parent: int | None
-    """The extended turn; None for a root."""
-    ids: list[int]
-    """The context ids between the end of the parent and where the model writes."""
-    thinking_open: bool = False
-    """Whether the context ends inside `<think>`."""
-    fork: ForkReason | None = None
-    """Why it is a fork; None if it is not."""
-    kept_thinking: bool = False
-    """Whether the context keeps earlier reasoning that the template would drop (`history="keep"`)."""
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    """What one model call sends, and where its turn will stand in the graph."""
-
-    extension: Extension
-    added: bytes
-    """The ids of the extension, int32."""
-    context: Context
-    """All ids."""
-    match: HistoryMatch | None
-    """Where the request meets the recorded conversations; None for a call made of ids."""
-    tools_key: bytes
-    sent_after: int
-    """How many turns were complete when the request was prepared."""
-    messages: tuple[Message, ...] = ()
-    """The messages that the request adds to the conversation of the extended turn."""
-    schemas: ToolSchemas | None = None
-    """The tools of the request, if it starts a conversation; the turn that it extends has the same tools."""
-    started_s: float = 0.0
-    """When the request was prepared, seconds of `time.perf_counter`."""
-
-    @property
-    def tools(self) -> bool:
-        """Whether the request has tools, so that the output may hold tool calls."""
-        return bool(self.tools_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +79,7 @@ class TokenGraph:
         episode_id: str,
         history: Literal["keep", "as_template"] = "keep",
         max_context: int | None = None,
+        clock: Iterator[int] | None = None,
     ) -> None:
         """Start with no turns.
 
@@ -127,9 +89,11 @@ class TokenGraph:
             history: what to do where the template rewrites earlier turns: keep the sampled ids as context (marked by
                 `Turn.kept_thinking`), or fork as the template demands.
             max_context: longest context in tokens; messages that cannot fit are refused before they are encoded.
+            clock: numbers the requests and turn rewards; None: one of its own.
         """
         self._renderer = renderer
         self._episode_id = episode_id
+        self._clock = itertools.count() if clock is None else clock
         self._turns: list[Turn] = []
         self._recorded = RecordedTurns(self._turns, TurnIndex(self._turns), array("i"), [])
         self._max_context = max_context
@@ -153,14 +117,16 @@ class TokenGraph:
         """Recorded forks by reason."""
         return self._forks
 
-    def prepare(self, messages: Sequence[Message], tools: ToolSchemas | None = None) -> Prompt:
+    def prepare(self, messages: Sequence[Message], tools: ToolSchemas | None = None, branch: BranchPath = ()) -> Prompt:
         """Return the prompt of a request; nothing is recorded until `append`.
 
         Args:
             messages: the request's messages, mappings or openai objects.
             tools: its tool schemas.
+            branch: the declared branch that it is sent in.
 
         Raises:
+            WorkflowError: if the messages continue a turn of a branch that was declared independent of `branch`.
             ContextOverflow: if the messages cannot fit into the context.
             TokenError: if the messages cannot be rendered exactly, or the model's tool calls could not be read.
         """
@@ -173,7 +139,7 @@ class TokenGraph:
         if tools:
             self._renderer.check_tools()
         key = tools_key(tools)
-        match = self._recorded.index.find(messages, key)
+        match = self._recorded.index.find(messages, key, branch)
         extension = self._extensions.render(match, messages, tools)
         as_read, parent = match.request.messages, extension.parent
         if parent is None:
@@ -241,7 +207,9 @@ class TokenGraph:
             stop_reason=stop_reason,
             role=speaker.role,
             player=speaker.player,
+            branch=speaker.branch,
             sent_after=prompt.sent_after,
+            sent_at=prompt.sent_at,
             parent=parent,
             message=parsed.to_message(),
             temperature=temperature,
@@ -275,7 +243,7 @@ class TokenGraph:
         if not 0 <= turn < len(self._turns):
             raise WorkflowError(f"episode {self._episode_id}: no turn {turn} to reward; there are {len(self._turns)}")
         reward = check_reward(value, f"episode {self._episode_id}, turn {turn}")
-        self._turns[turn] = replace(self._turns[turn], reward=reward)
+        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self._clock))
 
     def _prompt(
         self,
@@ -287,7 +255,8 @@ class TokenGraph:
     ) -> Prompt:
         started_s, added = time.perf_counter(), array("i", extension.ids).tobytes()
         context = self._contexts.build(extension.parent, added)
-        return Prompt(extension, added, context, match, key, len(self._turns), messages, schemas, started_s)
+        sent_after, sent_at = len(self._turns), next(self._clock)
+        return Prompt(extension, added, context, match, key, bool(key), sent_after, sent_at, messages, schemas, started_s)
 
     def _check_output(self, output_ids: Int32Array, logprobs: Float32Array) -> None:
         if len(logprobs) != len(output_ids):

@@ -21,7 +21,8 @@ from pydantic import BaseModel
 
 from agentrl.errors import WorkflowError
 from agentrl.tokens.messages import DIGEST_BYTES, calls_of, field_getter, message_key, role_of
-from agentrl.types import Message, Turn
+from agentrl.types import BranchPath, Message, Turn
+from agentrl.validation import are_independent
 
 _MAX_CONVERSATIONS = 4
 """Conversations that an episode remembers; the reader reads all messages of any other."""
@@ -43,6 +44,15 @@ class ReadRequest(NamedTuple):
 def next_prefix(prefix: bytes, key: bytes) -> bytes:
     """Return the digest of a conversation, from that of the conversation before its last message and that message's key."""
     return hashlib.blake2b(prefix + key, digest_size=DIGEST_BYTES).digest()
+
+
+def continues_other_branch(turn: int, of: BranchPath, branch: BranchPath) -> WorkflowError:
+    """Return the error of a request in `branch` that continues `turn`, which stands in the independent branch `of`."""
+    return WorkflowError(
+        f"a request of branch {list(branch)} continues turn {turn} of branch {list(of)}; client.branch() declares that "
+        "neither depends on the other: continue that turn with the client that made it, or with the client that opened both "
+        "branches"
+    )
 
 
 class MessageReader:
@@ -208,15 +218,16 @@ class TurnIndex:
         self._requests: list[bytes] = []
         """The digest of each recorded request."""
 
-    def find(self, messages: Sequence[Message], tools: bytes) -> HistoryMatch:
+    def find(self, messages: Sequence[Message], tools: bytes, branch: BranchPath = ()) -> HistoryMatch:
         """Return where a request meets the recorded conversations.
 
         Args:
             messages: the messages of the request.
             tools: the key of its tools.
+            branch: the declared branch that it is sent in; turns of branches that are independent of it are no match.
 
         Raises:
-            WorkflowError: for something that is not a message.
+            WorkflowError: for something that is not a message, or if all turns that the request continues are no match.
             TokenError: for a message that cannot be rendered.
         """
         request = self._reader.read(messages)
@@ -224,6 +235,7 @@ class TurnIndex:
         for end in range(len(messages), 0, -1):
             ending = self._turns_by_prefix.get(request.prefixes[end - 1], ())
             ending = [each for each in ending if self._has_reasoning(each, request.reasoning)]
+            ending = self._in_reach(ending, branch)
             if ending:
                 length_any_tools = max(length_any_tools, end)
             candidates = [each for each in ending if self._tools[each] == tools]
@@ -259,6 +271,13 @@ class TurnIndex:
     def turn_of_output(self, message: Message) -> int | None:
         """Return the latest turn whose output means the same as `message`."""
         return self._turns_by_output.get(message_key(message).digest)
+
+    def _in_reach(self, turns: Sequence[int], branch: BranchPath) -> Sequence[int]:
+        """Return those of `turns` that a request of `branch` may continue; raises `WorkflowError` if it may none of them."""
+        reached = [turn for turn in turns if not are_independent(self._turns[turn].branch, branch)]
+        if turns and not reached:
+            raise continues_other_branch(turns[-1], self._turns[turns[-1]].branch, branch)
+        return reached
 
     def _has_reasoning(self, turn: int | None, reasoning: Mapping[int, str]) -> bool:
         """Return whether the reasoning of a request, where it has any, is that of the turn and the turns above it."""

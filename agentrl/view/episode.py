@@ -39,6 +39,7 @@ def _turn_json(turn: Turn, trained: TrainedTurn | None, texts: Mapping[int, str]
     advantage = trained.advantage if trained else None
     return {
         "player": turn.player,
+        "branch": list(turn.branch),
         "role": turn.role,
         "parent": turn.parent,
         "fork": turn.fork,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,32 +15,36 @@ from hypothesis import strategies as st
 from agentrl.algo.advantage import GroupAdvantages, advantages, returns_to_go, token_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
-from agentrl.types import EpisodeFailure, Group, Trajectory
+from agentrl.types import BranchPath, EpisodeFailure, Group, Trajectory, Turn
 from tests.algo.build import EPISODE, TURN, episode, group, linear, turn
 
 # Slow references.
 
 
-def longest_chain(trajectory: Trajectory, first: int, last: int) -> int | None:
-    """Return the steps of the longest chain of turns, each sent after the one before was complete; None if there is none."""
-    if first == last:
-        return 0
-    between = (longest_chain(trajectory, first, i) for i in range(trajectory.turns[last].sent_after))
-    return max((steps + 1 for steps in between if steps is not None), default=None)
+def share_rewards(trajectory: Trajectory, one: int, other: int) -> bool:
+    """Whether no declared branch holds the one turn and not the other."""
+    first, second = trajectory.turns[one].branch, trajectory.turns[other].branch
+    return all(a == b for a, b in zip(first, second, strict=False))
+
+
+def depth_of(trajectory: Trajectory, index: int) -> int:
+    """Return the turns of the longest chain before a turn, each complete when the next one was sent."""
+    before = [i for i in range(trajectory.turns[index].sent_after) if share_rewards(trajectory, i, index)]
+    return max((1 + depth_of(trajectory, i) for i in before), default=0)
 
 
 def slow_returns_to_go(trajectory: Trajectory, discount: float) -> list[float]:
     turns = trajectory.turns
     result: list[float] = []
-    for index in range(len(turns)):
-        later = [(i, d) for i in range(len(turns)) if (d := longest_chain(trajectory, index, i)) is not None]
-        total = sum(discount**d * (turns[i].reward or 0.0) for i, d in later)
-        result.append(total + discount ** max(d for _, d in later) * (trajectory.final_reward or 0.0))
+    for index, own in enumerate(turns):
+        shared = [other for i, other in enumerate(turns) if share_rewards(trajectory, index, i)]
+        later = [other.sent_at for other in shared if other.sent_at > own.sent_at]
+        total = discount ** len(later) * (trajectory.final_reward or 0.0)
+        for other in shared:
+            if other.reward is not None and other.rewarded_at is not None and other.rewarded_at > own.sent_at:
+                total += discount ** sum(moment < other.rewarded_at for moment in later) * other.reward
+        result.append(total)
     return result
-
-
-def depth_of(trajectory: Trajectory, index: int) -> int:
-    return max(d for i in range(len(trajectory.turns)) if (d := longest_chain(trajectory, i, index)) is not None)
 
 
 def slow_advantages(many: Group, config: AlgorithmConfig) -> list[list[float]]:
@@ -50,13 +55,14 @@ def slow_advantages(many: Group, config: AlgorithmConfig) -> list[list[float]]:
         scale = n / (n - 1) * (whole - 1) / whole
         return [[(value - mean) * scale] * len(e.turns) for value, e in zip(returns, episodes, strict=True)]
 
-    def value_at(trajectory: Trajectory, depth: int) -> float:
-        depths = [depth_of(trajectory, index) for index in range(len(trajectory.turns))]
-        if not depths:
-            return trajectory.final_reward or 0.0
-        depth = min(depth, max(depths))
+    def value_at(trajectory: Trajectory, depth: int, branch: BranchPath) -> float:
         to_go = slow_returns_to_go(trajectory, config.discount)
-        here = [g for g, d in zip(to_go, depths, strict=True) if d == depth]
+        known = [(depth_of(trajectory, at), g, trajectory.turns[at].branch == branch) for at, g in enumerate(to_go)]
+        if not known:
+            return trajectory.final_reward or 0.0
+        known = [each for each in known if each[2]] or known
+        nearest = max((d for d, _, _ in known if d <= depth), default=min(d for d, _, _ in known))
+        here = [g for d, g, _ in known if d == nearest]
         return sum(here) / len(here)
 
     result: list[list[float]] = []
@@ -65,7 +71,8 @@ def slow_advantages(many: Group, config: AlgorithmConfig) -> list[list[float]]:
         row: list[float] = []
         for index, value in enumerate(to_go):
             depth = depth_of(episodes[own], index)
-            others = [value_at(e, depth) for j, e in enumerate(episodes) if j != own]
+            branch = episodes[own].turns[index].branch
+            others = [value_at(e, depth, branch) for j, e in enumerate(episodes) if j != own]
             row.append(value - sum(others) / len(others))
         result.append(row)
     return result
@@ -81,8 +88,21 @@ def trajectories(draw: st.DrawFn, max_turns: int = 6) -> Trajectory:
     count = draw(st.integers(0, max_turns))
     sent_after = [draw(st.integers(0, i)) for i in range(count)]
     parents = [draw(st.one_of(st.none(), st.integers(0, n - 1))) if n else None for n in sent_after]
-    turns = [turn(draw(st.none() | rewards), p, sent_after=n) for p, n in zip(parents, sent_after, strict=True)]
+    turns = [draw(timed_turns(p, n)) for p, n in zip(parents, sent_after, strict=True)]
     return episode(turns, draw(rewards))
+
+
+@st.composite
+def timed_turns(draw: st.DrawFn, parent: int | None, sent_after: int) -> Turn:
+    reward, sent_at = draw(st.none() | rewards), draw(st.integers(0, 12))
+    return turn(
+        reward,
+        parent,
+        sent_after=sent_after,
+        sent_at=sent_at,
+        rewarded_at=None if reward is None else sent_at + draw(st.integers(1, 12)),
+        branch=draw(st.sampled_from([(), (0,), (1,), (0, 2)])),
+    )
 
 
 groups = st.lists(trajectories(), min_size=2, max_size=5).map(group)
@@ -128,15 +148,20 @@ def test_the_turn_advantage_of_a_linear_group_worked_out_by_hand() -> None:
     assert [values.tolist() for values in result.per_turn] == [[3 - 10, 4 - 10, 4 - 10], [10 - 3]]
 
 
-def test_parallel_turns_share_the_final_reward_but_not_their_turn_rewards() -> None:
+def test_parallel_turns_share_what_was_set_after_both_were_sent() -> None:
     # Turns 1 (reward 1) and 2 (reward 5) run at the same time; turn 3 (reward 2) is sent when both are complete.
-    tree = episode([turn(), turn(1.0, 0), turn(5.0, 0), turn(2.0, 2)], 16.0)
-    assert returns_to_go(tree, 0.5).tolist() == [0.5 * 6 + 0.25 * (2 + 16), 1 + 0.5 * 18, 5 + 0.5 * 18, 18.0]
+    tree = [turn(), turn(1.0, 0), turn(5.0, 0), turn(2.0, 2)]
+    assert returns_to_go(episode(tree, 16.0), 0.5).tolist() == [0.5**2 * 6 + 0.5**3 * 18, 6 + 0.5 * 18, 6 + 0.5 * 18, 18.0]
 
 
-def test_a_turn_that_is_still_running_is_no_cause_of_what_is_sent_meanwhile() -> None:
-    # Turn 1 is sent after turn 0 alone and completes after turn 2, which was sent at the same time.
-    assert returns_to_go(episode([turn(), turn(1.0, 0), turn(4.0, 0, sent_after=1)]), 1.0).tolist() == [5.0, 1.0, 4.0]
+def test_turns_of_two_declared_branches_share_the_final_reward_only() -> None:
+    tree = [turn(), turn(1.0, 0, branch=(0,)), turn(5.0, 0, branch=(1,)), turn(2.0, 2)]
+    assert returns_to_go(episode(tree, 16.0), 0.5).tolist() == [0.5**2 * 6 + 0.5**3 * 18, 1 + 9, 5 + 9, 18.0]
+
+
+def test_a_turn_gets_no_reward_that_was_set_before_it_was_sent_and_any_that_was_set_later() -> None:
+    turns = [turn(1.0, sent_at=0, rewarded_at=5), turn(4.0, 0, sent_at=2, rewarded_at=3), turn(sent_after=2, sent_at=4)]
+    assert returns_to_go(episode(turns), 1.0).tolist() == [5.0, 5.0, 1.0]
 
 
 def test_turn_rewards_reach_the_turns_before_a_fork_and_before_a_new_context() -> None:
@@ -188,12 +213,13 @@ def test_a_group_of_one_has_nothing_to_compare_with(config: AlgorithmConfig) -> 
     assert result.per_turn[0].tolist() == [0.0]
 
 
-def test_branches_that_differ_within_equal_episodes_are_not_zero_variance() -> None:
+def test_turns_that_differ_within_equal_episodes_are_not_zero_variance() -> None:
     """The means by depth are equal across episodes, the turns are not: zeroing them would bias the estimate."""
-    tree = episode([turn(), turn(1.0, 0), turn(-1.0, 0)], 0.0)
+    # Turn 0 is paid after turn 1 is sent and before turn 2 is, which runs at the same time.
+    tree = episode([turn(1.0, sent_at=1, rewarded_at=4), turn(None, 0, sent_at=3), turn(None, 0, sent_at=5)], 0.0)
     result = advantages(group([tree, tree]), TURN)
     assert not result.zero_variance
-    assert [values.tolist() for values in result.per_turn] == [[0.0, 1.0, -1.0]] * 2
+    assert [values.tolist() for values in result.per_turn] == [[0.0, 0.5, -0.5]] * 2
 
 
 def test_episodes_without_turns_still_count_in_the_baseline() -> None:
@@ -234,6 +260,31 @@ def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
         advantages(group([linear([bad]), linear([1.0])]), EPISODE)
     with pytest.raises(InvariantError, match="finite rewards"):
         advantages(group([linear([None], bad), linear([1.0])]), TURN)
+
+
+def test_a_reward_without_a_time_or_with_an_earlier_one_than_its_turn_is_refused() -> None:
+    for wrong in (turn(1.0, sent_at=4, rewarded_at=3), turn(1.0, sent_at=4, rewarded_at=4), turn(sent_at=4, rewarded_at=5)):
+        with pytest.raises(InvariantError, match="turn 0: "):
+            advantages(group([episode([wrong], 1.0), linear([1.0])]), TURN)
+
+
+def test_given_advantages_are_those_of_all_turns_whatever_the_settings_are() -> None:
+    many = [replace(linear([1.0, 2.0], 3.0), advantage=0.25), replace(linear([None], 0.0), advantage=-4.0)]
+    for config in (EPISODE, TURN):
+        config = config.model_copy(update={"group_size": 8, "normalize_std": True, "discount": 0.5})
+        result = advantages(group(many), config)
+        assert [values.tolist() for values in result.per_turn] == [[0.25, 0.25], [-4.0]]
+        assert not result.zero_variance
+    alone = advantages(group(many[:1]), EPISODE)
+    assert (alone.per_turn[0].tolist(), alone.zero_variance) == ([0.25, 0.25], False)
+    assert advantages(group([replace(one, advantage=0.0) for one in many]), TURN).zero_variance
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, 1e31])
+def test_advantages_that_not_all_members_have_or_that_are_not_finite_are_refused(bad: float | None) -> None:
+    many = [replace(linear([1.0]), advantage=0.25), replace(linear([1.0]), advantage=bad)]
+    with pytest.raises(InvariantError, match="to all members or to none"):
+        advantages(group(many), EPISODE)
 
 
 def test_a_failed_episode_is_refused() -> None:

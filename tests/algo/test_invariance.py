@@ -68,6 +68,8 @@ def random_group(seed: int) -> list[Entry]:
                     stop_reason=StopReason.STOP,
                     reward=float(rng.normal()),
                     sent_after=index,
+                    sent_at=2 * index,
+                    rewarded_at=2 * index + 1,
                     parent=int(rng.integers(0, index)) if index else None,
                 )
             )

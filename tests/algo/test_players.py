@@ -105,5 +105,23 @@ def test_a_player_without_turns_in_another_episode_is_compared_with_the_final_re
     assert [values.tolist() for values in result.per_turn] == [[0.0], [0.0, 1.0]]
 
 
+@pytest.mark.parametrize("config", [TURN, EPISODE])
+@pytest.mark.parametrize("constant", ["first", "second"])
+def test_a_group_has_variance_where_one_player_s_returns_differ_and_another_s_do_not(
+    config: AlgorithmConfig, constant: str
+) -> None:
+    """Whichever player comes last: the one whose returns are all equal must not hide the other."""
+
+    def played(reward: float) -> Trajectory:
+        paid = {"first": 1.0, "second": 1.0} | {"second" if constant == "first" else "first": reward}
+        return episode([turn(paid[name], sent_after=at, player=name) for at, name in enumerate(("first", "second"))], 0.0)
+
+    result = advantages(group([played(3.0), played(0.0)]), config)
+    assert not result.zero_variance
+    place = 0 if constant == "first" else 1
+    assert [bool(values[place]) for values in result.per_turn] == [False, False]
+    assert [bool(values[1 - place]) for values in result.per_turn] == [True, True]
+
+
 def test_a_group_in_which_each_player_gets_the_same_everywhere_has_no_variance() -> None:
     assert advantages(group([play((1, 0, 1, 0))] * 3), TURN).zero_variance

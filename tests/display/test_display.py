@@ -28,6 +28,8 @@ def turn(text: str, *, parent: int | None = None, fork: ForkReason | None = None
         parent=parent,
         fork=fork,
         reward=0.5,
+        sent_at=0 if parent is None else 2 * parent + 2,
+        rewarded_at=1 if parent is None else 2 * parent + 3,
         player="white",
         temperature=temperature,
         messages=({"role": "user", "content": "2 + 2?"},),

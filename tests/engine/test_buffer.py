@@ -26,6 +26,7 @@ def group(ticket: Ticket, version: int | None = None) -> Group:
         spans=(VersionSpan(start=0, end=1, version=sampled),),
         stop_reason=StopReason.STOP,
         sent_after=0,
+        sent_at=0,
     )
     episode = Trajectory(episode_id="e", task_id="t0", turns=(turn,), stop_reason=StopReason.COMPLETED, final_reward=1.0)
     return Group(index=ticket.index, task=TASK, episodes=(episode,), admitted_version=ticket.version)

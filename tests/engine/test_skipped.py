@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ def episode(rewards: list[float | None], final: float) -> Trajectory:
             stop_reason=StopReason.STOP,
             reward=reward,
             sent_after=number,
+            sent_at=2 * number,
+            rewarded_at=None if reward is None else 2 * number + 1,
         )
         for number, reward in enumerate(rewards)
     ]
@@ -52,6 +55,18 @@ def test_equal_returns_have_their_cause_and_what_to_change(
     assert expected in text
 
 
+def test_given_advantages_of_zero_have_their_cause() -> None:
+    zeros = [replace(episode([0.5], 1.0), advantage=0.0) for _ in range(2)]
+    assert "score_group gave each of their members the advantage 0" in explain_skip(
+        "zero_variance", [group(*zeros)], EPISODE
+    )
+
+
+def test_rewards_of_turns_are_no_reason_to_warn_where_advantages_are_given(caplog: pytest.LogCaptureFixture) -> None:
+    SkippedSteps(EPISODE, EngineConfig()).step(1, [group(replace(episode([0.5], 0.0), advantage=1.0))], None)
+    assert not caplog.records
+
+
 def test_groups_that_differ_from_each_other_alone_are_named() -> None:
     groups = [group(episode([None], 1.0), episode([None], 1.0)), group(episode([None], 0.0), episode([None], 0.0))]
     assert "tasks differ, but the episodes of one task do not" in explain_skip("zero_variance", groups, EPISODE)
@@ -63,7 +78,7 @@ def test_rewards_of_turns_under_the_episode_estimator_are_warned_about_once(capl
         for number in (1, 2):
             watch.step(number, [group(episode([0.5], 0.0), episode([None], 1.0))], None)
     [record] = caplog.records
-    assert "algorithm.advantage: turn credits a turn" in record.message
+    assert "algorithm.advantage: turn credits it with the rewards that were set after it was sent" in record.message
     caplog.clear()
     SkippedSteps(AlgorithmConfig(advantage="turn"), EngineConfig()).step(1, [group(episode([0.5], 0.0))], None)
     assert not caplog.records

@@ -63,6 +63,7 @@ async def test_each_player_has_a_conversation_and_a_return_of_its_own(renderer: 
     ]
     assert trajectory.turns[1].fork is ForkReason.NEW_CONVERSATION
     assert [turn.reward for turn in trajectory.turns] == [0.0, -1.0, 1.0]
+    assert (trajectory.turns[0].rewarded_at or 0) < trajectory.turns[2].sent_at
     assert trajectory.player_returns() == {"first": 1.0, "second": -1.0}
     assert trajectory.metrics == {
         "environment.steps": 3,

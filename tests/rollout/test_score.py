@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
+import numpy as np
 import pytest
 
 from agentrl.client import Client
 from agentrl.engine.evaluate import evaluate_policy
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault, InvariantError
+from agentrl.reward.pass_at_k import pass_at_k
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import DroppedGroup, run_group
 from agentrl.rollout.score import score_episodes
+from agentrl.runs.run import open_run
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
-from agentrl.types import EpisodeFailure, Group, StopReason, Task, Trajectory
+from agentrl.types import EpisodeFailure, Group, MemberAdvantages, StopReason, Task, Trajectory
 from agentrl.workflow import GroupWorkflow
 from tests.engine.harness import TASKS, balance, coin, episodes, lines, make_engine, run
 from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, ask, make_renderer, make_server
@@ -33,7 +36,7 @@ class Ranked(GroupWorkflow):
     async def run(self, task: Task, client: Client) -> float:
         return float(await ask(client, task["question"]) == task["answer"])
 
-    async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float]:
+    async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float] | MemberAdvantages:
         self.calls.append([episode.episode_id for episode in episodes])
         fault = self.faults.pop(0) if self.faults else None
         if fault is not None and (found := fault()) is not None:
@@ -104,6 +107,18 @@ async def test_the_members_get_their_scores_as_final_rewards_and_are_reported_wi
     assert all(episode.metrics == {"own": 2.0} for episode in seen)
 
 
+async def test_members_get_given_advantages_and_keep_the_rewards_of_run() -> None:
+    seen: list[Trajectory] = []
+    group = await group_of(Ranked(lambda: MemberAdvantages([0.5, -0.25, True])), seen)
+    assert isinstance(group, Group)
+    assert [episode.advantage for episode in group.episodes] == [0.5, -0.25, 1.0]
+    assert [episode.final_reward for episode in group.episodes] == [1.0] * 3
+    assert list(group.episodes) == seen
+    scored = await group_of(Ranked(), [])
+    assert isinstance(scored, Group)
+    assert [episode.advantage for episode in scored.episodes] == [None] * 3
+
+
 async def test_failed_members_are_not_scored() -> None:
     workflow, seen = Ranked(), list[Trajectory]()
     group = await group_of(workflow, seen, failing=[1], incomplete_group="keep")
@@ -139,6 +154,13 @@ async def test_a_scoring_that_fails_once_is_repeated_and_counted() -> None:
         (lambda: "abc", "workflow_error", "expected a list of 3 scores"),
         (lambda: [1.0, 0.0, float("nan")], "workflow_error", "a reward must be a finite number, got float nan"),
         (lambda: [1.0, 0.0, "1"], "workflow_error", "a reward must be a finite number, got str '1'"),
+        (lambda: MemberAdvantages([1.0]), "workflow_error", "expected a list of 3 scores"),
+        (
+            lambda: MemberAdvantages([1.0, 0.0, float("inf")]),
+            "workflow_error",
+            "a reward must be a finite number, got float inf",
+        ),
+        (lambda: MemberAdvantages([1.0, 0.0, 1e31]), "workflow_error", "a reward must be a finite number"),
     ],
 )
 async def test_a_scoring_that_fails_for_good_fails_every_member_and_drops_the_group(
@@ -220,11 +242,38 @@ async def test_a_run_trains_on_the_scores_and_records_them(renderer: Renderer, t
     assert sum("score_retries" in record["metrics"] for record in recorded) == 3
 
 
+async def test_a_run_trains_given_advantages_and_records_them(renderer: Renderer, tmp_path: Path) -> None:
+    class Marginal(Ranked):
+        async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> MemberAdvantages:
+            return pass_at_k([place / 4 for place, _ in enumerate(episodes)])
+
+    trainer = ScriptedTrainer()
+    report = await run(make_engine(tmp_path, renderer, workflow=Marginal(), trainer=trainer))
+    assert report.train_steps == 4
+    values = {float(value) for batch in trainer.batches for item in batch.samples for value in np.unique(item.advantages)}
+    assert values == {0.0, 0.25}
+    stored = open_run(tmp_path).read_episodes()
+    assert {each.trajectory.advantage for each in stored} == {0.0, 0.25}
+
+
+async def test_equal_scores_in_group_after_group_are_warned_about_once(
+    renderer: Renderer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Best(Ranked):
+        async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float]:
+            return [1.0] * len(episodes)
+
+    await run(make_engine(tmp_path, renderer, workflow=Best(), steps=20, engine={"stop_after_skipped": 0}))
+    told = [record.message for record in caplog.records if "one and the same score" in record.message]
+    assert len(told) == 1
+    assert "agentrl.reward.pass_at_k.pass_at_k(scores)" in told[0]
+
+
 async def test_a_run_counts_the_members_of_a_group_that_cannot_be_scored_as_failed(
     renderer: Renderer, tmp_path: Path
 ) -> None:
     class GoneForTheFirst(Ranked):
-        async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float]:
+        async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float] | MemberAdvantages:
             if episodes[0].episode_id.startswith("0."):
                 judge_is_gone()
             return await super().score_group(task, episodes)

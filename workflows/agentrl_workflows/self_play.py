@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,8 @@ class SelfPlay(PlayEnvironment):
                 while episode.end is None and len(played) < self.max_steps:
                     conversation = conversations[player]
                     conversation += messages
+                    if player in latest:  # before the next call, which earns none of it
+                        _pay(client, [latest.pop(player)])
                     speaker = client.as_player(player) if player else client
                     completion = await speaker.chat.completions.create(messages=conversation, tools=tools)
                     message = completion.choices[0].message
@@ -55,9 +57,9 @@ class SelfPlay(PlayEnvironment):
                     client.record(**{"environment.steps": len(played), **step.metrics})
                     player, messages = step.player, step.messages
             except EpisodeLimit:
-                _pay(client, played)  # a limit leaves the rewards that the players have
+                _pay(client, latest.values())  # a limit leaves the rewards that the players have
                 raise
-            _pay(client, played)
+            _pay(client, latest.values())
             for name in conversations:
                 total = sum(turn.reward for turn in played if turn.player == name)
                 client.record(**{f"{name}.return" if name else "return": total})
@@ -72,6 +74,6 @@ class _PlayedTurn:
     reward: float
 
 
-def _pay(client: Client, played: Sequence[_PlayedTurn]) -> None:
+def _pay(client: Client, played: Iterable[_PlayedTurn]) -> None:
     for turn in played:
         client.reward(turn.completion, turn.reward)

@@ -10,6 +10,7 @@ import inspect
 from textwrap import dedent
 
 from agentrl.config import RunConfig
+from agentrl.engine.skipped import TURN_REWARDS_ADVICE
 from agentrl.errors import ConfigError
 from agentrl.workflow import import_user_module
 
@@ -26,10 +27,7 @@ def reward_warnings(config: RunConfig) -> list[str]:
         return []
     if not _rewards_turns(source):
         return []
-    return [
-        f"{config.workflow} rewards single turns (`client.reward`), but algorithm.advantage: episode gives each turn the "
-        "whole episode's return; algorithm.advantage: turn credits a turn with what follows it"
-    ]
+    return [f"{config.workflow} rewards single turns (`client.reward`), but {TURN_REWARDS_ADVICE}"]
 
 
 def _rewards_turns(source: str) -> bool:

@@ -57,7 +57,10 @@ class PackedTurn(msgspec.Struct, frozen=True):
     reward: float | None
     role: str
     player: str
+    branch: tuple[int, ...]
     sent_after: int
+    sent_at: int
+    rewarded_at: int | None
     parent: int | None
     temperature: float
     fork: ForkReason | None
@@ -78,6 +81,7 @@ class PackedTrajectory(msgspec.Struct, frozen=True):
     turns: tuple[PackedTurn, ...]
     stop_reason: StopReason
     final_reward: float | None
+    advantage: float | None
     failure: tuple[str, str, str] | None
     """Kind, message and traceback."""
     metrics: dict[str, float]
@@ -93,6 +97,7 @@ class PackedScore(msgspec.Struct, frozen=True):
 
     stop_reason: StopReason
     final_reward: float | None
+    advantage: float | None
     failure: tuple[str, str, str] | None
     metrics: dict[str, float]
 
@@ -144,7 +149,10 @@ def pack_turn(turn: Turn) -> PackedTurn:
         reward=_plain_float(turn.reward),
         role=turn.role,
         player=turn.player,
+        branch=turn.branch,
         sent_after=turn.sent_after,
+        sent_at=turn.sent_at,
+        rewarded_at=turn.rewarded_at,
         parent=turn.parent,
         temperature=turn.temperature,
         fork=turn.fork,
@@ -176,7 +184,10 @@ def unpack_turn(packed: PackedTurn, clock_offset_s: float = 0.0) -> Turn:
         reward=packed.reward,
         role=packed.role,
         player=packed.player,
+        branch=packed.branch,
         sent_after=packed.sent_after,
+        sent_at=packed.sent_at,
+        rewarded_at=packed.rewarded_at,
         parent=packed.parent,
         message=conversation.message,
         temperature=packed.temperature,
@@ -198,6 +209,7 @@ def pack_trajectory(trajectory: Trajectory) -> PackedTrajectory:
         turns=tuple(map(pack_turn, trajectory.turns)),
         stop_reason=trajectory.stop_reason,
         final_reward=_plain_float(trajectory.final_reward),
+        advantage=trajectory.advantage,
         failure=_pack_failure(trajectory.failure),
         metrics=_pack_metrics(trajectory.metrics),
         reward_parts=_pack_metrics(trajectory.reward_parts),
@@ -219,6 +231,7 @@ def unpack_trajectory(packed: PackedTrajectory, task: Task, clock_offset_s: floa
         turns=tuple(unpack_turn(turn, clock_offset_s) for turn in packed.turns),
         stop_reason=packed.stop_reason,
         final_reward=packed.final_reward,
+        advantage=packed.advantage,
         failure=_unpack_failure(packed.failure),
         metrics=packed.metrics,
         reward_parts=packed.reward_parts,
@@ -234,6 +247,7 @@ def pack_score(scored: Trajectory) -> PackedScore:
     return PackedScore(
         stop_reason=scored.stop_reason,
         final_reward=_plain_float(scored.final_reward),
+        advantage=scored.advantage,
         failure=_pack_failure(scored.failure),
         metrics=_pack_metrics(scored.metrics),
     )
@@ -245,6 +259,7 @@ def with_score(episode: Trajectory, packed: PackedScore) -> Trajectory:
         episode,
         stop_reason=packed.stop_reason,
         final_reward=packed.final_reward,
+        advantage=packed.advantage,
         failure=_unpack_failure(packed.failure),
         metrics=packed.metrics,
     )

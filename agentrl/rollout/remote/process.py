@@ -244,8 +244,8 @@ class RolloutWorker:
         try:
             self._send(GroupScored(number, tuple(map(pack_score, scored))))
         except WorkflowError as error:
-            changes = {"stop_reason": StopReason.WORKFLOW_ERROR, "final_reward": None, "failure": episode_failure(error)}
-            failed = (replace(each, **changes, metrics={}) for each in scored)
+            changes = {"stop_reason": StopReason.WORKFLOW_ERROR, "failure": episode_failure(error), "metrics": {}}
+            failed = (replace(each, **changes, final_reward=None, advantage=None) for each in scored)
             self._send(GroupScored(number, tuple(map(pack_score, failed))))
 
     async def _scored(self, message: ScoreGroup) -> tuple[Trajectory, ...]:

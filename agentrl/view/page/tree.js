@@ -65,6 +65,7 @@ function treeFacts(turn) {
   const facts = [["context tokens", formatNumber(turn.context_ids.length)], ["output tokens", formatNumber(turn.output_ids.length)]];
   if (turn.role) facts.push(["role", turn.role]);
   if (turn.player) facts.push(["player", turn.player]);
+  if (turn.branch?.length) facts.push(["independent branch", turn.branch.join(".")]);
   if (isNumber(turn.reward)) facts.push(["reward", formatNumber(turn.reward)]);
   if (isNumber(turn.advantage)) facts.push(["advantage", formatNumber(turn.advantage)]);
   if (turn.fork) facts.push(["fork", turn.fork.replaceAll("_", " ")]);

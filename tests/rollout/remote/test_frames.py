@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from agentrl.rollout.remote.frames import (
     read_to_worker,
 )
 from agentrl.rollout.remote.link import WorkerLink
-from agentrl.rollout.remote.packing import pack_task, pack_turn, unpack_task, unpack_turn
+from agentrl.rollout.remote.packing import pack_score, pack_task, pack_turn, unpack_task, unpack_turn, with_score
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, episode, make_server, says
@@ -85,6 +86,12 @@ def test_an_error_that_agentrl_does_not_have_is_refused(kind: str) -> None:
     with pytest.raises(InvariantError, match="which agentrl does not have"):
         named_error(kind, "words")
     assert isinstance(named_error("ServerTimeout", "late"), AgentRLError)
+
+
+async def test_given_advantages_come_back_with_the_scores(renderer: Renderer) -> None:
+    played = await episode(Judge(), renderer)
+    scored = with_score(played, pack_score(replace(played, advantage=-0.25)))
+    assert (scored.advantage, scored.final_reward, scored.turns) == (-0.25, played.final_reward, played.turns)
 
 
 async def test_a_turn_whose_parts_contradict_each_other_is_refused(renderer: Renderer) -> None:

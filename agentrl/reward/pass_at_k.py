@@ -1,0 +1,53 @@
+"""Advantages that maximise the best of k episodes, for `score_group` of a `GroupWorkflow`.
+
+Invariant: what is subtracted for an episode depends on the other episodes alone. So the expected policy gradient is exactly
+that of the expected best score among k independent episodes, divided by k (Walder and Karkhanis, arXiv 2505.15201).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb, isfinite
+
+import numpy as np
+
+from agentrl.errors import ConfigError
+from agentrl.types import MemberAdvantages
+
+
+def pass_at_k(scores: Sequence[float], k: int | None = None) -> MemberAdvantages:
+    """Return what each episode adds to the best score of k: (best of k with it) - (best of the other k - 1), in the mean.
+
+    The mean is over all choices of the other k - 1 among the group, in closed form. An episode that no choice needs gets 0.
+    To give all members the best score itself would teach nothing, because every member would equal its baseline.
+
+    Args:
+        scores: of the members, such as 1 for a right answer and 0 for a wrong one.
+        k: 2 to the number of members; None: all of them.
+
+    Raises:
+        ConfigError: there are fewer than 2 members, `k` is not in that range, or a score is not finite.
+
+    Example:
+        >>> pass_at_k([0.0, 1.0, 0.25]).values
+        [0.0, 0.75, 0.0]
+        >>> pass_at_k([0.0, 1.0, 0.25], k=2).values
+        [0.0, 0.875, 0.125]
+    """
+    count = len(scores)
+    chosen = count if k is None else k
+    if not 2 <= chosen <= count or not all(isfinite(score) for score in scores):
+        raise ConfigError(
+            f"pass_at_k: expected at least 2 finite scores and k from 2 to their number, got {list(scores)!r:.80} and "
+            f"k {k}; for k = 1 return the scores themselves"
+        )
+    values = np.array(scores, np.float64)
+    order = np.argsort(values, kind="stable")
+    ascending = values[order]
+    # With the others in ascending order, the one at place j is the best of k - 1 of them in comb(j, k - 2) choices.
+    choices = comb(count - 1, chosen - 1)
+    chances = np.array([comb(place, chosen - 2) / choices for place in range(count)])
+    marginal = np.empty(count)
+    for place, at in enumerate(order.tolist()):
+        marginal[at] = chances[:place] @ (ascending[place] - ascending[:place])
+    return MemberAdvantages(marginal.tolist())

@@ -1,12 +1,13 @@
 """One started sandbox, whatever isolates it, and a program's run in it.
 
-Invariant: when `run_in_box` returns or raises, no process of the box is alive.
+Invariant: when `run_in_box` returns or raises, every process of the box has been killed. After the program's start nothing
+that it does is a fault: a program that the kernel takes long to end has its result, and its starter waits for its end.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import anyio
 
@@ -18,7 +19,18 @@ from agentrl.sandbox.types import Ending, Limits, Program, Result
 WATCH_S: Final = 0.02
 """Seconds between two samples of memory and files."""
 KILL_S: Final = 10.0
-"""Seconds that the kernel has to end the processes of a sandbox."""
+"""Seconds for which a result waits for the kernel to end the processes of a sandbox."""
+LOOK_S: Final = 10.0
+"""Seconds after which a program whose memory cannot be read counts as one over its limit."""
+
+
+class Used(NamedTuple):
+    """What a box holds at one moment."""
+
+    memory: int
+    """Bytes, of all processes and directories together."""
+    files: int
+    """Files and directories."""
 
 
 class Box(Protocol):
@@ -32,19 +44,18 @@ class Box(Protocol):
     def stderr(self) -> PipeReader: ...
 
     async def wait(self) -> int | None:
-        """Wait for the program's end and return its exit status, 128 + N after signal N; None: the box could not run it."""
+        """Wait for the program's end and return its exit status, 128 + N after signal N; None: it never started."""
         ...
 
     async def kill(self) -> None:
-        """End every process, and return when none is left. Shielded; a second call does nothing."""
+        """End every process, and return when none is left, or `KILL_S` later. Shielded; a second call does nothing."""
         ...
 
-    def sample(self) -> int | None:
-        """Return the memory in use, in bytes; None where the backend itself limits it, or the program has not started."""
-        ...
+    async def look(self) -> Used | None:
+        """Return what the box holds; None where the backend itself limits it, and before the start.
 
-    def num_files(self) -> int | None:
-        """Return the number of files and directories in the program's directories; None as for `sample`."""
+        Cancellation: the thread that reads goes on until the kernel answers it.
+        """
         ...
 
 
@@ -80,24 +91,27 @@ class Verdict:
             self.ending = ending
             self.scope.cancel()
 
-    def look(self, box: Box, limits: Limits) -> None:
+    async def look(self, box: Box, limits: Limits) -> None:
         """Compare the box's memory and files with its limits."""
-        used, files = box.sample(), box.num_files()
-        if used is not None:
-            self.peak_bytes = max(used, self.peak_bytes or 0)
-            if used > limits.memory_mb * 2**20:
-                self.end(Ending.MEMORY)
-        if files is not None and files > limits.num_files:
-            self.end(Ending.FILES)
+        with anyio.move_on_after(LOOK_S) as patience:
+            used = await box.look()
+            if used is not None:
+                self.peak_bytes = max(used.memory, self.peak_bytes or 0)
+                if used.memory > limits.memory_mb * 2**20:
+                    self.end(Ending.MEMORY)
+                if used.files > limits.num_files:
+                    self.end(Ending.FILES)
+        if patience.cancelled_caught:
+            self.end(Ending.MEMORY)
 
 
 async def run_in_box(starter: Starter, program: Program, limits: Limits) -> Result:
     """Run `program` to its end, or to its first limit.
 
     Raises:
-        EnvironmentFault: the sandbox could not be started or ended.
+        EnvironmentFault: the program could not be started.
 
-    Cancellation: every process of the sandbox is dead first.
+    Cancellation: every process of the sandbox has been killed first.
     """
     verdict, code = Verdict(), None
     started_s = anyio.current_time()
@@ -114,14 +128,13 @@ async def run_in_box(starter: Starter, program: Program, limits: Limits) -> Resu
                 if patience.cancelled_caught:
                     verdict.end(Ending.TIMEOUT)
                 watching.cancel_scope.cancel()
-            await box.kill()  # what the program left behind holds the pipes open
+            await box.kill()
+            # What the program left behind may hold the pipes open.
             tasks.cancel_scope.deadline = anyio.current_time() + KILL_S
-        if tasks.cancel_scope.cancelled_caught:
-            raise EnvironmentFault(f"sandbox: its pipes are still open {KILL_S:g} s after its processes were killed")
         wall_s = anyio.current_time() - started_s
         if verdict.ending is None and code is None:
             said = outputs[1].decode(errors="replace").strip()
-            raise EnvironmentFault(f"sandbox: cannot run {program.argv[0]!r}: {said or 'it ended without a word'}")
+            raise EnvironmentFault(f"sandbox: {program.argv[0]!r} was not started: {said or 'no word of the reason'}")
         stdout, stderr = (bytes(kept) for kept in outputs)
         return _result(verdict, code, stdout, stderr, wall_s)
 
@@ -161,5 +174,6 @@ async def _keep(reader: PipeReader, kept: bytearray, limit: int, verdict: Verdic
 
 async def _watch(box: Box, limits: Limits, verdict: Verdict) -> None:
     while True:
-        verdict.look(box, limits)
-        await anyio.sleep(WATCH_S)
+        began_s = anyio.current_time()
+        await verdict.look(box, limits)
+        await anyio.sleep(max(WATCH_S, anyio.current_time() - began_s))

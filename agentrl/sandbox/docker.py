@@ -19,7 +19,7 @@ import anyio
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import KILL_S, run_in_box
+from agentrl.sandbox.box import KILL_S, Used, run_in_box
 from agentrl.sandbox.inside import supervisor_files
 from agentrl.sandbox.pipes import PipedProcess
 from agentrl.sandbox.types import Limits, Program, python_program
@@ -120,10 +120,7 @@ class DockerBox:
         if patience.cancelled_caught:
             raise EnvironmentFault(f"sandbox: docker did not remove {self._name} within {KILL_S:g} s")
 
-    def sample(self) -> int | None:
-        return None
-
-    def num_files(self) -> int | None:
+    async def look(self) -> Used | None:
         return None
 
 

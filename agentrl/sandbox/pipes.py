@@ -152,6 +152,10 @@ class PipedProcess:
                 await anyio.wait_readable(self._ended)
             return self._process.wait()
 
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """Send SIGKILL to this process alone."""
         self._process.kill()

@@ -18,8 +18,14 @@ from agentrl.sandbox.types import Ending, Limits, Program, Result
 
 WATCH_S: Final = 0.02
 """Seconds between two samples of memory and files."""
+READY: Final = b"ready\n"
+"""What process 1 of a box writes to its standard error before it starts the program; no part of the program's output."""
+START_S: Final = 60.0
+"""Seconds that a box has to come to that."""
 KILL_S: Final = 10.0
 """Seconds for which a result waits for the kernel to end the processes of a sandbox."""
+PAUSE_S: Final = 0.5
+"""Seconds at most between a look that took long and the next one."""
 LOOK_S: Final = 10.0
 """Seconds after which a program whose memory cannot be read counts as one over its limit."""
 
@@ -43,8 +49,11 @@ class Box(Protocol):
     @property
     def stderr(self) -> PipeReader: ...
 
-    async def wait(self) -> int | None:
-        """Wait for the program's end and return its exit status, 128 + N after signal N; None: it never started."""
+    async def wait(self) -> int | Ending | None:
+        """Wait for the program's end, and return its exit status, 128 + N after signal N, or the limit that it reached.
+
+        None: it never started.
+        """
         ...
 
     async def kill(self) -> None:
@@ -74,6 +83,24 @@ class Starter(Protocol):
             EnvironmentFault: the sandbox cannot be started.
         """
         ...
+
+
+async def wait_until_ready(stderr: PipeReader) -> None:
+    """Wait for the line by which the inside of a box says that the program starts now.
+
+    Raises:
+        EnvironmentFault: the box ends before, with what was said instead; or it takes too long.
+    """
+    said = b""
+    with anyio.move_on_after(START_S) as patience:
+        while line := await stderr.receive_line():
+            if line == READY:
+                return
+            said = (said + line)[-4096:]
+    if patience.cancelled_caught:
+        raise EnvironmentFault(f"sandbox: it was not ready to start a program after {START_S:g} s")
+    reason = said.decode(errors="replace").strip()
+    raise EnvironmentFault(f"sandbox: cannot start: {reason or 'it ended without a word'}")
 
 
 class Verdict:
@@ -127,6 +154,8 @@ async def run_in_box(starter: Starter, program: Program, limits: Limits) -> Resu
                     code = await box.wait()
                 if patience.cancelled_caught:
                     verdict.end(Ending.TIMEOUT)
+                elif isinstance(code, Ending):
+                    verdict.end(code)
                 watching.cancel_scope.cancel()
             await box.kill()
             # What the program left behind may hold the pipes open.
@@ -139,10 +168,10 @@ async def run_in_box(starter: Starter, program: Program, limits: Limits) -> Resu
         return _result(verdict, code, stdout, stderr, wall_s)
 
 
-def _result(verdict: Verdict, code: int | None, stdout: bytes, stderr: bytes, wall_s: float) -> Result:
+def _result(verdict: Verdict, code: int | Ending | None, stdout: bytes, stderr: bytes, wall_s: float) -> Result:
     ended, status, number = verdict.ending, None, None
     if ended is None:
-        assert code is not None
+        assert isinstance(code, int)
         if code <= 128:
             ended, status = Ending.EXITED, code
         else:
@@ -176,4 +205,4 @@ async def _watch(box: Box, limits: Limits, verdict: Verdict) -> None:
     while True:
         began_s = anyio.current_time()
         await verdict.look(box, limits)
-        await anyio.sleep(max(WATCH_S, anyio.current_time() - began_s))
+        await anyio.sleep(min(max(WATCH_S, anyio.current_time() - began_s), PAUSE_S))

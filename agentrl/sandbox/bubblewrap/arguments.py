@@ -18,7 +18,7 @@ from agentrl.sandbox.types import MIB, Limits
 WORK: Final = "/work"
 SUPERVISOR_FOLDER: Final = "/run/agentrl"
 FIRST: Final = f"{SUPERVISOR_FOLDER}/sh"
-"""The shell that is process 1. Its file can be executed and not read: the kernel keeps the memory of what runs it from others."""
+"""The shell that is process 1. Its file can be executed and not read, so the kernel lets no one at that process's memory."""
 _SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives")
 _USER: Final = 1000

@@ -18,25 +18,24 @@ import anyio.to_thread
 import msgspec
 
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.box import KILL_S, Used
+from agentrl.sandbox.box import KILL_S, Used, wait_until_ready
 from agentrl.sandbox.bubblewrap.arguments import FIRST, PASSWD, SUPERVISOR_FOLDER, WORK, bwrap_arguments
+from agentrl.sandbox.bubblewrap.cgroup import ControlGroup, ControlGroups
 from agentrl.sandbox.bubblewrap.host import Host, UserIds
 from agentrl.sandbox.bubblewrap.usage import Usage
 from agentrl.sandbox.inside import supervisor_files
 from agentrl.sandbox.kernel_limits import limited
 from agentrl.sandbox.pipes import PipedProcess, PipeReader
-from agentrl.sandbox.types import MIB, Limits, Program
+from agentrl.sandbox.types import MIB, Ending, Limits, Program
 
-
-START_S: Final = 60.0
-"""Seconds that a program has to start."""
 SETTLE_S: Final = 60.0
 """Seconds that a start waits while too many killed sandboxes are still ending."""
 MAX_ENDING: Final = 8
 _SETTLING_S: Final = 0.05
-_READY: Final = b"ready\n"
-_ENTER: Final = '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"'
-"""Makes a sandbox what the kernel ends first when memory runs out. What root sets, a program cannot take back."""
+_ENTER: Final = """{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null
+[ -z "$1" ] || echo 0 >"$1" || exit 1
+shift; exec "$@\""""
+"""Makes a sandbox what the kernel ends first when memory runs out, and enters its control group."""
 _FIRST: Final = 'echo ready >&2; exec 3>&2 2>/dev/null; ( exec "$@" 2>&3 3>&- ); exit $?'
 """Process 1: says that the sandbox stands, waits for the program and collects its orphans. Its own remark on a program that
 crashed goes to nowhere."""
@@ -53,10 +52,10 @@ class _Status(msgspec.Struct, rename="kebab", omit_defaults=True):
 class BubblewrapBox:
     """A running sandbox; `Starter.start` makes and ends it."""
 
-    def __init__(self, process: PipedProcess, status: PipeReader, limits: Limits) -> None:
-        """Own the process and the pipe that it reports on."""
+    def __init__(self, process: PipedProcess, status: PipeReader, limits: Limits, group: ControlGroup | None) -> None:
+        """Own the process, the pipe that it reports on, and the control group if there is one."""
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
-        self._process, self._status, self._limits = process, status, limits
+        self._process, self._status, self._limits, self._group = process, status, limits, group
         self._reported = b""
         self._first = -1
         self._usage: Usage | None = None
@@ -80,7 +79,7 @@ class BubblewrapBox:
             return
         with suppress(ProcessLookupError):
             self._first = os.pidfd_open(line.child_pid)
-            self._usage = Usage(line.child_pid, line.pid_namespace, self._limits.memory_mb * MIB)
+            self._usage = Usage(line.child_pid, line.pid_namespace, self._limits.memory_mb * MIB, self._group)
 
     async def wait_until_ready(self) -> None:
         """Wait until everything is in place and process 1 is about to start the program.
@@ -88,22 +87,14 @@ class BubblewrapBox:
         Raises:
             EnvironmentFault: it does not come to this.
         """
-        said = b""
-        with anyio.move_on_after(START_S) as patience:
-            said = await self.stderr.receive_exactly(len(_READY))
-            if said == _READY:
-                self._is_started = True
-                return
-            while data := await self.stderr.receive():
-                said = (said + data)[:4096]
-        if patience.cancelled_caught:
-            raise EnvironmentFault(f"sandbox: it was not ready to start a program after {START_S:g} s")
-        reason = said.decode(errors="replace").strip()
-        raise EnvironmentFault(f"sandbox: cannot start: {reason or 'bubblewrap ended without a word'}")
+        await wait_until_ready(self.stderr)
+        self._is_started = True
 
-    async def wait(self) -> int | None:
+    async def wait(self) -> int | Ending | None:
         """Wait for the program's end; None if the sandbox ended before it started the program."""
         await self._process.wait()
+        if self._group is not None and self._group.ran_out():
+            return Ending.MEMORY
         self._reported += self._status.receive_nowait()
         code = _read_status(self._reported).exit_code
         # Without a report the kernel has ended bubblewrap too, when memory ran out.
@@ -114,6 +105,8 @@ class BubblewrapBox:
         if self._is_killed:
             return
         self._is_killed = True
+        if self._group is not None:
+            self._group.kill()
         with anyio.CancelScope(shield=True):
             if self._first >= 0:
                 with suppress(ProcessLookupError):
@@ -143,6 +136,8 @@ class BubblewrapBox:
         if self._first >= 0:
             os.close(self._first)
         self._process.close()
+        if self._group is not None:
+            self._group.remove()
 
 
 def _is_readable(descriptor: int) -> bool:
@@ -165,9 +160,9 @@ def _read_status(reported: bytes) -> _Status:
 class BubblewrapStarter:
     """Starts boxes on this machine."""
 
-    def __init__(self, host: Host, seccomp: bytes, uids: UserIds) -> None:
+    def __init__(self, host: Host, seccomp: bytes, uids: UserIds, groups: ControlGroups | None = None) -> None:
         """Start with the programs of `host`, under the filter `seccomp`, as one of `uids` where this process is root."""
-        self._host, self._seccomp, self._uids = host, seccomp, uids
+        self._host, self._seccomp, self._uids, self._groups = host, seccomp, uids, groups
 
     @asynccontextmanager
     async def start(self, program: Program, limits: Limits, *, resident: bool = False) -> AsyncGenerator[BubblewrapBox]:
@@ -197,7 +192,9 @@ class BubblewrapStarter:
     async def _settle(self) -> None:
         """Wait while the kernel still ends many killed sandboxes, whose memory is not free yet."""
         with anyio.move_on_after(SETTLE_S) as patience:
-            while self._uids.num_ending() >= MAX_ENDING:
+            while True:
+                if self._uids.num_ending() < MAX_ENDING:
+                    break
                 await anyio.sleep(_SETTLING_S)
         if patience.cancelled_caught:
             raise EnvironmentFault(
@@ -232,9 +229,11 @@ class BubblewrapStarter:
             descriptors |= _in_descriptors({"arguments": listed}, stack)
             status = PipeReader(reading)
             bwrap = [*self._host.entry(uid), self._host.bwrap, "--args", str(descriptors["arguments"]), *argv]
+            group = None
             try:
+                group = self._groups.make(limits) if self._groups is not None else None
                 process = PipedProcess(
-                    [self._host.shell, "-c", _ENTER, "sh", *bwrap],
+                    [self._host.shell, "-c", _ENTER, "sh", group.entry if group is not None else "", *bwrap],
                     environment={},
                     descriptors=[*descriptors.values(), writing],
                     directory="/",
@@ -242,8 +241,10 @@ class BubblewrapStarter:
                 )
             except OSError as error:
                 status.close()
+                if group is not None:
+                    group.remove()
                 raise EnvironmentFault(f"sandbox: cannot start {self._host.bwrap}: {error}") from error
-        return BubblewrapBox(process, status, limits)
+        return BubblewrapBox(process, status, limits, group)
 
 
 def _in_descriptors(contents: Mapping[str, bytes], stack: ExitStack) -> dict[str, int]:

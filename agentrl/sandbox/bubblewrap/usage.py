@@ -1,7 +1,7 @@
 """How much memory and how many files a sandbox holds, read from outside through its own `/proc`.
 
 Invariant: only the sandbox's processes are counted. Until the sandbox's own `/proc` is in place there is no reading. A
-reading runs in a thread, and its descriptors live until it ends. `docs/adr/0029-memory-of-programs.md` has the sum's reasons.
+reading runs in a thread, and its descriptors live until it ends. `docs/adr/0029-memory-of-programs.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import Final
 
 from agentrl.sandbox.box import Used
+from agentrl.sandbox.bubblewrap.cgroup import ControlGroup
 
 _FOLDERS: Final = ("work", "tmp", "dev/shm")
+MOST_ENDED: Final = 1000
+"""The score of what the kernel ends first when the machine's memory runs out."""
 _CPU_S: Final = 0.5
 """CPU seconds for the exact part of a reading; beyond them pages that processes share count fully for each."""
-_SLOW_READINGS: Final = 10
-"""Every which reading looks at mappings, descriptors and locks, which take longest to read."""
+_SLOW_S: Final = 0.2
+"""Seconds between two readings of mappings, descriptors and locks, which take longest."""
+_SLOW_CPU_S: Final = 0.1
+"""CPU seconds for the mappings, and for the descriptors, of one reading: enough for 100,000 of them."""
 _MAPPING: Final = 384
 """Bytes that the kernel keeps for each mapping of a process."""
 _LOCK: Final = 256
@@ -35,16 +40,19 @@ _SMALL_PIPE: Final = 8192
 class Usage:
     """Reads one sandbox. Needs the rights of its user, or of root."""
 
-    def __init__(self, pid: int, namespace: int, ceiling: int) -> None:
+    def __init__(self, pid: int, namespace: int, ceiling: int, group: ControlGroup | None = None) -> None:
         """Prepare to read the sandbox whose first process is `pid`, in the process namespace with inode `namespace`.
 
-        Below `ceiling` bytes an upper bound is as good as the exact sum, which takes longer to read.
+        Below `ceiling` bytes an upper bound is as good as the exact sum, which takes longer to read. Where there is a
+        control group, the kernel has the sum.
         """
+        self._group = group
         self._pid, self._namespace, self._ceiling = pid, namespace, ceiling
         self._processes = -1
         self._folders: list[int] = []
-        self._readings = 0
+        self._slow_s = -_SLOW_S
         self._slow_bytes = 0
+        self._mappings: dict[str, int] = {}
         self._unix_socket = _default_buffer()
         self._in_use = threading.Lock()
         self._is_closed = False
@@ -56,7 +64,7 @@ class Usage:
                 if self._is_closed or (self._processes < 0 and not self._open()):
                     return None
                 with suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
-                    return Used(self._memory(), self._num_files())
+                    return self._used()
                 return None
         finally:
             if self._is_closed:
@@ -93,20 +101,56 @@ class Usage:
         self._processes, self._folders = processes, opened[2:]
         return True
 
-    def _num_files(self) -> int:
-        kept = (os.fstatvfs(folder) for folder in self._folders)
-        return sum(found.f_files - found.f_ffree for found in kept)
-
-    def _memory(self) -> int:
+    def _used(self) -> Used:
         pids = [name for name in os.listdir(self._processes) if name.isdecimal()]
+        kept = self._directories(pids)
+        files = sum(found.f_files - found.f_ffree for found in kept)
+        if self._group is not None:
+            return Used(self._group.memory(), files)
+        if time.monotonic() - self._slow_s >= _SLOW_S:
+            self._slow_bytes = self._mapping_records(pids) + self._pipes(pids) + self._locks()
+            self._stay_first_to_end(pids)
+            self._slow_s = time.monotonic()
         private = {pid: self._private(pid) for pid in pids}
-        if self._readings % _SLOW_READINGS == 0:
-            self._slow_bytes = self._mappings(pids) + self._pipes(pids) + self._locks()
-        self._readings += 1
         tables = sum(tables for _, tables in private.values())
-        others = tables + self._contents() + self._sockets() + self._slow_bytes
+        contents = sum((found.f_blocks - found.f_bfree) * found.f_frsize for found in kept)
+        others = tables + contents + self._sockets(pids) + self._slow_bytes
         pages = sum(pages for pages, _ in private.values())
-        return others + (pages if others + pages <= self._ceiling else self._shares(private))
+        if others + pages > self._ceiling:
+            pages = self._shares(private)
+        return Used(others + pages, files)
+
+    def _stay_first_to_end(self, pids: list[str]) -> None:
+        """Raise the score of processes that lowered it: those that this process may not forbid to."""
+        for pid in pids:
+            with suppress(OSError):
+                descriptor = os.open(f"{pid}/oom_score_adj", os.O_RDWR, dir_fd=self._processes)
+                try:
+                    if int(os.read(descriptor, 16)) < MOST_ENDED:
+                        os.write(descriptor, b"%d" % MOST_ENDED)
+                finally:
+                    os.close(descriptor)
+
+    def _one_of_each(self, pids: list[str], kind: str) -> list[str]:
+        """Return a process of each namespace of a kind; process 1 stands for the sandbox's own."""
+        found: dict[int, str] = {}
+        for pid in ("1", *pids):
+            with suppress(OSError):
+                found.setdefault(os.stat(f"{pid}/ns/{kind}", dir_fd=self._processes).st_ino, pid)
+        return list(found.values())
+
+    def _directories(self, pids: list[str]) -> list[os.statvfs_result]:
+        """Return the state of the directories in memory: the sandbox's, and those of programs with mounts of their own."""
+        found = {os.fstat(folder).st_dev: os.fstatvfs(folder) for folder in self._folders}
+        for pid in self._one_of_each(pids, "mnt")[1:]:
+            for name in _FOLDERS:
+                with suppress(OSError):
+                    folder = os.open(f"{pid}/root/{name}", os.O_PATH | os.O_NOFOLLOW, dir_fd=self._processes)
+                    try:
+                        found[os.fstat(folder).st_dev] = os.fstatvfs(folder)
+                    finally:
+                        os.close(folder)
+        return list(found.values())
 
     def _private(self, pid: str) -> tuple[int, int]:
         """Return the bytes of a process's own pages, in memory or swapped out, and of its page tables."""
@@ -122,28 +166,27 @@ class Usage:
             total += _kibibytes(lines, b"Pss_Anon:", b"SwapPss:") if lines else pages
         return total
 
-    def _contents(self) -> int:
-        kept = (os.fstatvfs(folder) for folder in self._folders)
-        return sum((found.f_blocks - found.f_bfree) * found.f_frsize for found in kept)
-
-    def _sockets(self) -> int:
+    def _sockets(self, pids: list[str]) -> int:
         """Return a bound of what sockets hold: unix ones fill the buffer of the sender, the others say what they hold."""
-        counts = {line.split()[0]: int(line.split()[2]) for line in self._lines("1/net/protocols")[1:]}
-        total = (counts.get(b"UNIX", 0) + counts.get(b"UNIX-STREAM", 0)) * self._unix_socket
-        for name, kind in ((b"TCP", "tcp"), (b"TCPv6", "tcp6"), (b"UDP", "udp"), (b"UDPv6", "udp6")):
-            if counts.get(name, 0):
-                total += sum(_queued(line) for line in self._lines(f"1/net/{kind}")[1:])
+        total = 0
+        for pid in self._one_of_each(pids, "net"):
+            counts = {line.split()[0]: int(line.split()[2]) for line in self._lines(f"{pid}/net/protocols")[1:]}
+            total += (counts.get(b"UNIX", 0) + counts.get(b"UNIX-STREAM", 0)) * self._unix_socket
+            for name, kind in ((b"TCP", "tcp"), (b"TCPv6", "tcp6"), (b"UDP", "udp"), (b"UDPv6", "udp6")):
+                if counts.get(name, 0):
+                    total += sum(_queued(line) for line in self._lines(f"{pid}/net/{kind}")[1:])
         return total
 
-    def _mappings(self, pids: list[str]) -> int:
+    def _mapping_records(self, pids: list[str]) -> int:
+        """Return what the kernel keeps of mappings; a process that time did not suffice for has the mean of the others."""
         began_s = time.thread_time()
-        total = 0
-        for pid in pids:
-            for piece in self._pieces(f"{pid}/maps"):
-                total += piece.count(b"\n") * _MAPPING
-                if time.thread_time() - began_s > _CPU_S:
-                    return total
-        return total
+        known = {pid: self._mappings[pid] for pid in pids if pid in self._mappings}
+        for pid in sorted(pids, key=known.__contains__):  # new ones first
+            if time.thread_time() - began_s > _SLOW_CPU_S and known:
+                break
+            known[pid] = sum(piece.count(b"\n") for piece in self._pieces(f"{pid}/maps"))
+        self._mappings = known
+        return sum(known.values()) * len(pids) // max(len(known), 1) * _MAPPING
 
     def _locks(self) -> int:
         return sum(piece.count(b"\n") for piece in self._pieces("locks")) * _LOCK
@@ -167,7 +210,7 @@ class Usage:
                             found.add(os.readlink(name, dir_fd=folder))
                 finally:
                     os.close(folder)
-            if time.thread_time() - began_s > _CPU_S:
+            if time.thread_time() - began_s > _SLOW_CPU_S:
                 break
         number = sum(target.startswith("pipe:") for target in found)
         return min(number * _PIPE, _PIPES_IN_FULL + number * _SMALL_PIPE)

@@ -68,9 +68,9 @@ async def test_a_sandbox_that_is_slow_to_end_gives_a_result_and_keeps_its_user()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
-        while True:
-            if outside := _children("bwrap"):
-                break
+        outside: list[int] = []
+        while not outside:
+            outside = _children("bwrap")
             await anyio.lowlevel.checkpoint()
         os.kill(outside[0], signal.SIGSTOP)  # bubblewrap cannot report an end any more
     assert [result.ended for result in found] == [Ending.TIMEOUT]

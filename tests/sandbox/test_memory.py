@@ -73,11 +73,12 @@ block.unlink()
 async def test_a_larger_socket_buffer_is_answered_and_not_given(sandbox: BoxSandbox) -> None:
     source = """
 import socket
+from socket import SO_REUSEADDR, SO_SNDBUF, SOL_SOCKET
 made = socket.socket()
-before = made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-print(made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before, made.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
+before = made.getsockopt(SOL_SOCKET, SO_SNDBUF)
+made.setsockopt(SOL_SOCKET, SO_SNDBUF, 1 << 20)
+made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+print(made.getsockopt(SOL_SOCKET, SO_SNDBUF) == before, made.getsockopt(SOL_SOCKET, SO_REUSEADDR))
 """
     assert (await sandbox.run(python_program(source))).text == "True 1"
 

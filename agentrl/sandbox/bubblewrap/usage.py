@@ -162,8 +162,10 @@ class Usage:
         began_s = time.thread_time()
         total = 0
         for pid, (pages, _) in private.items():
-            lines = self._lines(f"{pid}/smaps_rollup") if time.thread_time() - began_s < _CPU_S else []
-            total += _kibibytes(lines, b"Pss_Anon:", b"SwapPss:") if lines else pages
+            if time.thread_time() - began_s < _CPU_S:
+                lines = self._lines(f"{pid}/smaps_rollup")  # empty of a process that has ended since
+                pages = _kibibytes(lines, b"Pss_Anon:", b"SwapPss:") if lines else self._private(pid)[0]
+            total += pages
         return total
 
     def _sockets(self, pids: list[str]) -> int:

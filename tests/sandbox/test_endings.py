@@ -70,8 +70,8 @@ async def test_a_sandbox_that_is_slow_to_end_gives_a_result_and_keeps_its_user()
         tasks.start_soon(run)
         outside: list[int] = []
         while not outside:
-            outside = _children("bwrap")
             await anyio.lowlevel.checkpoint()
+            outside = _children("bwrap")
         os.kill(outside[0], signal.SIGSTOP)  # bubblewrap cannot report an end any more
     assert [result.ended for result in found] == [Ending.TIMEOUT]
     assert _children("bwrap") == outside

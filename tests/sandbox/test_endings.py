@@ -66,9 +66,9 @@ async def test_a_sandbox_that_is_slow_to_end_gives_a_result_and_keeps_its_user()
     async def run() -> None:
         found.append(await sandbox.run(Program(argv=("sh", "-c", "echo up; sleep 600")), Limits(wall_s=0.5)))
 
+    outside: list[int] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
-        outside: list[int] = []
         while not outside:
             await anyio.lowlevel.checkpoint()
             outside = _children("bwrap")

@@ -1,12 +1,13 @@
 """One started sandbox, whatever isolates it, and a program's run in it.
 
-Invariant: when `run_in_box` returns or raises, no process of the box is alive.
+Invariant: when `run_in_box` returns or raises, every process of the box has been killed. After the program's start nothing
+that it does is a fault: a program that the kernel takes long to end has its result, and its starter waits for its end.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import anyio
 
@@ -17,8 +18,25 @@ from agentrl.sandbox.types import Ending, Limits, Program, Result
 
 WATCH_S: Final = 0.02
 """Seconds between two samples of memory and files."""
+READY: Final = b"ready\n"
+"""What process 1 of a box writes to its standard error before it starts the program; no part of the program's output."""
+START_S: Final = 60.0
+"""Seconds that a box has to come to that."""
 KILL_S: Final = 10.0
-"""Seconds that the kernel has to end the processes of a sandbox."""
+"""Seconds for which a result waits for the kernel to end the processes of a sandbox."""
+PAUSE_S: Final = 0.5
+"""Seconds at most between a look that took long and the next one."""
+LOOK_S: Final = 10.0
+"""Seconds after which a program whose memory cannot be read counts as one over its limit."""
+
+
+class Used(NamedTuple):
+    """What a box holds at one moment."""
+
+    memory: int
+    """Bytes, of all processes and directories together."""
+    files: int
+    """Files and directories."""
 
 
 class Box(Protocol):
@@ -31,20 +49,22 @@ class Box(Protocol):
     @property
     def stderr(self) -> PipeReader: ...
 
-    async def wait(self) -> int | None:
-        """Wait for the program's end and return its exit status, 128 + N after signal N; None: the box could not run it."""
+    async def wait(self) -> int | Ending | None:
+        """Wait for the program's end, and return its exit status, 128 + N after signal N, or the limit that it reached.
+
+        None: it never started.
+        """
         ...
 
     async def kill(self) -> None:
-        """End every process, and return when none is left. Shielded; a second call does nothing."""
+        """End every process, and return when none is left, or `KILL_S` later. Shielded; a second call does nothing."""
         ...
 
-    def sample(self) -> int | None:
-        """Return the memory in use, in bytes; None where the backend itself limits it, or the program has not started."""
-        ...
+    async def look(self) -> Used | None:
+        """Return what the box holds; None where the backend itself limits it, and before the start.
 
-    def num_files(self) -> int | None:
-        """Return the number of files and directories in the program's directories; None as for `sample`."""
+        Cancellation: the thread that reads goes on until the kernel answers it.
+        """
         ...
 
 
@@ -65,6 +85,24 @@ class Starter(Protocol):
         ...
 
 
+async def wait_until_ready(stderr: PipeReader) -> None:
+    """Wait for the line by which the inside of a box says that the program starts now.
+
+    Raises:
+        EnvironmentFault: the box ends before, with what was said instead; or it takes too long.
+    """
+    said = b""
+    with anyio.move_on_after(START_S) as patience:
+        while line := await stderr.receive_line():
+            if line == READY:
+                return
+            said = (said + line)[-4096:]
+    if patience.cancelled_caught:
+        raise EnvironmentFault(f"sandbox: it was not ready to start a program after {START_S:g} s")
+    reason = said.decode(errors="replace").strip()
+    raise EnvironmentFault(f"sandbox: cannot start: {reason or 'it ended without a word'}")
+
+
 class Verdict:
     """Why a box is ended before its program's own end: the first reason that was found."""
 
@@ -80,24 +118,27 @@ class Verdict:
             self.ending = ending
             self.scope.cancel()
 
-    def look(self, box: Box, limits: Limits) -> None:
+    async def look(self, box: Box, limits: Limits) -> None:
         """Compare the box's memory and files with its limits."""
-        used, files = box.sample(), box.num_files()
-        if used is not None:
-            self.peak_bytes = max(used, self.peak_bytes or 0)
-            if used > limits.memory_mb * 2**20:
-                self.end(Ending.MEMORY)
-        if files is not None and files > limits.num_files:
-            self.end(Ending.FILES)
+        with anyio.move_on_after(LOOK_S) as patience:
+            used = await box.look()
+            if used is not None:
+                self.peak_bytes = max(used.memory, self.peak_bytes or 0)
+                if used.memory > limits.memory_mb * 2**20:
+                    self.end(Ending.MEMORY)
+                if used.files > limits.num_files:
+                    self.end(Ending.FILES)
+        if patience.cancelled_caught:
+            self.end(Ending.MEMORY)
 
 
 async def run_in_box(starter: Starter, program: Program, limits: Limits) -> Result:
     """Run `program` to its end, or to its first limit.
 
     Raises:
-        EnvironmentFault: the sandbox could not be started or ended.
+        EnvironmentFault: the program could not be started.
 
-    Cancellation: every process of the sandbox is dead first.
+    Cancellation: every process of the sandbox has been killed first.
     """
     verdict, code = Verdict(), None
     started_s = anyio.current_time()
@@ -113,23 +154,24 @@ async def run_in_box(starter: Starter, program: Program, limits: Limits) -> Resu
                     code = await box.wait()
                 if patience.cancelled_caught:
                     verdict.end(Ending.TIMEOUT)
+                elif isinstance(code, Ending):
+                    verdict.end(code)
                 watching.cancel_scope.cancel()
-            await box.kill()  # what the program left behind holds the pipes open
+            await box.kill()
+            # What the program left behind may hold the pipes open.
             tasks.cancel_scope.deadline = anyio.current_time() + KILL_S
-        if tasks.cancel_scope.cancelled_caught:
-            raise EnvironmentFault(f"sandbox: its pipes are still open {KILL_S:g} s after its processes were killed")
         wall_s = anyio.current_time() - started_s
         if verdict.ending is None and code is None:
             said = outputs[1].decode(errors="replace").strip()
-            raise EnvironmentFault(f"sandbox: cannot run {program.argv[0]!r}: {said or 'it ended without a word'}")
+            raise EnvironmentFault(f"sandbox: {program.argv[0]!r} was not started: {said or 'no word of the reason'}")
         stdout, stderr = (bytes(kept) for kept in outputs)
         return _result(verdict, code, stdout, stderr, wall_s)
 
 
-def _result(verdict: Verdict, code: int | None, stdout: bytes, stderr: bytes, wall_s: float) -> Result:
+def _result(verdict: Verdict, code: int | Ending | None, stdout: bytes, stderr: bytes, wall_s: float) -> Result:
     ended, status, number = verdict.ending, None, None
     if ended is None:
-        assert code is not None
+        assert isinstance(code, int)
         if code <= 128:
             ended, status = Ending.EXITED, code
         else:
@@ -161,5 +203,6 @@ async def _keep(reader: PipeReader, kept: bytearray, limit: int, verdict: Verdic
 
 async def _watch(box: Box, limits: Limits, verdict: Verdict) -> None:
     while True:
-        verdict.look(box, limits)
-        await anyio.sleep(WATCH_S)
+        began_s = anyio.current_time()
+        await verdict.look(box, limits)
+        await anyio.sleep(min(max(WATCH_S, anyio.current_time() - began_s), PAUSE_S))

@@ -19,18 +19,16 @@ import anyio
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import KILL_S, run_in_box
+from agentrl.sandbox.box import KILL_S, Used, run_in_box, wait_until_ready
 from agentrl.sandbox.inside import supervisor_files
 from agentrl.sandbox.pipes import PipedProcess
 from agentrl.sandbox.types import Limits, Program, python_program
 from agentrl.sandbox.unsafe import write_tree
 
 _USER: Final = "65534:65534"
-_COPY: Final = 'cp -R /input/. /work/ && exec "$@"'
+_COPY: Final = 'cp -R /input/. /work/ && echo ready >&2 && exec "$@"'
 _KEPT: Final = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY")
 """Variables of this process that the docker command needs; programs do not see them."""
-_DOCKER_FAILED: Final = 125
-"""Exit status by which `docker run` reports that it could not start the container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +88,10 @@ class DockerBox:
         self._process, self._docker, self._name = process, docker, name
         self._is_dead = False
 
-    async def wait(self) -> int | None:
-        """Wait for the program's end; None if docker could not start it."""
+    async def wait(self) -> int:
+        """Wait for the program's end."""
         code = await self._process.wait()
-        return None if code in (_DOCKER_FAILED, -9) else code if code >= 0 else 128 - code
+        return code if code >= 0 else 128 - code
 
     async def kill(self) -> None:
         """Remove the container.
@@ -120,10 +118,7 @@ class DockerBox:
         if patience.cancelled_caught:
             raise EnvironmentFault(f"sandbox: docker did not remove {self._name} within {KILL_S:g} s")
 
-    def sample(self) -> int | None:
-        return None
-
-    def num_files(self) -> int | None:
+    async def look(self) -> Used | None:
         return None
 
 
@@ -138,7 +133,7 @@ class DockerStarter:
         """Start `program` in a container, yield it, and remove it when the block ends.
 
         Raises:
-            EnvironmentFault: the docker command cannot be started.
+            EnvironmentFault: the container cannot be started.
         """
         del resident
         name = f"agentrl-{secrets.token_hex(8)}"
@@ -151,6 +146,7 @@ class DockerStarter:
                 raise EnvironmentFault(f"sandbox: cannot start {command[0]}: {error}") from error
             box = DockerBox(process, self._docker, name)
             try:
+                await wait_until_ready(box.stderr)
                 yield box
             finally:
                 await box.kill()

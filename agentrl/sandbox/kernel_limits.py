@@ -1,6 +1,6 @@
 """The limits that the kernel keeps for each process, set on the way into a program.
 
-Invariant: a program starts with every limit in place, and cannot raise one.
+Invariant: every process of a program has each limit from its first instruction, process 1 included, and none can raise one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from agentrl.errors import ConfigError
 from agentrl.sandbox.types import MIB, Limits
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SHELL: Final = 'exec 3>&2 2>/dev/null; ( exec "$@" 2>&3 3>&- ); exit $?'
-"""Waits for the program as process 1 and collects its orphans. Its own remark on a program that crashed goes to nowhere."""
+_PENDING: Final = 1024
+"""Signals that wait and timers, of all processes together; the kernel holds memory for each."""
 
 
 def find_prlimit() -> str:
@@ -29,15 +29,25 @@ def find_prlimit() -> str:
     return found
 
 
-def limited(prlimit: str, limits: Limits, argv: Sequence[str]) -> list[str]:
-    """Return a command that runs `argv` under the limits of processes; inside a namespace it counts that one's alone."""
-    values = {
-        "nproc": limits.processes,
-        "as": (limits.address_space_mb or limits.memory_mb) * MIB,
-        "fsize": max(limits.work_mb, limits.temp_mb) * MIB,
-        "nofile": limits.open_files,
-        "cpu": f"{limits.cpu_s}:{limits.cpu_s + 1}",
-        "core": 0,
+def process_limits(limits: Limits) -> dict[str, int]:
+    """Return the limits of each process by the kernel's names, without that of CPU time.
+
+    Example:
+        >>> process_limits(Limits(processes=8, memory_mb=64))["AS"]
+        67108864
+    """
+    return {
+        "NPROC": limits.processes,
+        "AS": (limits.address_space_mb or limits.memory_mb) * MIB,
+        "FSIZE": max(limits.work_mb, limits.temp_mb) * MIB,
+        "NOFILE": limits.open_files,
+        "CORE": 0,
+        "SIGPENDING": _PENDING,
+        "MSGQUEUE": 0,
     }
-    options = [f"--{name}={value}" for name, value in values.items()]
-    return ["/bin/sh", "-c", _SHELL, "sh", prlimit, *options, "--", *argv]
+
+
+def limited(prlimit: str, limits: Limits, argv: Sequence[str]) -> list[str]:
+    """Return a command that becomes `argv` under the limits; inside a namespace NPROC counts that one's processes alone."""
+    options = [f"--{name.lower()}={value}" for name, value in process_limits(limits).items()]
+    return [prlimit, *options, f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}", "--", *argv]

@@ -52,6 +52,16 @@ class PipeReader:
             data += piece
         return bytes(data)
 
+    async def receive_line(self) -> bytes:
+        """Return the bytes up to the next end of a line, that one included, and take none after it.
+
+        Cancellation: the bytes read so far are lost.
+        """
+        line = bytearray()
+        while not line.endswith(b"\n") and (piece := await self.receive_exactly(1)):
+            line += piece
+        return bytes(line)
+
     def receive_nowait(self) -> bytes:
         """Return what is there, perhaps nothing."""
         data = bytearray()
@@ -151,6 +161,10 @@ class PipedProcess:
             if self._process.returncode is None:
                 await anyio.wait_readable(self._ended)
             return self._process.wait()
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """Send SIGKILL to this process alone."""

@@ -16,6 +16,7 @@ import anyio
 from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.box import WATCH_S, Box, Starter, Verdict
+from agentrl.sandbox.kernel_limits import process_limits
 from agentrl.sandbox.session import Session, session_over
 from agentrl.sandbox.types import MIB, Ending, Limits, Program
 
@@ -50,7 +51,7 @@ class BoxLink:
         with anyio.move_on_after(START_S):
             first = await self._receive()
             if first is not None:
-                self._box.sample()  # opens what the supervisor hides from then on
+                await self._box.look()  # opens what the supervisor hides from then on
                 return
             await self._box.wait()
         said = (self._stderr + self._box.stderr.receive_nowait()).decode(errors="replace").strip()
@@ -84,7 +85,7 @@ class BoxLink:
     async def watch(self) -> None:
         """End the sandbox when its programs use too much."""
         while True:
-            self._verdict.look(self._box, self._limits)
+            await self._verdict.look(self._box, self._limits)
             if self._verdict.ending is not None:
                 await self._box.kill()
                 return
@@ -142,11 +143,4 @@ async def open_session(
 
 
 def _options(limits: Limits) -> dict[str, object]:
-    kept = {
-        "NPROC": limits.processes,
-        "AS": (limits.address_space_mb or limits.memory_mb) * MIB,
-        "FSIZE": max(limits.work_mb, limits.temp_mb) * MIB,
-        "NOFILE": limits.open_files,
-        "CORE": 0,
-    }
-    return {"limits": kept, "output": limits.output_kb * 1024, "cpu_s": limits.cpu_s}
+    return {"limits": process_limits(limits), "output": limits.output_kb * 1024, "cpu_s": limits.cpu_s}

@@ -30,7 +30,7 @@ class Limits(Config):
     cpu_s: int = Field(default=60, ge=1)
     """CPU seconds for each process, in a session for each call; the kernel ends a process over it with SIGXCPU."""
     memory_mb: int = Field(default=512, ge=32)
-    """Memory of all processes together, in MiB. A program over it is ended, at most some 20 ms later."""
+    """Memory of all processes and of the files below, in MiB. A program over it is ended, at most some 20 ms later."""
     address_space_mb: int | None = Field(default=None, ge=32)
     """Address space of each process, in MiB; None: as much as `memory_mb`. Node and Java reserve far more than they use."""
     processes: int = Field(default=64, ge=4, le=4096)
@@ -133,7 +133,7 @@ class Result:
     queue_s: float = 0.0
     """Seconds in which the program waited for a free slot of a pool."""
     peak_memory_bytes: int | None = None
-    """The largest of the samples taken every 20 ms, all processes together; None where there is none."""
+    """The largest of the samples taken every 20 ms, all processes and files together; None where there is none."""
     state_lost: bool = False
     """Whether the variables, the working directory and the jobs of a session's Python or shell are gone."""
 

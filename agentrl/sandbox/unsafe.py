@@ -19,7 +19,7 @@ import anyio
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox import inside
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import KILL_S
+from agentrl.sandbox.box import KILL_S, Used
 from agentrl.sandbox.kernel_limits import find_prlimit, limited
 from agentrl.sandbox.pipes import PipedProcess
 from agentrl.sandbox.types import Limits, Program
@@ -50,16 +50,11 @@ class ProcessBox:
         with anyio.CancelScope(shield=True):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            with anyio.move_on_after(KILL_S) as patience:
+            with anyio.move_on_after(KILL_S):
                 await self._process.wait()
-            if patience.cancelled_caught:
-                raise EnvironmentFault(f"sandbox: process {self._process.pid} did not end within {KILL_S:g} s of SIGKILL")
         self._is_dead = True
 
-    def sample(self) -> int | None:
-        return None
-
-    def num_files(self) -> int | None:
+    async def look(self) -> Used | None:
         return None
 
 

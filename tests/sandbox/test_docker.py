@@ -40,7 +40,7 @@ def test_the_command_line_closes_every_wall() -> None:
         "--hostname sandbox --log-driver none --mount type=bind,source=/tmp/x/input,target=/input,readonly "
         "--mount type=bind,source=/tmp/x/agentrl,target=/run/agentrl,readonly --env HOME=/work --env LANG=C.UTF-8 "
         "--env TMPDIR=/tmp --env MODE=1 --runtime runsc --entrypoint /bin/sh python:3.11-slim -c "
-        'cp -R /input/. /work/ && exec "$@" sh python3 main.py'
+        'cp -R /input/. /work/ && echo ready >&2 && exec "$@" sh python3 main.py'
     )
 
 

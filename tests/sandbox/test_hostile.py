@@ -81,7 +81,7 @@ async def test_the_environment_is_four_variables(sandbox: BoxSandbox, monkeypatc
 
 
 async def test_no_process_of_the_machine_shows_its_environment(sandbox: BoxSandbox, neighbour: Neighbour) -> None:
-    source = "report(seen=[p for p in glob.glob('/proc/[0-9]*/environ') if sys.argv[1] in attempt(open(p).read)])"
+    source = "report(seen=[p for p in glob.glob('/proc/[0-9]*/environ') if sys.argv[1] in attempt(lambda: open(p).read())])"
     assert await reached(sandbox, source, CANARY) == {"seen": []}
     assert neighbour.poll() is None
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.bubblewrap.arguments import SUPERVISOR_FOLDER
+from agentrl.sandbox.bubblewrap.cgroup import find_control_groups
 from agentrl.sandbox.bubblewrap.host import UserIds, find_host
 from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
 from agentrl.sandbox.bubblewrap.selftest import check_isolation
@@ -36,7 +37,7 @@ async def open_bubblewrap(
     Cancellation: leaves nothing behind.
     """
     host = find_host(bwrap=bwrap, python=python, readable=readable)
-    starter = BubblewrapStarter(host, seccomp_filter(native_architecture()), _UIDS)
+    starter = BubblewrapStarter(host, seccomp_filter(native_architecture()), _UIDS, find_control_groups())
     supervisor = (host.python, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/supervisor.py")
     await check_isolation(starter, readable)
     return BoxSandbox("bubblewrap", starter, supervisor, is_isolated=True, limits=limits)

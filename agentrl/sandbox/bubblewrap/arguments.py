@@ -17,6 +17,8 @@ from agentrl.sandbox.types import MIB, Limits
 
 WORK: Final = "/work"
 SUPERVISOR_FOLDER: Final = "/run/agentrl"
+FIRST: Final = f"{SUPERVISOR_FOLDER}/sh"
+"""The shell that is process 1. Its file can be executed and not read, so the kernel lets no one at that process's memory."""
 _SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives")
 _USER: Final = 1000
@@ -31,6 +33,7 @@ def bwrap_arguments(
     files: Mapping[str, int],
     seccomp: int,
     passwd: int,
+    shell: int,
     status: int,
 ) -> list[str]:
     """Return the arguments of `bwrap`, without the program.
@@ -42,6 +45,7 @@ def bwrap_arguments(
         files: descriptors of contents, by absolute path.
         seccomp: descriptor of the filter.
         passwd: descriptor of the list of users.
+        shell: descriptor of the program that is process 1.
         status: descriptor that bubblewrap writes the program's process id and exit status to.
     """
     words = ["--unshare-all", "--unshare-user", "--disable-userns", "--assert-userns-disabled", "--new-session"]
@@ -60,12 +64,15 @@ def bwrap_arguments(
         if Path(path).exists():
             words += ["--ro-bind", path, path]
     words += ["--ro-bind-data", str(passwd), "/etc/passwd", "--dev", "/dev"]
+    # It reads as /dev/zero does, and cannot be mapped: such a mapping is shared memory that no process shows.
+    words += ["--dev-bind", "/dev/full", "/dev/zero"]
     words += [*_in_memory("/dev/shm", limits.shared_mb), "--remount-ro", "/dev"]
     words += [*_in_memory(WORK, limits.work_mb), *_in_memory("/tmp", limits.temp_mb)]
-    for folder in sorted({parent for path in files for parent in _parents(path)}):
+    for folder in sorted({parent for path in (*files, FIRST) for parent in _parents(path)}):
         words += ["--dir", folder]
     for path, descriptor in files.items():
         words += ["--file", str(descriptor), path]
+    words += ["--perms", "0111", "--file", str(shell), FIRST]
     # The watch takes the sandbox's /proc as the sign that everything above is in place.
     words += ["--proc", "/proc", "--ro-bind", "/dev/null", "/proc/cmdline", "--ro-bind", "/proc/sys", "/proc/sys"]
     words += ["--remount-ro", "/", "--chdir", WORK]

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from agentrl.errors import ConfigError
 from agentrl.sandbox.kernel_limits import SYSTEM_PATH, find_prlimit
@@ -34,6 +34,8 @@ class Host:
     setpriv: str | None
     """Makes root an unprivileged user; None where this process is not root."""
     prlimit: str
+    shell: str
+    """What is process 1 of each sandbox."""
     python: str
     """The Python of the sandbox, which may be another than this process's own."""
     readable: tuple[str, ...]
@@ -83,7 +85,7 @@ def find_host(*, bwrap: str | None = None, python: str | None = None, readable: 
         raise ConfigError(
             f"sandbox: {chosen} is not in /usr; add its tree to `readable`, such as {str(Path(chosen).parents[1])!r}"
         )
-    return Host(found, setpriv if os.geteuid() == 0 else None, prlimit, chosen, tuple(readable))
+    return Host(found, setpriv if os.geteuid() == 0 else None, prlimit, "/bin/sh", chosen, tuple(readable))
 
 
 def _is_under(path: str, tree: str) -> bool:
@@ -99,11 +101,24 @@ def _check_version(bwrap: str) -> None:
         )
 
 
+class Ended(Protocol):
+    """A sandbox that was killed."""
+
+    def has_ended(self) -> bool:
+        """Return whether no process of it is alive."""
+        ...
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        ...
+
+
 class UserIds:
-    """Gives each running sandbox of this process a user of its own, when root starts them."""
+    """Gives each sandbox of this process a user of its own, when root starts them, until its last process has ended."""
 
     def __init__(self) -> None:
         self._free = list(reversed(range(FIRST_UID, FIRST_UID + NUM_UIDS)))
+        self._ending: list[tuple[int, Ended]] = []
 
     def take(self) -> int:
         """Return a user id that no running sandbox of this process has.
@@ -115,6 +130,20 @@ class UserIds:
             raise ConfigError(f"sandbox: {NUM_UIDS} sandboxes are running; run fewer at a time")
         return self._free.pop()
 
-    def give_back(self, uid: int) -> None:
-        """Let another sandbox have `uid`."""
+    def give_back(self, uid: int, sandbox: Ended) -> None:
+        """Let another sandbox have `uid` when no process of the killed `sandbox` is alive, which is closed then."""
+        self._ending.append((uid, sandbox))
+        self.num_ending()
+
+    def give_back_unused(self, uid: int) -> None:
+        """Let another sandbox have `uid`, as which nothing was started."""
         self._free.append(uid)
+
+    def num_ending(self) -> int:
+        """Return how many killed sandboxes have processes that the kernel has not ended yet."""
+        ended = [(uid, sandbox) for uid, sandbox in self._ending if sandbox.has_ended()]
+        self._ending = [one for one in self._ending if one not in ended]
+        for uid, sandbox in ended:
+            sandbox.close()
+            self._free.append(uid)
+        return len(self._ending)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from agentrl.errors import ConfigError
@@ -24,11 +25,14 @@ class Architecture(NamedTuple):
     clone3: int
     socket: int
     ioctl: int
+    mmap: int
+    setsockopt: int
+    fcntl: int
 
 
 _ARCHITECTURES: Final = {
-    "x86_64": Architecture(0xC000003E, 0, clone=56, clone3=435, socket=41, ioctl=16),
-    "aarch64": Architecture(0xC00000B7, 1, clone=220, clone3=435, socket=198, ioctl=29),
+    "x86_64": Architecture(0xC000003E, 0, clone=56, clone3=435, socket=41, ioctl=16, mmap=9, setsockopt=54, fcntl=72),
+    "aarch64": Architecture(0xC00000B7, 1, clone=220, clone3=435, socket=198, ioctl=29, mmap=222, setsockopt=208, fcntl=25),
 }
 
 # fmt: off
@@ -70,10 +74,16 @@ _FAMILIES: Final = (1, 2, 10)
 _TERMINAL_INPUT: Final = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into a terminal."""
 _X32: Final = 0x40000000
+_SHARED, _ANONYMOUS, _HUGE_PAGES = 0x01, 0x20, 0x40000
+_SOCKET_LEVEL: Final = 1
+_BUFFER_SIZES: Final = (7, 8, 32, 33)
+"""SO_SNDBUF, SO_RCVBUF and their forced kinds; all sockets keep the machine's default."""
+_PIPE_SIZE: Final = 1031
+"""F_SETPIPE_SZ."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24
+_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2, _ARGUMENT_3 = 0, 4, 16, 24, 32, 40
 
 
 def native_architecture() -> Architecture:
@@ -103,14 +113,48 @@ def seccomp_filter(architecture: Architecture) -> bytes:
     code += [_word(_EQUAL, architecture.clone3, no=1), _refuse(errno.ENOSYS)]
     code += [_word(_EQUAL, architecture.clone, no=4), _word(_LOAD, _ARGUMENT_0), _word(_ANY_BIT, _NEW_NAMESPACES, no=1)]
     code += [_refuse(errno.EPERM), _word(_RETURN, _ALLOW)]
-    families = [_word(_EQUAL, family, yes=len(_FAMILIES) - place) for place, family in enumerate(_FAMILIES)]
-    code += [_word(_EQUAL, architecture.socket, no=len(families) + 3), _word(_LOAD, _ARGUMENT_0), *families]
-    code += [_refuse(errno.EAFNOSUPPORT), _word(_RETURN, _ALLOW)]
-    typing = [_word(_EQUAL, request, yes=len(_TERMINAL_INPUT) - place) for place, request in enumerate(_TERMINAL_INPUT)]
-    code += [_word(_EQUAL, architecture.ioctl, no=len(typing) + 3), _word(_LOAD, _ARGUMENT_1), *typing]
-    code += [_word(_RETURN, _ALLOW), _refuse(errno.EPERM)]
+    code += _only_for(architecture.socket, _ARGUMENT_0, _FAMILIES, others=_refuse(errno.EAFNOSUPPORT))
+    code += _only_for(architecture.ioctl, _ARGUMENT_1, _TERMINAL_INPUT, them=_refuse(errno.EPERM))
+    code += _uncounted_memory(architecture)
     code.append(_word(_RETURN, _ALLOW))
     return b"".join(code)
+
+
+def _only_for(
+    call: int, argument: int, values: Sequence[int], *, them: bytes | None = None, others: bytes | None = None
+) -> list[bytes]:
+    """Return the treatment of `call` for some values of an argument and for the others; None: allowed."""
+    allow = _word(_RETURN, _ALLOW)
+    tests = [_word(_EQUAL, value, yes=len(values) - place) for place, value in enumerate(values)]
+    return [
+        _word(_EQUAL, call, no=len(tests) + 3),
+        _word(_LOAD, argument),
+        *tests,
+        others or allow,
+        them or allow,
+    ]
+
+
+def _uncounted_memory(architecture: Architecture) -> list[bytes]:
+    """Return the treatment of the calls that make memory which no process and no directory shows.
+
+    Shared mappings without a file, huge pages and larger pipes fail. Larger buffers of sockets are answered with success
+    and not given, as the kernel does beyond its own maximum: programs ask for them to be faster, and work without.
+    """
+    code = [
+        _word(_EQUAL, architecture.mmap, no=7),
+        _word(_LOAD, _ARGUMENT_3),
+        _word(_ANY_BIT, _HUGE_PAGES, no=1),
+        _refuse(errno.ENOMEM),
+        _word(_ANY_BIT, _ANONYMOUS, no=2),
+        _word(_ANY_BIT, _SHARED, no=1),
+        _refuse(errno.EPERM),
+        _word(_RETURN, _ALLOW),
+    ]
+    sizes = _only_for(architecture.setsockopt, _ARGUMENT_2, _BUFFER_SIZES, them=_refuse(0))
+    code += [_word(_EQUAL, architecture.setsockopt, no=len(sizes) + 2), _word(_LOAD, _ARGUMENT_1)]
+    code += [_word(_EQUAL, _SOCKET_LEVEL, yes=1), _word(_RETURN, _ALLOW), *sizes[1:]]
+    return code + _only_for(architecture.fcntl, _ARGUMENT_1, (_PIPE_SIZE,), them=_refuse(errno.EPERM))
 
 
 def _word(operation: int, operand: int, *, yes: int = 0, no: int = 0) -> bytes:

@@ -14,6 +14,7 @@ import msgspec
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.box import Starter, run_in_box
+from agentrl.sandbox.bubblewrap.usage import MOST_ENDED
 from agentrl.sandbox.types import MIB, Ending, Limits, Program, Result, python_program
 
 _LIMITS: Final = Limits(
@@ -25,7 +26,7 @@ _ROOT: Final = frozenset(
     {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "tmp", "usr", "work"}
 )
 _PROBE: Final = r"""
-import json, os, resource, socket, sys
+import json, mmap, os, resource, socket, sys
 port = int(sys.argv[1])
 root = sorted(os.listdir("/"))
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
@@ -53,6 +54,9 @@ report = {
     "capabilities": int(status["CapEff"], 16) | int(status["CapBnd"], 16) | int(status["CapPrm"], 16),
     "descriptors": len(os.listdir("/proc/self/fd")) - 1,
     "sizes": [size(path) for path in ("/work", "/tmp", "/dev/shm")],
+    "first_is_open": can(lambda: open("/proc/1/mem", "r+b")),
+    "maps_uncounted": can(lambda: mmap.mmap(-1, 4096)) or can(lambda: mmap.mmap(os.open("/dev/zero", os.O_RDWR), 4096)),
+    "score": int(open("/proc/self/oom_score_adj").read()),
     "limits": [limit(name) for name in ("AS", "FSIZE", "NOFILE", "NPROC", "CORE", "CPU")],
 }
 reading, writing = os.pipe()
@@ -95,6 +99,10 @@ class _Report(msgspec.Struct):
     capabilities: int
     descriptors: int
     sizes: list[int]
+    first_is_open: bool
+    maps_uncounted: bool
+    score: int
+    """By which the kernel chooses what it ends when memory runs out."""
     limits: list[int]
     forks: int
 
@@ -158,6 +166,12 @@ def _holes(report: _Report, readable: Sequence[str]) -> Iterator[str]:
         yield f"programs hold {report.descriptors} descriptors instead of 3"
     if any(size > most * MIB for size, most in zip(report.sizes, (8, 8, 4), strict=True)):
         yield "the temporary directories are not limited in size"
+    if report.first_is_open:
+        yield "programs can write to the memory of process 1 (is the setting fs.suid_dumpable 1?)"
+    if report.maps_uncounted:
+        yield "programs can map memory that nothing counts"
+    if report.score < MOST_ENDED:
+        yield f"programs have the out-of-memory score {report.score} instead of {MOST_ENDED}"
     wanted = [_LIMITS.memory_mb * MIB, 8 * MIB, _LIMITS.open_files, _LIMITS.processes, 0, _LIMITS.cpu_s + 1]
     if report.limits != wanted:
         yield f"the limits of processes are {report.limits} instead of {wanted}"

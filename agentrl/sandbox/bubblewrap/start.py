@@ -7,22 +7,38 @@ mean another process; the kernel then ends all others before the first is gone.
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import Final
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.box import KILL_S
-from agentrl.sandbox.bubblewrap.arguments import PASSWD, SUPERVISOR_FOLDER, WORK, bwrap_arguments
+from agentrl.sandbox.box import KILL_S, Used, wait_until_ready
+from agentrl.sandbox.bubblewrap.arguments import FIRST, PASSWD, SUPERVISOR_FOLDER, WORK, bwrap_arguments
+from agentrl.sandbox.bubblewrap.cgroup import ControlGroup, ControlGroups
 from agentrl.sandbox.bubblewrap.host import Host, UserIds
 from agentrl.sandbox.bubblewrap.usage import Usage
 from agentrl.sandbox.inside import supervisor_files
 from agentrl.sandbox.kernel_limits import limited
 from agentrl.sandbox.pipes import PipedProcess, PipeReader
-from agentrl.sandbox.types import MIB, Limits, Program
+from agentrl.sandbox.types import MIB, Ending, Limits, Program
+
+SETTLE_S: Final = 60.0
+"""Seconds that a start waits while too many killed sandboxes are still ending."""
+MAX_ENDING: Final = 8
+_SETTLING_S: Final = 0.05
+_ENTER: Final = """{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null
+[ -z "$1" ] || echo 0 >"$1" || exit 1
+shift; exec "$@\""""
+"""Makes a sandbox what the kernel ends first when memory runs out, and enters its control group."""
+_FIRST: Final = 'echo ready >&2; exec 3>&2 2>/dev/null; ( exec "$@" 2>&3 3>&- ); exit $?'
+"""Process 1: says that the sandbox stands, waits for the program and collects its orphans. Its own remark on a program that
+crashed goes to nowhere."""
 
 
 class _Status(msgspec.Struct, rename="kebab", omit_defaults=True):
@@ -36,14 +52,16 @@ class _Status(msgspec.Struct, rename="kebab", omit_defaults=True):
 class BubblewrapBox:
     """A running sandbox; `Starter.start` makes and ends it."""
 
-    def __init__(self, process: PipedProcess, status: PipeReader, limits: Limits) -> None:
-        """Own the process and the pipe that it reports on."""
+    def __init__(self, process: PipedProcess, status: PipeReader, limits: Limits, group: ControlGroup | None) -> None:
+        """Own the process, the pipe that it reports on, and the control group if there is one."""
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
-        self._process, self._status, self._limits = process, status, limits
+        self._process, self._status, self._limits, self._group = process, status, limits, group
         self._reported = b""
         self._first = -1
         self._usage: Usage | None = None
-        self._is_dead = False
+        self._one_look = anyio.CapacityLimiter(1)
+        self._is_started = False
+        self._is_killed = False
 
     async def begin(self) -> None:
         """Wait until the namespace exists, so that it can be killed.
@@ -54,46 +72,61 @@ class BubblewrapBox:
             while b"\n" not in self._reported:
                 data = await self._status.receive()
                 if not data:
-                    return  # it ended before; `wait` has the reason
+                    return  # it ended before; its standard error has the reason
                 self._reported += data
         line = _read_status(self._reported)
         if line.child_pid is None or line.pid_namespace is None:
             return
         with suppress(ProcessLookupError):
             self._first = os.pidfd_open(line.child_pid)
-            self._usage = Usage(line.child_pid, line.pid_namespace)
+            self._usage = Usage(line.child_pid, line.pid_namespace, self._limits.memory_mb * MIB, self._group)
 
-    async def wait(self) -> int | None:
-        """Wait for the program's end; None if bubblewrap failed before it started the program."""
-        await self._process.wait()
-        self._reported += self._status.receive_nowait()
-        return _read_status(self._reported).exit_code
-
-    async def kill(self) -> None:
-        """End every process of the namespace.
+    async def wait_until_ready(self) -> None:
+        """Wait until everything is in place and process 1 is about to start the program.
 
         Raises:
-            EnvironmentFault: the kernel does not end them.
+            EnvironmentFault: it does not come to this.
         """
-        if self._is_dead:
+        await wait_until_ready(self.stderr)
+        self._is_started = True
+
+    async def wait(self) -> int | Ending | None:
+        """Wait for the program's end; None if the sandbox ended before it started the program."""
+        await self._process.wait()
+        if self._group is not None and self._group.ran_out():
+            return Ending.MEMORY
+        self._reported += self._status.receive_nowait()
+        code = _read_status(self._reported).exit_code
+        # Without a report the kernel has ended bubblewrap too, when memory ran out.
+        return 128 + signal.SIGKILL if code is None and self._is_started else code
+
+    async def kill(self) -> None:
+        """End every process of the namespace; returns `KILL_S` later if the kernel takes that long."""
+        if self._is_killed:
             return
+        self._is_killed = True
+        if self._group is not None:
+            self._group.kill()
         with anyio.CancelScope(shield=True):
             if self._first >= 0:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._first, signal.SIGKILL)
             else:
                 self._process.kill()
-            with anyio.move_on_after(KILL_S) as patience:
+            with anyio.move_on_after(KILL_S):
                 await self._process.wait()
-            if patience.cancelled_caught:
-                raise EnvironmentFault(f"sandbox: process {self._process.pid} did not end within {KILL_S:g} s of SIGKILL")
-        self._is_dead = True
+                if self._first >= 0:
+                    await anyio.wait_readable(self._first)
 
-    def sample(self) -> int | None:
-        return self._usage.memory(self._limits.memory_mb * MIB) if self._usage is not None else None
+    async def look(self) -> Used | None:
+        """Read the memory and the number of files in a thread, since the kernel may take long to answer."""
+        if self._usage is None:
+            return None
+        return await anyio.to_thread.run_sync(self._usage.read, abandon_on_cancel=True, limiter=self._one_look)
 
-    def num_files(self) -> int | None:
-        return self._usage.num_files() if self._usage is not None else None
+    def has_ended(self) -> bool:
+        """Return whether no process is alive; the first of a namespace ends last."""
+        return self._process.has_ended() and (self._first < 0 or _is_readable(self._first))
 
     def close(self) -> None:
         """Close the descriptors of a dead sandbox."""
@@ -103,6 +136,14 @@ class BubblewrapBox:
         if self._first >= 0:
             os.close(self._first)
         self._process.close()
+        if self._group is not None:
+            self._group.remove()
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _read_status(reported: bytes) -> _Status:
@@ -119,38 +160,59 @@ def _read_status(reported: bytes) -> _Status:
 class BubblewrapStarter:
     """Starts boxes on this machine."""
 
-    def __init__(self, host: Host, seccomp: bytes, uids: UserIds) -> None:
+    def __init__(self, host: Host, seccomp: bytes, uids: UserIds, groups: ControlGroups | None = None) -> None:
         """Start with the programs of `host`, under the filter `seccomp`, as one of `uids` where this process is root."""
-        self._host, self._seccomp, self._uids = host, seccomp, uids
+        self._host, self._seccomp, self._uids, self._groups = host, seccomp, uids, groups
 
     @asynccontextmanager
     async def start(self, program: Program, limits: Limits, *, resident: bool = False) -> AsyncGenerator[BubblewrapBox]:
         """Start `program`, yield its box, and kill it when the block ends.
 
         Raises:
-            EnvironmentFault: bubblewrap cannot be started.
+            EnvironmentFault: bubblewrap cannot be started, or too many sandboxes do not end.
 
-        Cancellation: every process of the sandbox is dead first.
+        Cancellation: every process of the sandbox has been killed first.
         """
+        await self._settle()
         uid = self._uids.take()
         try:
             box = self._launch(program, limits, uid, resident=resident)
-            try:
-                await box.begin()
-                yield box
-            finally:
-                await box.kill()
-                box.close()
+        except BaseException:
+            self._uids.give_back_unused(uid)
+            raise
+        try:
+            await box.begin()
+            if not resident:
+                await box.wait_until_ready()
+            yield box
         finally:
-            self._uids.give_back(uid)
+            await box.kill()
+            self._uids.give_back(uid, box)
+
+    async def _settle(self) -> None:
+        """Wait while the kernel still ends many killed sandboxes, whose memory is not free yet."""
+        with anyio.move_on_after(SETTLE_S) as patience:
+            while True:
+                if self._uids.num_ending() < MAX_ENDING:
+                    break
+                await anyio.sleep(_SETTLING_S)
+        if patience.cancelled_caught:
+            raise EnvironmentFault(
+                f"sandbox: {MAX_ENDING} sandboxes have not ended {SETTLE_S:g} s after SIGKILL; the machine is overloaded, "
+                "or its kernel hangs"
+            )
 
     def _launch(self, program: Program, limits: Limits, uid: int, *, resident: bool) -> BubblewrapBox:
         files = {f"{WORK}/{name}": data for name, data in program.files.items()}
         if resident:
             files |= {f"{SUPERVISOR_FOLDER}/{name}": data for name, data in supervisor_files().items()}
-        argv = list(program.argv) if resident else limited(self._host.prlimit, limits, program.argv)
+        argv = list(program.argv)
+        if not resident:
+            argv = limited(self._host.prlimit, limits, [FIRST, "-c", _FIRST, "sh", *argv])
         with ExitStack() as stack:
             descriptors = _in_descriptors({**files, "seccomp": self._seccomp, "passwd": PASSWD}, stack)
+            descriptors["shell"] = os.open(self._host.shell, os.O_RDONLY)
+            stack.callback(os.close, descriptors["shell"])
             reading, writing = os.pipe()
             stack.callback(os.close, writing)
             words = bwrap_arguments(
@@ -160,14 +222,18 @@ class BubblewrapStarter:
                 files={path: descriptors[path] for path in files},
                 seccomp=descriptors["seccomp"],
                 passwd=descriptors["passwd"],
+                shell=descriptors["shell"],
                 status=writing,
             )
             listed = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
             descriptors |= _in_descriptors({"arguments": listed}, stack)
             status = PipeReader(reading)
+            bwrap = [*self._host.entry(uid), self._host.bwrap, "--args", str(descriptors["arguments"]), *argv]
+            group = None
             try:
+                group = self._groups.make(limits) if self._groups is not None else None
                 process = PipedProcess(
-                    [*self._host.entry(uid), self._host.bwrap, "--args", str(descriptors["arguments"]), *argv],
+                    [self._host.shell, "-c", _ENTER, "sh", group.entry if group is not None else "", *bwrap],
                     environment={},
                     descriptors=[*descriptors.values(), writing],
                     directory="/",
@@ -175,8 +241,10 @@ class BubblewrapStarter:
                 )
             except OSError as error:
                 status.close()
+                if group is not None:
+                    group.remove()
                 raise EnvironmentFault(f"sandbox: cannot start {self._host.bwrap}: {error}") from error
-        return BubblewrapBox(process, status, limits)
+        return BubblewrapBox(process, status, limits, group)
 
 
 def _in_descriptors(contents: Mapping[str, bytes], stack: ExitStack) -> dict[str, int]:

@@ -1,49 +1,84 @@
 """How much memory and how many files a sandbox holds, read from outside through its own `/proc`.
 
-Invariant: only the sandbox's processes are counted. Until the sandbox's own `/proc` is in place there is no reading.
+Invariant: only the sandbox's processes are counted. Until the sandbox's own `/proc` is in place there is no reading. A
+reading runs in a thread, and its descriptors live until it ends. `docs/adr/0029-memory-of-programs.md` has the reasons.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+from agentrl.sandbox.box import Used
+from agentrl.sandbox.bubblewrap.cgroup import ControlGroup
+
 _FOLDERS: Final = ("work", "tmp", "dev/shm")
+MOST_ENDED: Final = 1000
+"""The score of what the kernel ends first when the machine's memory runs out."""
+_CPU_S: Final = 0.5
+"""CPU seconds for the exact part of a reading; beyond them pages that processes share count fully for each."""
+_SLOW_S: Final = 0.2
+"""Seconds between two readings of mappings, descriptors and locks, which take longest."""
+_SLOW_CPU_S: Final = 0.1
+"""CPU seconds for the mappings, and for the descriptors, of one reading: enough for 100,000 of them."""
+_MAPPING: Final = 384
+"""Bytes that the kernel keeps for each mapping of a process."""
+_LOCK: Final = 256
+"""Bytes that the kernel keeps for each lock on a part of a file."""
+_FEW_DESCRIPTORS: Final = 512
+_PIPE: Final = 65_536
+_PIPES_IN_FULL: Final = 64 * 2**20
+"""Bytes of a user's pipes beyond which the kernel gives each further pipe no more than `_SMALL_PIPE`."""
+_SMALL_PIPE: Final = 8192
 
 
 class Usage:
     """Reads one sandbox. Needs the rights of its user, or of root."""
 
-    def __init__(self, pid: int, namespace: int) -> None:
-        """Prepare to read the sandbox whose first process is `pid`, in the process namespace with inode `namespace`."""
-        self._pid, self._namespace = pid, namespace
+    def __init__(self, pid: int, namespace: int, ceiling: int, group: ControlGroup | None = None) -> None:
+        """Prepare to read the sandbox whose first process is `pid`, in the process namespace with inode `namespace`.
+
+        Below `ceiling` bytes an upper bound is as good as the exact sum, which takes longer to read. Where there is a
+        control group, the kernel has the sum.
+        """
+        self._group = group
+        self._pid, self._namespace, self._ceiling = pid, namespace, ceiling
         self._processes = -1
         self._folders: list[int] = []
+        self._slow_s = -_SLOW_S
+        self._slow_bytes = 0
+        self._mappings: dict[str, int] = {}
+        self._unix_socket = _default_buffer()
+        self._in_use = threading.Lock()
+        self._is_closed = False
 
-    def memory(self, ceiling: int) -> int | None:
-        """Return the bytes in use, or None before the start.
-
-        Pages shared by several processes count fully, unless that gives more than `ceiling`: then each process counts its
-        share of them, which takes longer to read.
-        """
-        if self._processes < 0 and not self._open():
-            return None
-        pids = [name for name in os.listdir(self._processes) if name.isdecimal()]
-        resident = sum(self._resident(pid) for pid in pids)
-        return resident if resident <= ceiling else sum(self._share(pid) for pid in pids)
-
-    def num_files(self) -> int | None:
-        """Return how many files and directories the sandbox holds, or None before the start."""
-        return self._count() if self._folders else None
+    def read(self) -> Used | None:
+        """Return what the sandbox holds; None before the start and after the end. Runs in a thread, one at a time."""
+        try:
+            with self._in_use:
+                if self._is_closed or (self._processes < 0 and not self._open()):
+                    return None
+                with suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
+                    return self._used()
+                return None
+        finally:
+            if self._is_closed:
+                self.close()
 
     def close(self) -> None:
-        """Close the descriptors; they keep a dead sandbox's memory alive."""
-        for descriptor in (*self._folders, self._processes):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._folders, self._processes = [], -1
+        """Close the descriptors, which keep a dead sandbox's memory alive; a reading that runs closes them at its end."""
+        self._is_closed = True
+        if self._in_use.acquire(blocking=False):
+            for descriptor in (*self._folders, self._processes):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._folders, self._processes = [], -1
+            self._in_use.release()
 
     def _open(self) -> bool:
         opened: list[int] = []
@@ -66,25 +101,149 @@ class Usage:
         self._processes, self._folders = processes, opened[2:]
         return True
 
-    def _count(self) -> int:
-        kept = (os.fstatvfs(folder) for folder in self._folders)
-        return sum(found.f_files - found.f_ffree for found in kept)
+    def _used(self) -> Used:
+        pids = [name for name in os.listdir(self._processes) if name.isdecimal()]
+        kept = self._directories(pids)
+        files = sum(found.f_files - found.f_ffree for found in kept)
+        if self._group is not None:
+            return Used(self._group.memory(), files)
+        if time.monotonic() - self._slow_s >= _SLOW_S:
+            self._slow_bytes = self._mapping_records(pids) + self._pipes(pids) + self._locks()
+            self._stay_first_to_end(pids)
+            self._slow_s = time.monotonic()
+        private = {pid: self._private(pid) for pid in pids}
+        tables = sum(tables for _, tables in private.values())
+        contents = sum((found.f_blocks - found.f_bfree) * found.f_frsize for found in kept)
+        others = tables + contents + self._sockets(pids) + self._slow_bytes
+        pages = sum(pages for pages, _ in private.values())
+        if others + pages > self._ceiling:
+            pages = self._shares(private)
+        return Used(others + pages, files)
 
-    def _resident(self, pid: str) -> int:
-        with suppress(OSError, IndexError):
-            return int(self._read(f"{pid}/statm").split()[1]) * _PAGE
-        return 0
+    def _stay_first_to_end(self, pids: list[str]) -> None:
+        """Raise the score of processes that lowered it: those that this process may not forbid to."""
+        for pid in pids:
+            with suppress(OSError):
+                descriptor = os.open(f"{pid}/oom_score_adj", os.O_RDWR, dir_fd=self._processes)
+                try:
+                    if int(os.read(descriptor, 16)) < MOST_ENDED:
+                        os.write(descriptor, b"%d" % MOST_ENDED)
+                finally:
+                    os.close(descriptor)
 
-    def _share(self, pid: str) -> int:
-        try:
-            lines = self._read(f"{pid}/smaps_rollup").splitlines()
-        except OSError:
-            return self._resident(pid)
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:"))
+    def _one_of_each(self, pids: list[str], kind: str) -> list[str]:
+        """Return a process of each namespace of a kind; process 1 stands for the sandbox's own."""
+        found: dict[int, str] = {}
+        for pid in ("1", *pids):
+            with suppress(OSError):
+                found.setdefault(os.stat(f"{pid}/ns/{kind}", dir_fd=self._processes).st_ino, pid)
+        return list(found.values())
 
-    def _read(self, path: str) -> bytes:
-        descriptor = os.open(path, os.O_RDONLY, dir_fd=self._processes)
-        try:
-            return os.read(descriptor, 4096)
-        finally:
-            os.close(descriptor)
+    def _directories(self, pids: list[str]) -> list[os.statvfs_result]:
+        """Return the state of the directories in memory: the sandbox's, and those of programs with mounts of their own."""
+        found = {os.fstat(folder).st_dev: os.fstatvfs(folder) for folder in self._folders}
+        for pid in self._one_of_each(pids, "mnt")[1:]:
+            for name in _FOLDERS:
+                with suppress(OSError):
+                    folder = os.open(f"{pid}/root/{name}", os.O_PATH | os.O_NOFOLLOW, dir_fd=self._processes)
+                    try:
+                        found[os.fstat(folder).st_dev] = os.fstatvfs(folder)
+                    finally:
+                        os.close(folder)
+        return list(found.values())
+
+    def _private(self, pid: str) -> tuple[int, int]:
+        """Return the bytes of a process's own pages, in memory or swapped out, and of its page tables."""
+        lines = self._lines(f"{pid}/status")
+        return _kibibytes(lines, b"RssAnon:", b"VmSwap:"), _kibibytes(lines, b"VmPTE:")
+
+    def _shares(self, private: dict[str, tuple[int, int]]) -> int:
+        """Return the pages of all processes, each page once, as far as the time for it suffices."""
+        began_s = time.thread_time()
+        total = 0
+        for pid, (pages, _) in private.items():
+            if time.thread_time() - began_s < _CPU_S:
+                lines = self._lines(f"{pid}/smaps_rollup")  # empty of a process that has ended since
+                pages = _kibibytes(lines, b"Pss_Anon:", b"SwapPss:") if lines else self._private(pid)[0]
+            total += pages
+        return total
+
+    def _sockets(self, pids: list[str]) -> int:
+        """Return a bound of what sockets hold: unix ones fill the buffer of the sender, the others say what they hold."""
+        total = 0
+        for pid in self._one_of_each(pids, "net"):
+            counts = {line.split()[0]: int(line.split()[2]) for line in self._lines(f"{pid}/net/protocols")[1:]}
+            total += (counts.get(b"UNIX", 0) + counts.get(b"UNIX-STREAM", 0)) * self._unix_socket
+            for name, kind in ((b"TCP", "tcp"), (b"TCPv6", "tcp6"), (b"UDP", "udp"), (b"UDPv6", "udp6")):
+                if counts.get(name, 0):
+                    total += sum(_queued(line) for line in self._lines(f"{pid}/net/{kind}")[1:])
+        return total
+
+    def _mapping_records(self, pids: list[str]) -> int:
+        """Return what the kernel keeps of mappings; a process that time did not suffice for has the mean of the others."""
+        began_s = time.thread_time()
+        known = {pid: self._mappings[pid] for pid in pids if pid in self._mappings}
+        for pid in sorted(pids, key=known.__contains__):  # new ones first
+            if time.thread_time() - began_s > _SLOW_CPU_S and known:
+                break
+            known[pid] = sum(piece.count(b"\n") for piece in self._pieces(f"{pid}/maps"))
+        self._mappings = known
+        return sum(known.values()) * len(pids) // max(len(known), 1) * _MAPPING
+
+    def _locks(self) -> int:
+        return sum(piece.count(b"\n") for piece in self._pieces("locks")) * _LOCK
+
+    def _pipes(self, pids: list[str]) -> int:
+        """Return a bound of what pipes hold, where there are many descriptors."""
+        many = 0
+        for pid in pids:
+            with suppress(OSError):
+                many += os.stat(f"{pid}/fd", dir_fd=self._processes).st_size
+        if many <= _FEW_DESCRIPTORS:
+            return 0
+        began_s = time.thread_time()
+        found: set[str] = set()
+        for pid in pids:
+            with suppress(OSError):
+                folder = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._processes)
+                try:
+                    for name in os.listdir(folder):
+                        with suppress(OSError):
+                            found.add(os.readlink(name, dir_fd=folder))
+                finally:
+                    os.close(folder)
+            if time.thread_time() - began_s > _SLOW_CPU_S:
+                break
+        number = sum(target.startswith("pipe:") for target in found)
+        return min(number * _PIPE, _PIPES_IN_FULL + number * _SMALL_PIPE)
+
+    def _lines(self, path: str) -> list[bytes]:
+        return b"".join(self._pieces(path)).splitlines()
+
+    def _pieces(self, path: str) -> Iterator[bytes]:
+        """Yield the contents of a file of the sandbox's `/proc`; none of a process that has ended."""
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY, dir_fd=self._processes)
+            try:
+                while piece := os.read(descriptor, 65_536):
+                    yield piece
+            finally:
+                os.close(descriptor)
+
+
+def _kibibytes(lines: list[bytes], *names: bytes) -> int:
+    """Return the sum of these fields, in bytes."""
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))
+
+
+def _queued(line: bytes) -> int:
+    """Return a bound of what an internet socket holds: its record, and its queues with the overhead of small packets."""
+    sent, _, received = line.split()[4].partition(b":")
+    return 4096 + 2 * (int(sent, 16) + int(received, 16))
+
+
+def _default_buffer() -> int:
+    """Return the bytes that a unix socket may hold, on its way to others."""
+    with suppress(OSError):
+        return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    return 212_992  # the kernel's own; containers may not see the setting

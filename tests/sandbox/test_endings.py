@@ -1,0 +1,85 @@
+"""Whatever a program does once it has started is its result; only a program that was not started is a fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from agentrl.errors import EnvironmentFault
+from agentrl.sandbox.base import BoxSandbox
+from agentrl.sandbox.bubblewrap import open_bubblewrap
+from agentrl.sandbox.types import Ending, Limits, Program, Result, python_program
+from tests.support.hostile_programs import odd_ends
+
+# Runs the kinds as an ordinary user; it drops root after its imports, since the tests' own Python may be root's alone.
+ORDINARY = """
+import os
+import anyio, anyio._backends._asyncio, anyio.to_thread, asyncio
+from agentrl.sandbox.bubblewrap import open_bubblewrap
+from tests.support.hostile_programs import odd_ends
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(64001, 64001, 64001)
+    os.setresuid(64001, 64001, 64001)
+async def main():
+    print(os.getuid() != 0, await odd_ends(await open_bubblewrap()))
+anyio.run(main)
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_every_kind_of_program_ends_as_a_result(sandbox: BoxSandbox) -> None:
+    assert await odd_ends(sandbox) == {}
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_every_kind_of_program_of_an_ordinary_user_ends_as_a_result() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", ORDINARY], cwd=root, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True {}\n", "")
+
+
+async def test_files_that_do_not_fit_are_a_fault_of_the_caller_and_not_the_program_s_end(sandbox: BoxSandbox) -> None:
+    program = python_program("print(1)", files={"large": b"x" * (3 << 20)})
+    with pytest.raises(EnvironmentFault, match=r"cannot start: bwrap: .*No space left on device"):
+        await sandbox.run(program, Limits(work_mb=1))
+
+
+@pytest.mark.external
+async def test_a_sandbox_that_is_slow_to_end_gives_a_result_and_keeps_its_user() -> None:
+    sandbox = await open_bubblewrap()
+    found: list[Result] = []
+
+    async def run() -> None:
+        found.append(await sandbox.run(Program(argv=("sh", "-c", "echo up; sleep 600")), Limits(wall_s=0.5)))
+
+    outside: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        while not outside:
+            await anyio.lowlevel.checkpoint()
+            outside = _children("bwrap")
+        os.kill(outside[0], signal.SIGSTOP)  # bubblewrap cannot report an end any more
+    assert [result.ended for result in found] == [Ending.TIMEOUT]
+    assert _children("bwrap") == outside
+    os.kill(outside[0], signal.SIGCONT)
+    assert (await sandbox.run(python_program("print(1)"))).is_success
+
+
+def _children(name: str) -> list[int]:
+    """Return this process's children with this name."""
+    numbers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(number) for number in numbers if Path(f"/proc/{number}/comm").read_text().strip() == name]

@@ -142,12 +142,20 @@ def sft_command(config: Path, output: Path, /, *overrides: Overrides) -> None:
 
 @app.command(name="view")
 def view_command(
-    run: Path, /, *, port: int = 0, open: bool = True, html: Path | None = None, episode: str | None = None
+    run: Path,
+    other: Path | None = None,
+    /,
+    *,
+    port: int = 0,
+    open: bool = True,
+    html: Path | None = None,
+    episode: str | None = None,
 ) -> None:
     """Show a run in the browser, live or ended: curves, who waits for whom, episodes as conversations and as tokens.
 
     Args:
         run: Directory of the run, such as runs/NAME.
+        other: Directory of another run, to compare the two: curves over each other, fields that differ, tasks of both.
         port: Port to listen on at 127.0.0.1; 0 picks a free one.
         open: Open the page in the browser of this machine.
         html: Write one episode to this file instead, which opens without a server.
@@ -155,7 +163,24 @@ def view_command(
     """
     from agentrl.view.command import view_run
 
-    view_run(run, port=port, opens_browser=open, html=html, episode_id=episode)
+    if other is not None and html is not None:
+        raise ConfigError("--html writes an episode of one run; leave the second run out")
+    runs = [run] if other is None else [run, other]
+    view_run(runs, port=port, opens_browser=open, html=html, episode_id=episode)
+
+
+@app.command(name="diff")
+def diff_command(left: Path, right: Path, /, *, all: bool = False) -> None:
+    """Compare two runs: the fields of their run files that differ, final figures, and tasks whose success changed.
+
+    Args:
+        left: Directory of a run, such as runs/NAME.
+        right: Directory of another run.
+        all: Print every figure and every task, instead of those that matter most.
+    """
+    from agentrl.cli.comparing import describe_difference
+
+    print(describe_difference(left, right, every=all))
 
 
 @app.command(name="doctor")

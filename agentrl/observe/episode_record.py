@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ INDEX_HEADER = {"format": "agentrl.episodes.index", "version": 1}
 """First line of the index."""
 TRAINED_HEADER = {"format": "agentrl.episodes.trained", "version": 1}
 """First line of a file of what a step trained."""
+_PROMPT_CHARACTERS: Final = 160
 
 
 Purpose: TypeAlias = Literal["training", "evaluation"]
@@ -180,6 +181,8 @@ class EpisodeSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The file of the record, without its ending: `step-000007`."""
     line: int
     """Number of the record's line in that file, from 0; line 0 is the header."""
+    prompt: str = ""
+    """First words of the first user message, on one line; empty where there is none, and in records of older releases."""
 
 
 class TrainedTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,6 +276,7 @@ def summarize(ended: EndedEpisode, *, file: str, line: int) -> EpisodeSummary:
         max_version=None if versions is None else versions[1],
         file=file,
         line=line,
+        prompt=_first_words(turns),
     )
 
 
@@ -302,6 +306,23 @@ def trained_record(
             for advantage, logprobs in zip(advantages, proximal_logprobs, strict=True)
         ],
     }
+
+
+def _first_words(turns: Sequence[Turn]) -> str:
+    """Return the beginning of the first text that a user message holds, with its white space folded."""
+    for message in turns[0].messages if turns else ():
+        if message.get("role") == "user" and (text := _plain_text(message.get("content"))):
+            return " ".join(text[: 4 * _PROMPT_CHARACTERS].split())[:_PROMPT_CHARACTERS]
+    return ""
+
+
+def _plain_text(content: object) -> str:
+    """Return the text of a message's content: a string, or the text parts of a list."""
+    if isinstance(content, str):
+        return content
+    parts = cast("Sequence[object]", content) if isinstance(content, list | tuple) else ()
+    texts = [cast("Mapping[str, object]", part).get("text") for part in parts if isinstance(part, Mapping)]
+    return " ".join(text for text in texts if isinstance(text, str))
 
 
 def _turn_record(turn: Turn, ended: EndedEpisode) -> Mapping[str, object]:

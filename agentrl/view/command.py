@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -18,11 +19,11 @@ from agentrl.view.export import write_episode
 from agentrl.view.server import serving_view
 
 
-def view_run(path: Path, *, port: int, opens_browser: bool, html: Path | None, episode_id: str | None) -> None:
-    """Serve `path` until a signal, or write one episode of it to `html`.
+def view_run(paths: Sequence[Path], *, port: int, opens_browser: bool, html: Path | None, episode_id: str | None) -> None:
+    """Serve one run, or two to compare, until a signal; or write one episode of the first to `html`.
 
     Args:
-        path: directory of a run.
+        paths: directory of each run.
         port: to listen on at loopback; 0 picks a free one.
         opens_browser: open the page in the browser of this machine.
         html: file for one episode; None: serve.
@@ -34,20 +35,20 @@ def view_run(path: Path, *, port: int, opens_browser: bool, html: Path | None, e
     if not 0 <= port <= 65_535:
         raise ConfigError(f"--port: expected 0 to 65535, got {port}; 0 picks a free one")
     if html is not None:
-        written = write_episode(path, html, episode_id)
-        print(f"wrote episode {written} of {path} to {html}")
+        written = write_episode(paths[0], html, episode_id)
+        print(f"wrote episode {written} of {paths[0]} to {html}")
         return
-    data = RunData(path)
+    runs = [RunData(path) for path in paths]
     if episode_id is not None:
-        data.episode(episode_id)
-    anyio.run(_serve_until_stopped, data, port, opens_browser, episode_id)
+        runs[0].episode(episode_id)
+    anyio.run(_serve_until_stopped, runs, port, opens_browser, episode_id)
 
 
-async def _serve_until_stopped(data: RunData, port: int, opens_browser: bool, episode_id: str | None) -> None:
+async def _serve_until_stopped(runs: Sequence[RunData], port: int, opens_browser: bool, episode_id: str | None) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        async with serving_view(data, port=port) as url:
+        async with serving_view(*runs, port=port) as url:
             address = url if episode_id is None else f"{url}#/episode/{episode_id}"
-            print(f"{data.path} is at {address}")
+            print(f"{' against '.join(str(data.path) for data in runs)} is at {address}")
             print("The address carries the key to the page; Ctrl-C ends the viewer.", flush=True)
             if opens_browser:
                 await to_thread.run_sync(webbrowser.open, address)

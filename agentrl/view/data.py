@@ -22,6 +22,7 @@ from agentrl.runs.reading import RESUMED_MARK, read_index, read_metrics
 from agentrl.runs.run import Run
 from agentrl.types import JsonValue
 from agentrl.view.episode import episode_json
+from agentrl.view.metric_names import describe_metrics
 from agentrl.view.records import trained_ages
 
 Item = TypeVar("Item")
@@ -86,14 +87,20 @@ class RunData:
         self._token_texts = Run(self.path).token_texts()  # a large tokenizer takes a second to load
         self._decoder = msgspec.json.Decoder(EpisodeSummary)
 
-    def run(self) -> bytes:
-        """Return what the frame of the page shows: `name`, `path`, `is_running`, `saves_episodes`."""
-        return orjson.dumps(run_json(self.path, is_running=is_locked(self.path)))
+    def run(self, others: Sequence[Path] = ()) -> bytes:
+        """Return what the frame of the page shows: `name`, `path`, `is_running`, `saves_episodes`, `others`.
+
+        Args:
+            others: directories of the runs that the page compares with this one.
+        """
+        shown = run_json(self.path, is_running=is_locked(self.path))
+        return orjson.dumps({**shown, "others": len(others)})
 
     def metrics(self, place: Place) -> bytes:
-        """Return the events of metrics.jsonl from a place on: `next`, `reset` and `events`."""
+        """Return the events of metrics.jsonl from a place on: `next`, `reset`, `events`, and the `names` of their keys."""
         read = self._read_new("metrics.jsonl", place, orjson.loads, lambda: list(read_metrics(self.path)))
-        return _json_bytes({"next": str(read.next), "reset": read.is_reset, "events": read.items})
+        names = describe_metrics(read.items)
+        return _json_bytes({"next": str(read.next), "reset": read.is_reset, "events": read.items, "names": names})
 
     def timeline(self, place: Place) -> bytes:
         """Return the spans of timeline.jsonl from a place on: `next`, `reset` and `spans`."""

@@ -6,7 +6,7 @@ and numbers of its record do not match.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
@@ -35,10 +35,18 @@ class EpisodeTexts(msgspec.Struct, frozen=True):
     turns: list[TurnTexts] = []
 
 
-def search_texts(run_dir: Path, text: str, limit: int = MAX_MATCHES) -> Generator[dict[str, JsonValue]]:
+def search_texts(
+    run_dir: Path, text: str, limit: int = MAX_MATCHES, *, may_go_on: Callable[[], bool] = lambda: True
+) -> Generator[dict[str, JsonValue]]:
     """Yield the ids that match, file by file: `matches`, `files_read`, `files`, `is_complete`, `is_cut`.
 
     A search that finds more than `limit` episodes ends with `is_cut`; else the last answer has `is_complete`.
+
+    Args:
+        run_dir: directory of a run.
+        text: to look for.
+        limit: of the matches.
+        may_go_on: asked before each record; it may wait, and False ends the search without a further answer.
     """
     by_file: dict[str, list[EpisodeSummary]] = {}
     for summary in read_index(run_dir):
@@ -46,7 +54,9 @@ def search_texts(run_dir: Path, text: str, limit: int = MAX_MATCHES) -> Generato
     names = sorted(by_file, reverse=True)
     left = limit
     for number, name in enumerate(names, 1):
-        found = list(islice(_matching(run_dir, by_file[name], text), left + 1))
+        found = list(islice(_matching(run_dir, by_file[name], text, may_go_on), left + 1))
+        if not may_go_on():
+            return
         matches, is_cut = found[:left], len(found) > left
         left -= len(matches)
         is_complete = number == len(names) and not is_cut
@@ -57,12 +67,14 @@ def search_texts(run_dir: Path, text: str, limit: int = MAX_MATCHES) -> Generato
         yield {"matches": [], "files_read": 0, "files": 0, "is_complete": True, "is_cut": False}
 
 
-def _matching(run_dir: Path, summaries: Sequence[EpisodeSummary], text: str) -> Iterator[str]:
+def _matching(run_dir: Path, summaries: Sequence[EpisodeSummary], text: str, may_go_on: Callable[[], bool]) -> Iterator[str]:
     """Yield the ids of the episodes whose texts contain `text`."""
     wanted = text.casefold()
     written = orjson.dumps(text).decode()[1:-1].casefold()
     decode = msgspec.json.Decoder(EpisodeTexts).decode
     for found in read_record_lines(run_dir, summaries):
+        if not may_go_on():
+            return
         # Most records do not match, and looking for the text as JSON writes it costs less than decoding them.
         if written not in found.record.decode().casefold():
             continue

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import threading
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -23,9 +24,11 @@ from aiohttp import web
 from agentrl.errors import ConfigError
 from agentrl.servers.loopback import names_loopback
 from agentrl.types import JsonValue
+from agentrl.view.comparison import comparison_json
 from agentrl.view.data import Place, RunData
 from agentrl.view.document import document
 from agentrl.view.search import search_texts
+from agentrl.view.turns import ReadersFirst
 
 _HOST: Final = "127.0.0.1"
 _SHUTDOWN_S: Final = 1.0
@@ -54,9 +57,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ViewRoutes:
     """Answers the requests of the page."""
 
-    def __init__(self, data: RunData, token: str) -> None:
-        """Answer from `data` to those who have `token`."""
-        self._data, self._token = data, token
+    def __init__(self, runs: Sequence[RunData], token: str) -> None:
+        """Answer from one run, or from two that are compared, to those who have `token`."""
+        self._runs, self._token = runs, token
+        self._turns = ReadersFirst()
         self._document = document()
 
     def application(self) -> web.Application:
@@ -70,6 +74,7 @@ class ViewRoutes:
         app.router.add_get("/data/episode/{id}", self._episode)
         app.router.add_get("/data/staleness", self._staleness)
         app.router.add_get("/data/search", self._search)
+        app.router.add_get("/data/comparison", self._comparison)
         return app
 
     @web.middleware
@@ -85,7 +90,9 @@ class ViewRoutes:
             except ConnectionError:  # the reader has gone
                 raise
             except _UNREADABLE as error:
-                response = web.Response(status=500, text=self._unreadable(_FILES.get(request.path, "episodes"), error))
+                response = web.Response(
+                    status=500, text=_unreadable(self._data(request), _FILES.get(request.path, "episodes"), error)
+                )
             except ValueError as error:
                 response = web.Response(status=400, text=str(error))
         if not response.prepared:
@@ -109,8 +116,12 @@ class ViewRoutes:
         # A cookie may hold bytes that are not UTF-8, which aiohttp passes on as lone surrogates.
         return hmac.compare_digest(given.encode(errors="surrogatepass"), self._token.encode())
 
-    def _unreadable(self, name: str, error: Exception) -> str:
-        return f"cannot read {self._data.path / name}: {type(error).__name__}: {error}"
+    def _data(self, request: web.Request) -> RunData:
+        """Return the run that a request names: the first where it names none."""
+        asked = request.query.get("run", "0")
+        if asked not in map(str, range(len(self._runs))):
+            raise ValueError(f"run: expected a number below {len(self._runs)}, got {asked!r}")
+        return self._runs[int(asked)]
 
     async def _page(self, request: web.Request) -> web.Response:
         if "token" in request.query:  # out of the address bar and the history; the browser keeps what follows a #
@@ -122,55 +133,73 @@ class ViewRoutes:
         return web.Response(text=self._document, content_type="text/html", headers=headers)
 
     async def _run(self, request: web.Request) -> web.Response:
-        del request
-        return await _json_of(self._data.run)
+        data = self._data(request)
+        return await self._json_of(lambda: data.run(others=[other.path for other in self._runs if other is not data]))
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.metrics, _place_asked(request))
+        return await self._json_of(self._data(request).metrics, _place_asked(request))
 
     async def _timeline(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.timeline, _place_asked(request))
+        return await self._json_of(self._data(request).timeline, _place_asked(request))
 
     async def _episodes(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.episodes, _place_asked(request))
+        return await self._json_of(self._data(request).episodes, _place_asked(request))
 
     async def _episode(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.episode, request.match_info["id"])
+        return await self._json_of(self._data(request).episode, request.match_info["id"])
 
     async def _staleness(self, request: web.Request) -> web.Response:
-        return await _json_of(self._data.staleness, _query_number(request, "step"))
+        return await self._json_of(self._data(request).staleness, _query_number(request, "step"))
+
+    async def _comparison(self, request: web.Request) -> web.Response:
+        del request
+        if len(self._runs) < 2:
+            raise ConfigError("the viewer shows one run; start it with two: agentrl view RUN RUN")
+        return await self._json_of(comparison_json, self._runs[0].path, self._runs[1].path)
+
+    async def _json_of(self, read: Callable[..., bytes], *arguments: object) -> web.Response:
+        """Return what a worker thread reads from the run directory, before any search goes on."""
+        with self._turns.reading():
+            body = await anyio.to_thread.run_sync(read, *arguments)
+        return web.Response(body=body, content_type="application/json")
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
         text = request.query.get("text", "")
         if not 0 < len(text) <= _MAX_TEXT:
             raise ValueError(f"text: expected 1 to {_MAX_TEXT} characters, got {len(text)}")
+        data, stop = self._data(request), threading.Event()
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **_HEADERS})
         await response.prepare(request)
-        progress = search_texts(self._data.path, text)
+        progress = search_texts(data.path, text, may_go_on=lambda: self._turns.wait_until_free(stop))
         try:
-            while (line := await anyio.to_thread.run_sync(self._next_answer, progress)) is not None:
+            while (line := await anyio.to_thread.run_sync(_next_answer, data, progress)) is not None:
                 await response.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
         finally:
-            progress.close()
+            stop.set()  # where the reader has gone, the thread may still be in the midst of a file
         await response.write_eof()
         return response
 
-    def _next_answer(self, progress: Generator[dict[str, JsonValue]]) -> dict[str, JsonValue] | None:
-        """Return the next answer of a search: `problem` where it fails; None: it has ended."""
-        try:
-            return next(progress, None)
-        except ConfigError as error:
-            return {"problem": str(error)}
-        except _UNREADABLE as error:
-            return {"problem": self._unreadable("episodes", error)}
+
+def _next_answer(data: RunData, progress: Iterator[dict[str, JsonValue]]) -> dict[str, JsonValue] | None:
+    """Return the next answer of a search: `problem` where it fails; None: it has ended."""
+    try:
+        return next(progress, None)
+    except ConfigError as error:
+        return {"problem": str(error)}
+    except _UNREADABLE as error:
+        return {"problem": _unreadable(data, "episodes", error)}
+
+
+def _unreadable(data: RunData, name: str, error: Exception) -> str:
+    return f"cannot read {data.path / name}: {type(error).__name__}: {error}"
 
 
 @asynccontextmanager
-async def serving_view(data: RunData, *, port: int = 0, token: str | None = None) -> AsyncGenerator[str]:
-    """Serve the page of a run inside the block, and yield its address with the token. Needs the asyncio event loop.
+async def serving_view(*runs: RunData, port: int = 0, token: str | None = None) -> AsyncGenerator[str]:
+    """Serve the page of a run, or of two, inside the block, and yield its address with the token. Needs asyncio.
 
     Args:
-        data: of the run.
+        runs: one or two.
         port: on loopback; 0 picks a free one.
         token: that the reader must have; None: a new random one.
 
@@ -180,7 +209,7 @@ async def serving_view(data: RunData, *, port: int = 0, token: str | None = None
     Cancellation: requests in flight end, and the port is closed.
     """
     token = token or secrets.token_urlsafe(24)
-    routes = ViewRoutes(data, token)
+    routes = ViewRoutes(runs, token)
     runner = web.AppRunner(routes.application(), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     try:
@@ -209,9 +238,3 @@ def _query_number(request: web.Request, name: str) -> int:
     if not given.isdecimal():
         raise ValueError(f"{name}: expected a whole number from 0, got {given!r}")
     return int(given)
-
-
-async def _json_of(read: Callable[..., bytes], *arguments: int | str | Place) -> web.Response:
-    """Return what a worker thread reads from the run directory."""
-    body = await anyio.to_thread.run_sync(read, *arguments)
-    return web.Response(body=body, content_type="application/json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ Record = dict[str, Any]
 Encode = Callable[[str], list[int]]
 
 
-def write_run(path: Path, *, steps: int = 12, with_records: bool = True, seed: int = 0) -> Path:
+def write_run(
+    path: Path, *, steps: int = 12, with_records: bool = True, seed: int = 0, fields: Mapping[str, Any] | None = None
+) -> Path:
     """Write a run of `steps` steps with an evaluation after every fourth; return its directory.
 
     Args:
@@ -36,12 +38,13 @@ def write_run(path: Path, *, steps: int = 12, with_records: bool = True, seed: i
         steps: each has 64 episodes, in groups of eight.
         with_records: write the episodes themselves too, not only their index.
         seed: the same seed writes the same run.
+        fields: of the run file, beside those that it must have.
     """
     draw = random.Random(seed)
     (path / "episodes").mkdir(parents=True)
     model = {"path": str(path / "model")}
     run_file = {"name": path.name, "workflow": "agent:Agent", "tasks": {"path": "tasks.jsonl"}, "model": model}
-    (path / "config.yaml").write_text(yaml.safe_dump(run_file))
+    (path / "config.yaml").write_text(yaml.safe_dump({**run_file, **(fields or {})}))
     build_tokenizer(path / "model")
     encode = ids_of(path / "model" / "tokenizer.json") if with_records else rough_ids
     index: list[Record] = []
@@ -117,7 +120,7 @@ def turn(draw: random.Random, encode: Encode, step: int, at: int, number: int) -
     context, output = encode(f"question {at} " + words), encode(text)
     is_fork = at >= 2 and draw.random() < 0.3
     call = {"id": f"c{at}", "type": "function", "function": {"name": "add", "arguments": '{"a": 3, "b": 7}'}}
-    question = {"role": "user", "content": f"question {number}"}
+    question = {"role": "user", "content": f"What is {number} + {step}?"}
     result = {"role": "tool", "tool_call_id": f"c{at - 1}", "content": f"10\n{words}"}
     middle = len(output) // 2
     return {
@@ -171,6 +174,7 @@ def summary(record: Record, file: str, line: int) -> Record:
         "max_version": max(versions),
         "file": file,
         "line": line,
+        "prompt": turns[0]["messages"][1]["content"],
     }
 
 

@@ -58,12 +58,25 @@ function themeColor(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** Return the color of the series with this number; there are eight. */
+/** Return the name of the color of the series with this number; there are eight. */
 function seriesColor(number) {
-  return themeColor(`series-${number % 8}`);
+  return `series-${number % 8}`;
 }
 
-/** Show rows of `[name, value]`, or one text, beside the pointer. */
+/** Return a small mark in a color of the theme, which follows a change of the theme. */
+function swatch(color, kind = "swatch") {
+  const node = el("i", { class: kind });
+  node.style.background = `var(--${color})`;
+  return node;
+}
+
+/** Return the color of text on a colored ground: the darker or the lighter one, whichever stands out more. */
+function textColorOn(ground) {
+  const [red, green, blue] = [1, 3, 5].map((at) => Number.parseInt(ground.slice(at, at + 2), 16));
+  return 0.3 * red + 0.59 * green + 0.11 * blue > 115 ? "#101214" : "#ffffff";
+}
+
+/** Show rows of `[name, value]`, or one text, beside `event`: a pointer, or anything with `clientX` and `clientY`. */
 function showTip(event, title, rows = []) {
   const tip = document.getElementById("tip");
   fill(
@@ -118,9 +131,9 @@ function labelled(text, control, hint) {
   return el("label", { class: "field", title: hint }, el("span", {}, text), control);
 }
 
-function selectBox(name, choices, value, onchange) {
+function selectBox(name, choices, value, onchange, label) {
   const options = choices.map(([key, text]) => el("option", { value: key }, text));
-  const box = el("select", { name, onchange: () => onchange(box.value) }, options);
+  const box = el("select", { name, "aria-label": label, onchange: () => onchange(box.value) }, options);
   box.value = value;
   return box;
 }

@@ -1,4 +1,4 @@
-// One chart of lines on a canvas, with axes, dots for evaluations and a hover line.
+// A chart of lines on a canvas, with axes, dots for evaluations and a hover line, and the card around it.
 
 const CHART = { left: 46, right: 12, top: 8, bottom: 20 };
 
@@ -39,7 +39,7 @@ function chartScales(chart, width, height) {
   };
 }
 
-/** Draw `chart`: `series` of `{color, xs, ys, faint, dots}`, `xRange`, `yRange`, `hoverX`, `xText`. */
+/** Draw `chart`: `series` of `{color, xs, ys, faint, dots}` with names of colors of the theme, `xRange`, `yRange`, `hoverX`, `xText`. */
 function drawChart(canvas, chart, height) {
   const width = canvas.clientWidth;
   if (!width) return null;
@@ -87,12 +87,13 @@ function drawAxes(context, chart, scales, width, height) {
 }
 
 function drawSeries(context, series, scales) {
-  context.strokeStyle = series.color;
-  context.fillStyle = series.color;
+  context.strokeStyle = themeColor(series.color);
+  context.fillStyle = themeColor(series.color);
   context.globalAlpha = series.faint ? 0.25 : 1;
   context.lineWidth = series.faint ? 1 : 1.6;
   context.lineJoin = "round";
   let isOpen = false;
+  if (series.dots) context.setLineDash([2, 3]);
   context.beginPath();
   series.xs.forEach((x, index) => {
     const y = series.ys[index];
@@ -105,6 +106,7 @@ function drawSeries(context, series, scales) {
     isOpen = true;
   });
   context.stroke();
+  context.setLineDash([]);
   const few = series.xs.length <= 2;
   if (series.dots || few) {
     series.xs.forEach((x, index) => {
@@ -125,4 +127,48 @@ function nearestIndex(xs, value) {
     if (isNumber(x) && Math.abs(x - value) < distance) [best, distance] = [index, Math.abs(x - value)];
   });
   return best;
+}
+
+/** A card: a heading, a sentence, a chart and its legend. `onhover(x)` gets the x under the pointer, or null; `onpick(x)` a click. */
+class ChartCard {
+  constructor({ id, title, text, chart, height = 150, onhover, onpick }) {
+    [this.chart, this.height] = [chart, height];
+    this.canvas = el("canvas", { class: onpick ? "chart pick" : "chart", role: "img", "aria-label": `${title}. ${text || ""}` });
+    this.legend = el("div", { class: "legend" });
+    const words = text ? el("p", { class: "note card-text" }, text) : null;
+    this.node = el("section", { class: "card", "data-card": id || title }, el("h3", {}, title), words, this.canvas, this.legend);
+    const toX = (event) => this.scales && this.scales.toX(event.offsetX);
+    if (onhover) this.canvas.addEventListener("mousemove", (event) => onhover(toX(event)));
+    if (onhover) this.canvas.addEventListener("mouseleave", () => onhover(null));
+    if (onpick) this.canvas.addEventListener("click", (event) => this.scales && onpick(toX(event)));
+  }
+
+  /** Draw the chart, and the legend with the values at `x`, or with the last ones where it is null. */
+  draw(x) {
+    const main = this.chart.series.find((series) => series.raw && !series.dots) || this.chart.series[0];
+    const index = x === null ? -1 : nearestIndex(main.xs, x);
+    this.chart.hoverX = index < 0 ? null : main.xs[index];
+    this.scales = drawChart(this.canvas, this.chart, this.height);
+    const at = index < 0 ? null : el("span", { class: "at" }, `${this.chart.xName} ${this.chart.xText(main.xs[index])}`);
+    fill(this.legend, at, this.chart.series.filter((one) => one.raw).map((one) => legendItem(one, this.chart.hoverX)));
+  }
+}
+
+/** Return a legend entry with the value at `x`, or the last one. */
+function legendItem(series, x) {
+  let index = x === null ? -1 : nearestIndex(series.xs, x);
+  if (x === null) for (index = series.raw.length - 1; index > 0 && !isNumber(series.raw[index]); ) index -= 1;
+  const mark = swatch(series.color, series.dots ? "dot" : "");
+  return el("span", { class: "item", title: series.hint }, mark, series.name, el("b", {}, formatNumber(series.raw[index])));
+}
+
+/** Return the ranges of a chart of series; `floor` is in sight where values are not below it. */
+function chartOf(series, { floor, xText = formatNumber, xName = "step" } = {}) {
+  const yRange = finiteRange(series.flatMap((one) => one.ys)) || [0, 1];
+  if (floor !== undefined) yRange[0] = Math.min(floor, yRange[0] < 0 ? yRange[0] : floor);
+  return { series, xRange: finiteRange(series.flatMap((one) => one.xs), 0) || [0, 1], yRange, xText, xName };
+}
+
+function numberOf(value) {
+  return isNumber(value) ? value : null;
 }

@@ -5,14 +5,16 @@ const MAX_WORDS = 1500;
 const compareView = {
   open(container, route) {
     this.container = container;
-    this.wanted = route.parts.join(" ");
+    const numbers = (route.query.get("runs") || "").split(",");
+    this.sides = route.parts.slice(0, 2).map((id, side) => ({ id, run: stores[Number(numbers[side] || store.number)] || store }));
+    this.wanted = location.hash;
     fill(container, el("p", { class: "note" }, "Reading the episodes…"));
-    this.load(route.parts, this.wanted);
+    this.load(this.wanted);
   },
 
-  async load(ids, wanted) {
+  async load(wanted) {
     try {
-      const episodes = await Promise.all(ids.slice(0, 2).map(readEpisode));
+      const episodes = await Promise.all(this.sides.map(({ id, run }) => readEpisode(id, run)));
       if (this.wanted === wanted) this.show(episodes);
     } catch (error) {
       if (this.wanted === wanted) fill(this.container, emptyState("These episodes cannot be compared", error.message));
@@ -31,7 +33,7 @@ const compareView = {
       const leaves = leavesOf(episode.turns);
       return leaves.length ? pathTo(episode.turns, leaves[leaves.length - 1]) : [];
     });
-    const heads = [left, right].map((episode) => el("div", {}, el("h2", {}, el("a", { href: routeTo("episode", [episode.summary.episode_id]) }, `Episode ${episode.summary.episode_id}`))));
+    const heads = [left, right].map((episode, side) => this.head(episode, this.sides[side].run));
     const cells = [];
     for (let at = 0; at < Math.max(paths[0].length, paths[1].length); at += 1) {
       const turns = [left.turns[paths[0][at]], right.turns[paths[1][at]]];
@@ -40,12 +42,19 @@ const compareView = {
     fill(this.container, comparedFacts(left, right), el("div", { class: "compared" }, heads, cells));
   },
 
+  /** Return who is compared and how it ended: also where the two ended alike. */
+  head({ summary }, run) {
+    const link = el("a", { href: routeTo("episode", [summary.episode_id], { run: run.number || "" }) }, `Episode ${summary.episode_id}`);
+    const own = stores.length > 1 ? el("span", { class: "note" }, swatch(seriesColor(run.number)), run.name) : null;
+    return el("div", { class: "compare-head" }, el("h2", {}, link), own, outcomeChips(summary), summary.prompt ? el("p", { class: "note" }, summary.prompt) : null);
+  },
+
   keys: { Escape: () => history.length > 1 && history.back() },
 };
 
 /** Return a table of the facts that differ between two episodes. */
 function comparedFacts(left, right) {
-  const names = ["task_id", "episode_return", "success", "stop_reason", "turns", "output_tokens", "context_tokens", "branches", "min_version", "max_version"];
+  const names = ["task_id", "episode_return", "final_reward", "success", "stop_reason", "turns", "output_tokens", "context_tokens", "branches", "min_version", "max_version"];
   const text = (value) => (typeof value === "number" ? formatNumber(value) : String(value ?? "–"));
   const metrics = [...new Set([...Object.keys(left.metrics), ...Object.keys(right.metrics)])];
   const rows = [
@@ -53,9 +62,10 @@ function comparedFacts(left, right) {
     ...metrics.map((name) => [name, text(left.metrics[name]), text(right.metrics[name])]),
   ];
   const head = el("tr", {}, el("th", {}, ""), [left, right].map((episode) => el("th", {}, episode.summary.episode_id)));
-  const different = rows.filter(([, one, other]) => one !== other);
+  const always = new Set(["episode return", "success"]);
+  const different = rows.filter(([name, one, other]) => one !== other || always.has(name));
   const body = different.map(([name, one, other]) => el("tr", {}, el("td", {}, name), el("td", {}, one), el("td", {}, other)));
-  return el("details", { class: "fold compare-facts", open: true }, el("summary", {}, "What differs"), el("table", { class: "plain" }, head, body));
+  return el("details", { class: "fold compare-facts", open: true }, el("summary", {}, "Return, success, and what differs"), el("table", { class: "plain" }, head, body));
 }
 
 /** Return the two cells of a pair of turns: new messages in common are shown as they are, outputs with their differences. */

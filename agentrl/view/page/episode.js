@@ -41,7 +41,7 @@ const episodeView = {
     this.layer = LAYERS.some(([name]) => name === query.get("layer")) ? query.get("layer") : "text";
     this.siblings = el("nav", { class: "siblings", "aria-label": "Episodes of the group" }, siblingLinks(episode));
     this.tree = el("div", {});
-    this.layers = el("div", { class: "layers", role: "tablist" });
+    this.layers = el("div", { class: "layers", role: "group", "aria-label": "Layers" });
     this.legend = el("div", { class: "legend" });
     this.conversation = el("div", { class: "conversation" });
     const side = el("aside", {}, factsNode(episode), this.tree, metricsNode(episode), taskNode(episode));
@@ -57,7 +57,9 @@ const episodeView = {
       return;
     }
     fill(this.tree, episode.turns.length > 1 ? treeNode(episode, this.leaf, (leaf, turn) => this.pick(leaf, turn)) : null);
+    const focused = document.activeElement?.dataset?.layer;
     fill(this.layers, LAYERS.map(([name, text, hint], number) => this.layerButton(name, text, hint, number)));
+    if (focused) this.layers.querySelector(`[data-layer=${focused}]`).focus();
     this.legend.hidden = this.layer === "text";
     fill(this.legend, this.layer === "text" ? null : layerLegend(this.layer, episode));
     fill(this.conversation, conversationNodes(episode, this.leaf, this.layer, () => this.draw()));
@@ -66,7 +68,7 @@ const episodeView = {
   layerButton(name, text, hint, number) {
     const isOn = name === this.layer;
     const pick = () => this.setLayer(name);
-    return el("button", { role: "tab", "aria-selected": String(isOn), title: `${hint} (${number + 1})`, "data-layer": name, onclick: pick }, text);
+    return el("button", { "aria-pressed": String(isOn), title: `${hint} (${number + 1})`, "data-layer": name, onclick: pick }, text);
   },
 
   setLayer(name) {
@@ -93,8 +95,8 @@ const episodeView = {
 };
 
 /** Return an episode with what the views need beside its record. */
-async function readEpisode(episodeId) {
-  const episode = embedded ? embedded.episode : await fetchJson(`data/episode/${encodeURIComponent(episodeId)}`);
+async function readEpisode(episodeId, run = store) {
+  const episode = embedded ? embedded.episode : await run.fetchJson(`episode/${encodeURIComponent(episodeId)}`);
   const sizes = episode.turns.map((turn) => Math.abs(turn.advantage ?? 0));
   episode.max_advantage = Math.max(0, ...sizes);
   return episode;
@@ -114,16 +116,23 @@ function layerOfRoute() {
 
 function episodeHead(episode) {
   const { summary } = episode;
-  const outcome = summary.failure !== null ? "failed" : summary.success ? "success" : "no success";
   return el(
     "div",
     { class: "episode-head" },
     el("h2", {}, `Episode ${summary.episode_id}`),
-    el("span", { class: `chip outcome-${outcome === "no success" ? "no" : outcome}` }, outcome),
-    el("span", { class: "chip" }, `return ${formatNumber(summary.episode_return)}`),
+    outcomeChips(summary),
     el("span", { class: "note" }, `task ${summary.task_id}`),
     embedded ? null : el("span", { class: "note right" }, "j and k open the next and the previous episode, 1 to 6 the layers"),
   );
+}
+
+/** Return how an episode ended, and its return. */
+function outcomeChips(summary) {
+  const outcome = summary.failure !== null ? "failed" : summary.success ? "success" : "no success";
+  return [
+    el("span", { class: `chip outcome-${outcome === "no success" ? "no" : outcome}` }, outcome),
+    el("span", { class: "chip" }, `return ${formatNumber(summary.episode_return)}`),
+  ];
 }
 
 /** Return links to the other episodes of the group, and one to compare each with this one. */
@@ -135,7 +144,7 @@ function siblingLinks(episode) {
     const text = `${id} · ${formatNumber(store.columns.episode_return[row])}`;
     const kind = `chip outcome-${outcomeOf(store.columns, row)}`;
     if (id === episode.summary.episode_id) return el("span", { class: `${kind} current` }, text);
-    const compare = el("a", { class: "compare", title: "side by side", href: routeTo("compare", [episode.summary.episode_id, id]) }, "⇄");
+    const compare = el("a", { class: "compare", title: "side by side", "aria-label": `side by side with ${id}`, href: routeTo("compare", [episode.summary.episode_id, id]) }, "⇄");
     return el("span", { class: kind }, el("a", { href: routeTo("episode", [id]) }, text), compare);
   });
   return [el("span", { class: "note" }, `Group ${episode.summary.group}:`), ...links];

@@ -22,7 +22,7 @@ const episodesView = {
   },
 
   resize() {
-    if (this.node) this.table.draw();
+    if (this.node) this.refresh();
   },
 
   close() {
@@ -30,7 +30,7 @@ const episodesView = {
       this.search.abort();
       this.foundText = null; // what it would have found is asked again
     }
-    if (this.node) this.scrollTop = this.table.scroller.scrollTop;
+    if (this.node) [this.scrollTop, this.selectedRow] = [this.table.scroller.scrollTop, this.table.selectedRow];
   },
 
   build() {
@@ -40,12 +40,14 @@ const episodesView = {
     }
     const open = (row) => (location.hash = routeTo("episode", [store.columns.episode_id[row]]));
     this.table = new RowTable(open, (name) => this.sortBy(name));
+    this.table.selectedRow = this.selectedRow ?? null;
     this.count = el("span", { class: "note", id: "episode-count" });
     this.searchState = el("span", { class: "note", id: "search-state" });
     this.textInput = el("input", {
       name: "text",
       type: "search",
       placeholder: "search in messages, Enter",
+      "aria-label": "Search in messages",
       value: readRoute().query.get("text") || "",
       onkeydown: (event) => event.key === "Enter" && this.searchTexts(this.textInput.value),
       onsearch: () => this.textInput.value || this.searchTexts(""),
@@ -57,6 +59,7 @@ const episodesView = {
     fill(this.container, this.node);
     this.refresh();
     this.table.scroller.scrollTop = this.scrollTop || 0;
+    this.table.scroller.focus({ preventScroll: true });
     const text = readRoute().query.get("text") || "";
     if (text !== this.foundText) this.searchTexts(text);
   },
@@ -108,7 +111,7 @@ const episodesView = {
     if (!text) return this.refresh();
     const search = (this.search = new AbortController());
     try {
-      const reply = await fetch(`data/search?text=${encodeURIComponent(text)}`, { signal: search.signal });
+      const reply = await fetch(store.address("search", { text }), { signal: search.signal });
       if (!reply.ok) throw new Error(await reply.text());
       for await (const line of readLines(reply.body)) this.takeLine(JSON.parse(line));
       this.search = null;

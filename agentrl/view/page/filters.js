@@ -51,7 +51,7 @@ function passes(columns, row, filters, found) {
     if (!isNumber(given) || (low !== null && given < low) || (high !== null && given > high)) return false;
   }
   if (!filters.text) return true;
-  return columns.episode_id[row].toLowerCase().includes(filters.text) || columns.task_id[row].toLowerCase().includes(filters.text);
+  return ["episode_id", "task_id", "prompt"].some((name) => columns[name][row].toLowerCase().includes(filters.text));
 }
 
 function hasFork(forks, wanted) {
@@ -80,16 +80,23 @@ function distinctItems(columns, name) {
 /** Return the controls, with the search in texts among them; `onchange` is called with the changes of the query. */
 function filterControls(columns, query, onchange, textInput) {
   const named = (values, all) => [["", all], ...values.map((value) => [value, String(value).replaceAll("_", " ")])];
-  const select = (name, choices) => selectBox(name, choices, query.get(name) || "", (value) => onchange({ [name]: value }));
+  const select = (name, choices) => selectBox(name, choices, query.get(name) || "", (value) => onchange({ [name]: value }), name);
   const forks = distinctKeys(columns, "forks");
   const players = distinctItems(columns, "players");
   const search = el("input", {
     name: "q",
     type: "search",
-    placeholder: "id or task  ( / )",
+    placeholder: "id, task or prompt  ( / )",
+    "aria-label": "Filter by id, task or first words of the prompt",
     value: query.get("q") || "",
     oninput: (event) => onchange({ q: event.target.value }),
   });
+  const bounds = el(
+    "details",
+    { class: "fold bounds", open: innerWidth > 700 },
+    el("summary", {}, "Bounds"),
+    el("div", { class: "controls" }, RANGES.map(([name, text]) => rangeControl(name, text, query, onchange))),
+  );
   return el(
     "div",
     { class: "controls filters" },
@@ -100,7 +107,7 @@ function filterControls(columns, query, onchange, textInput) {
     select("stop", named(distinct(columns, "stop_reason"), "any stop reason")),
     forks.length ? select("fork", [["", "forks or not"], ["any", "any fork"], ...named(forks, "").slice(1)]) : null,
     players.length ? select("player", named(players, "any player")) : null,
-    RANGES.map(([name, text]) => rangeControl(name, text, query, onchange)),
+    bounds,
   );
 }
 

@@ -7,8 +7,9 @@ function readRoute() {
   return { view: parts[0] || "curves", parts: parts.slice(1), query: new URLSearchParams(query || "") };
 }
 
+/** Return the address of a view of the run that is shown; `run` of the query names another one. */
 function routeTo(view, parts = [], query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const given = Object.entries({ run: store.number || "", ...query }).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const search = new URLSearchParams(given).toString();
   return `#/${[view, ...parts].map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
 }
@@ -20,5 +21,5 @@ function setQuery(changes) {
     if (value === "" || value === null) route.query.delete(name);
     else route.query.set(name, value);
   }
-  history.replaceState(null, "", routeTo(route.view, route.parts, Object.fromEntries(route.query)));
+  history.replaceState(null, "", routeTo(route.view, route.parts, { run: "", ...Object.fromEntries(route.query) }));
 }

@@ -51,22 +51,17 @@ const stalenessView = {
       return;
     }
     this.takeSteps(steps);
-    this.over = el("canvas", { class: "chart pick", title: "Click picks a step" });
-    this.bars = el("canvas", { class: "chart" });
+    const text = "How many versions of the policy lie between the one that sampled a token and the one that was trained.";
+    const onpick = (x) => this.pick(Math.round(x));
+    this.over = new ChartCard({ title: "Staleness of trained tokens by step, versions", text, chart: this.overview(), onpick });
+    this.bars = el("canvas", { class: "chart", role: "img", "aria-label": "Trained tokens of the step by staleness" });
     this.heading = el("h3", {});
     this.note = el("p", { class: "note" });
     const pick = el("input", { type: "range", min: steps[0].step, max: steps[steps.length - 1].step, value: this.step, "aria-label": "Step" });
     pick.addEventListener("input", () => this.pick(Number(pick.value)));
     this.slider = pick;
-    const legend = el("div", { class: "legend" }, ["mean", "p50", "p99", "max"].map((name, number) => {
-      const swatch = el("i");
-      swatch.style.background = seriesColor(number);
-      return el("span", { class: "item" }, swatch, name);
-    }));
-    const overview = el("section", { class: "card" }, el("h3", {}, "Staleness of trained tokens by step, versions"), this.over, legend);
     const detail = el("section", { class: "card" }, this.heading, labelled("Step", pick), this.bars, this.note);
-    fill(this.container, el("div", { class: "stack" }, overview, detail));
-    this.over.addEventListener("click", (event) => this.scales && this.pick(Math.round(this.scales.toX(event.offsetX))));
+    fill(this.container, el("div", { class: "stack" }, this.over.node, detail));
     this.draw();
     this.load();
   },
@@ -83,7 +78,7 @@ const stalenessView = {
   async load() {
     const step = this.step;
     try {
-      const counts = await fetchJson(`data/staleness?step=${step}`);
+      const counts = await store.fetchJson("staleness", { step });
       if (this.step === step && this.container) this.counts = counts;
     } catch (error) {
       this.counts = { step, tokens: {}, problem: error.message };
@@ -93,17 +88,19 @@ const stalenessView = {
 
   draw() {
     if (!this.over || !this.container) return;
-    const xs = this.steps.map((event) => event.step);
-    const series = ["mean", "p50", "p99", "max"].map((name, number) => ({
-      color: seriesColor(number),
-      xs,
-      ys: this.steps.map((event) => numberOf(event[`staleness_${name}`])),
-    }));
-    const yRange = finiteRange(series.flatMap((one) => one.ys));
-    yRange[0] = Math.min(0, yRange[0]);
-    const chart = { series, xRange: finiteRange(xs, 0), yRange, hoverX: this.step, xText: formatNumber };
-    this.scales = drawChart(this.over, chart, 150);
+    this.over.chart = this.overview();
+    this.over.draw(this.step);
     this.drawBars();
+  },
+
+  overview() {
+    const xs = this.steps.map((event) => event.step);
+    const series = ["mean", "p50", "p99", "max"].map((name, number) => {
+      const key = `staleness_${name}`;
+      const ys = this.steps.map((event) => numberOf(event[key]));
+      return { name: wordsOf(key).name.replace("staleness ", ""), hint: wordsOf(key).meaning, color: seriesColor(number), xs, ys, raw: ys };
+    });
+    return chartOf(series, { floor: 0 });
   },
 
   drawBars() {

@@ -1,16 +1,7 @@
-// What the page knows of the run. It asks for what is new every second, also after the run has ended: a run may be resumed.
+// What the page knows of each run. It asks for what is new every second, also after a run has ended: it may be resumed.
 
 const POLL_MS = 1000;
 const HIDDEN_POLL_MS = 10000;
-
-const store = {
-  run: null,
-  metrics: [],
-  spans: [],
-  columns: { count: 0 },
-  failure: "",
-  marks: { metrics: "", timeline: "", episodes: "" },
-};
 
 /** Return the JSON of an endpoint. */
 async function fetchJson(path) {
@@ -24,29 +15,98 @@ async function fetchJson(path) {
   return reply.json();
 }
 
-async function pollMetrics() {
-  const news = await fetchJson(`data/metrics?from=${store.marks.metrics}`);
-  if (news.reset) store.metrics = [];
-  for (const event of news.events) store.metrics.push(event);
-  store.marks.metrics = news.next;
-  return news.reset || news.events.length > 0;
+/** One run: what the server has said of it so far. */
+class RunStore {
+  constructor(number) {
+    this.number = number;
+    this.run = null;
+    this.metrics = [];
+    this.names = {};
+    this.spans = [];
+    this.columns = { count: 0 };
+    this.marks = { metrics: "", timeline: "", episodes: "" };
+  }
+
+  get name() {
+    return this.run ? this.run.name : "";
+  }
+
+  /** Return the address of an endpoint for this run. */
+  address(name, query = {}) {
+    return `data/${name}?${new URLSearchParams({ run: this.number, ...query })}`;
+  }
+
+  fetchJson(name, query) {
+    return fetchJson(this.address(name, query));
+  }
+
+  /** Ask for what is new behind the last answer, and give it to `take`; return whether there was something. */
+  async ask(name, take) {
+    const news = await this.fetchJson(name, { from: this.marks[name] });
+    const count = take(news);
+    this.marks[name] = news.next;
+    return news.reset || count > 0;
+  }
+
+  askMetrics() {
+    return this.ask("metrics", (news) => {
+      if (news.reset) this.metrics = [];
+      for (const event of news.events) this.metrics.push(event);
+      Object.assign(this.names, news.names);
+      return news.events.length;
+    });
+  }
+
+  askTimeline() {
+    return this.ask("timeline", (news) => {
+      if (news.reset) this.spans = [];
+      for (const span of news.spans) this.spans.push(span);
+      return news.spans.length;
+    });
+  }
+
+  askEpisodes() {
+    return this.ask("episodes", (news) => {
+      if (news.reset || this.columns.count === 0) this.columns = { ...news.columns, count: news.count };
+      else if (news.count) appendColumns(this.columns, news);
+      return news.count;
+    });
+  }
+
+  async askRun() {
+    const run = await this.fetchJson("run");
+    const differs = JSON.stringify(run) !== JSON.stringify(this.run);
+    this.run = run;
+    return differs;
+  }
+
+  /** Ask once for everything that is new, and call `onchange` with each thing that changed as soon as it is there. */
+  async poll(onchange) {
+    const ask = async (name, answer) => {
+      if (await answer) onchange(new Set([name]), this);
+    };
+    // Each answer is waited for: a second poll beside one that still runs would ask from the same place, and double its rows.
+    const answers = await Promise.allSettled([
+      ask("run", this.askRun()),
+      ask("metrics", this.askMetrics()),
+      ask("timeline", this.askTimeline()),
+      ask("episodes", this.askEpisodes()),
+    ]);
+    const failed = answers.find((answer) => answer.status === "rejected");
+    if (failed) throw failed.reason;
+  }
+
+  events(kind) {
+    return this.metrics.filter((event) => event.event === kind);
+  }
 }
 
-async function pollTimeline() {
-  const news = await fetchJson(`data/timeline?from=${store.marks.timeline}`);
-  if (news.reset) store.spans = [];
-  for (const span of news.spans) store.spans.push(span);
-  store.marks.timeline = news.next;
-  return news.reset || news.spans.length > 0;
-}
-
-async function pollEpisodes() {
-  const news = await fetchJson(`data/episodes?from=${store.marks.episodes}`);
-  if (news.reset || store.columns.count === 0) store.columns = { ...news.columns, count: news.count };
-  else if (news.count) appendColumns(store.columns, news);
-  store.marks.episodes = news.next;
-  return news.reset || news.count > 0;
-}
+/** The runs of the page: one, or two that are compared. */
+const stores = [new RunStore(0)];
+/** The run that the views show. */
+let store = stores[0];
+/** Why the last poll failed; else empty. */
+let pollFailure = "";
 
 function appendColumns(columns, news) {
   for (const [name, values] of Object.entries(news.columns)) {
@@ -55,50 +115,23 @@ function appendColumns(columns, news) {
   columns.count += news.count;
 }
 
-/** Ask once for everything that is new, and call `onchange` with the name of each thing that changed as soon as it is there. */
-async function pollOnce(onchange) {
-  const ask = async (name, poll) => {
-    if (await poll()) onchange(new Set([name]));
-  };
-  const askRun = async () => {
-    const run = await fetchJson("data/run");
-    const differs = JSON.stringify(run) !== JSON.stringify(store.run);
-    store.run = run;
-    return differs;
-  };
-  // Each answer is waited for: a second poll beside one that still runs would ask from the same place, and double its rows.
-  const answers = await Promise.allSettled([
-    ask("run", askRun),
-    ask("metrics", pollMetrics),
-    ask("timeline", pollTimeline),
-    ask("episodes", pollEpisodes),
-  ]);
-  const failed = answers.find((answer) => answer.status === "rejected");
-  if (failed) throw failed.reason;
-}
-
 /** Poll for as long as the page is open. */
 async function pollForever(onchange) {
   for (;;) {
-    const failure = store.failure;
+    const failure = pollFailure;
     try {
-      await pollOnce(onchange);
-      store.failure = "";
+      for (const one of stores) await one.poll(onchange); // with its first answer, a run says how many others there are
+      pollFailure = "";
     } catch (error) {
-      store.failure = error.message;
+      pollFailure = error.message;
     }
-    if (store.failure !== failure) onchange(new Set(["run"]));
+    if (pollFailure !== failure) onchange(new Set(["run"]), store);
     await new Promise((done) => setTimeout(done, document.hidden ? HIDDEN_POLL_MS : POLL_MS));
   }
 }
 
 function stepEvents() {
-  return store.metrics.filter((event) => event.event === "step");
-}
-
-/** Return the row of an episode in the table's columns, or -1. */
-function rowOf(episodeId) {
-  return store.columns.count ? store.columns.episode_id.indexOf(episodeId) : -1;
+  return store.events("step");
 }
 
 /** Return the rows of the episodes of a training group, in the order of the table. */

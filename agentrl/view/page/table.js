@@ -3,13 +3,21 @@
 const ROW_HEIGHT = 26;
 const SPARE_ROWS = 8;
 const TABLE_COLUMNS = [
-  { name: "episode", width: "minmax(90px, 1.2fr)", value: (c, r) => c.episode_id[r], isText: true },
-  { name: "task", width: "minmax(100px, 1.6fr)", value: (c, r) => c.task_id[r], isText: true },
+  { name: "episode", width: "minmax(72px, 1fr)", value: (c, r) => c.episode_id[r], isText: true, isNarrow: true },
+  { name: "task", width: "minmax(80px, 1.2fr)", value: (c, r) => c.task_id[r], isText: true },
+  {
+    name: "prompt",
+    width: "minmax(120px, 3fr)",
+    value: (c, r) => c.prompt[r] || c.task_id[r],
+    title: "first words of the prompt; the task's id where they are not recorded",
+    isText: true,
+    isNarrow: true,
+  },
   { name: "step", width: "44px", value: (c, r) => c.step[r] },
   { name: "group", width: "52px", value: (c, r) => c.group[r] },
   { name: "purpose", width: "84px", value: (c, r) => c.purpose[r], isText: true },
-  { name: "return", width: "66px", value: (c, r) => c.episode_return[r], isReturn: true },
-  { name: "outcome", width: "68px", value: (c, r) => outcomeOf(c, r), isText: true, isOutcome: true },
+  { name: "return", width: "66px", value: (c, r) => c.episode_return[r], isReturn: true, isNarrow: true },
+  { name: "outcome", width: "68px", value: (c, r) => outcomeOf(c, r), isText: true, isOutcome: true, isNarrow: true },
   { name: "turns", width: "44px", value: (c, r) => c.turns[r] },
   { name: "output", width: "54px", value: (c, r) => c.output_tokens[r], title: "output tokens" },
   { name: "context", width: "58px", value: (c, r) => c.context_tokens[r], title: "context tokens" },
@@ -19,6 +27,11 @@ const TABLE_COLUMNS = [
   { name: "versions", width: "64px", value: (c, r) => c.min_version[r], title: "of the sampled tokens", isVersions: true },
   { name: "seconds", width: "62px", value: (c, r) => c.ended_s[r] - c.started_s[r], isSeconds: true },
 ];
+
+/** Return the columns that the page has room for. */
+function shownColumns() {
+  return innerWidth > 700 ? TABLE_COLUMNS : TABLE_COLUMNS.filter((column) => column.isNarrow);
+}
 
 /** A list of rows that scrolls: `onopen(row)` is called for the row that is clicked or entered. */
 class RowTable {
@@ -45,9 +58,11 @@ class RowTable {
     const at = rows.indexOf(this.selectedRow); // the same episode, wherever it stands now
     this.selected = at >= 0 ? at : Math.min(this.selected, Math.max(0, rows.length - 1));
     this.returns = finiteRange(columns.episode_return || [], 0) || [0, 1];
-    const template = TABLE_COLUMNS.map((column) => column.width).join(" ");
+    const template = shownColumns().map((column) => column.width).join(" ");
     this.scroller.style.setProperty("--columns", template);
-    fill(this.header, TABLE_COLUMNS.map((column) => this.heading(column, sort)));
+    const focused = this.header.contains(document.activeElement) ? document.activeElement.dataset.column : null;
+    fill(this.header, shownColumns().map((column) => this.heading(column, sort)));
+    if (focused) this.header.querySelector(`[data-column=${focused}]`)?.focus();
     this.body.style.height = `${rows.length * ROW_HEIGHT}px`;
     this.drawn.clear();
     this.draw();
@@ -57,11 +72,10 @@ class RowTable {
     const isSorted = sort.name === column.name;
     const arrow = isSorted ? (sort.isDescending ? " ▾" : " ▴") : "";
     const kind = column.isText ? "cell" : "cell number";
-    return el(
-      "button",
-      { class: `${kind}${isSorted ? " sorted" : ""}`, title: column.title, onclick: () => this.onsort(column.name) },
-      column.name + arrow,
-    );
+    const onclick = () => this.onsort(column.name);
+    const button = el("button", { class: isSorted ? "sorted" : null, title: column.title, "data-column": column.name, onclick }, column.name + arrow);
+    const order = isSorted ? (sort.isDescending ? "descending" : "ascending") : null;
+    return el("span", { class: kind, role: "columnheader", "aria-sort": order }, button);
   }
 
   draw() {
@@ -89,11 +103,17 @@ class RowTable {
     const node = el("a", {
       class: `row${at === this.selected ? " selected" : ""}`,
       role: "row",
+      id: `row-${at}`,
+      tabindex: "-1", // the arrow keys move in the table, so that Tab leads past its rows
       href: routeTo("episode", [this.columns.episode_id[row]]),
       onclick: () => this.select(at),
     });
     node.style.top = `${at * ROW_HEIGHT}px`;
-    for (const column of TABLE_COLUMNS) node.append(this.cell(column, row));
+    for (const column of shownColumns()) {
+      const cell = this.cell(column, row);
+      cell.setAttribute("role", "gridcell");
+      node.append(cell);
+    }
     return node;
   }
 
@@ -101,7 +121,7 @@ class RowTable {
     const value = column.value(this.columns, row);
     if (column.isText) {
       const outcome = column.isOutcome ? ` outcome-${value}` : "";
-      return el("span", { class: `cell${outcome}` }, value === "no" && column.isOutcome ? "–" : String(value ?? "–"));
+      return el("span", { class: `cell${outcome}`, title: column.name === "prompt" ? value : null }, value === "no" && column.isOutcome ? "–" : String(value ?? "–"));
     }
     if (column.isVersions) {
       const [low, high] = [this.columns.min_version[row], this.columns.max_version[row]];
@@ -120,6 +140,7 @@ class RowTable {
     for (const [number, node] of this.drawn) node.classList.toggle("selected", number === at);
     this.selected = at;
     this.selectedRow = this.rows[at];
+    this.scroller.setAttribute("aria-activedescendant", `row-${at}`);
   }
 
   /** Move the selection by some rows and keep it in sight. */

@@ -4,8 +4,8 @@ const LANES = ["trainer", "dispatcher", "servers", "evaluation"];
 const ROW = 24;
 const LANE_GAP = 8;
 const FLIGHT_HEIGHT = 170;
-const LANE_LEFT = 92;
-const LANE_RIGHT = 28;
+/** The least height of an activity in a column of pixels, so that a short one is seen. */
+const LEAST_HEIGHT = 1;
 const AXIS_HEIGHT = 22;
 /** Colors by meaning: work of the trainer, weights, waits, the rest. */
 const ACTIVITY_COLORS = {
@@ -75,7 +75,7 @@ const timelineView = {
     const query = readRoute().query;
     const asked = [Number(query.get("from") ?? NaN), Number(query.get("to") ?? NaN)];
     this.range = asked[1] > asked[0] ? asked : [...this.whole];
-    this.canvas = el("canvas", { class: "timeline", tabindex: "0", "aria-label": "Timeline" });
+    this.canvas = el("canvas", { class: "timeline", role: "img", "aria-label": "Timeline; the table below has its sums" });
     this.totals = el("div", { class: "totals" });
     this.listen();
     const zoom = (factor) => () => this.zoom((this.range[0] + this.range[1]) / 2, factor);
@@ -86,7 +86,7 @@ const timelineView = {
       el("button", { onclick: zoom(2), title: "Zoom out (-)" }, "−"),
       el("button", { onclick: () => this.setRange(this.whole), title: "Show the whole run (0)" }, "Whole run"),
       el("button", { onclick: () => this.setRange([this.whole[1] - 60, this.whole[1]]) }, "Last minute"),
-      el("span", { class: "note" }, "Wheel zooms, drag moves, hover names a span."),
+      el("span", { class: "note" }, "Wheel or + and − zoom, dragging or ← and → move, the pointer names a span. Where several spans share a column of pixels, each has its share of the height."),
     );
     fill(this.container, controls, this.canvas, this.totals);
     this.draw();
@@ -115,16 +115,30 @@ const timelineView = {
     "+": (view) => view.canvas && view.zoom((view.range[0] + view.range[1]) / 2, 0.5),
     "-": (view) => view.canvas && view.zoom((view.range[0] + view.range[1]) / 2, 2),
     0: (view) => view.canvas && view.setRange(view.whole),
+    ArrowLeft: (view) => view.canvas && view.setRange(view.shifted(view.range, -0.25)),
+    ArrowRight: (view) => view.canvas && view.setRange(view.shifted(view.range, 0.25)),
   },
 
   toTime(x) {
-    const width = this.canvas.clientWidth - LANE_LEFT - LANE_RIGHT;
-    return this.range[0] + ((x - LANE_LEFT) / width) * (this.range[1] - this.range[0]);
+    const [left, right] = this.lanesAt();
+    return this.range[0] + ((x - left) / (right - left)) * (this.range[1] - this.range[0]);
   },
 
   toX(time) {
-    const width = this.canvas.clientWidth - LANE_LEFT - LANE_RIGHT;
-    return LANE_LEFT + ((time - this.range[0]) / (this.range[1] - this.range[0])) * width;
+    const [left, right] = this.lanesAt();
+    return left + ((time - this.range[0]) / (this.range[1] - this.range[0])) * (right - left);
+  },
+
+  /** Return where the lanes begin and end, in pixels. */
+  lanesAt() {
+    const width = this.canvas.clientWidth;
+    return width < 600 ? [74, width - 8] : [92, width - 28];
+  },
+
+  /** Return a window moved by a part of its length, within the run. */
+  shifted([low, high], part) {
+    const shift = Math.min(Math.max(part * (high - low), this.whole[0] - low), this.whole[1] - high);
+    return [low + shift, high + shift];
   },
 
   zoom(center, factor) {
@@ -142,11 +156,8 @@ const timelineView = {
 
   move(event) {
     if (this.drag) {
-      const width = this.canvas.clientWidth - LANE_LEFT - LANE_RIGHT;
-      const [low, high] = this.drag.range;
-      const wanted = ((this.drag.x - event.offsetX) / width) * (high - low);
-      const shift = Math.min(Math.max(wanted, this.whole[0] - low), this.whole[1] - high);
-      this.range = [low + shift, high + shift];
+      const [left, right] = this.lanesAt();
+      this.range = this.shifted(this.drag.range, (this.drag.x - event.offsetX) / (right - left));
       this.draw();
       return;
     }
@@ -157,7 +168,7 @@ const timelineView = {
       rows.push(["length", formatSeconds(hit.end_s - hit.start_s)]);
       if (isNumber(hit.step)) rows.push(["step", formatNumber(hit.step)]);
       showTip(event, `${hit.actor}: ${hit.activity.replaceAll("_", " ")}`, rows);
-    } else if (event.offsetY > this.flightTop && event.offsetX > LANE_LEFT && time <= this.whole[1]) {
+    } else if (event.offsetY > this.flightTop && event.offsetX > this.lanesAt()[0] && time <= this.whole[1]) {
       const rows = [["training", flightAt(this.flight.training, time)], ["evaluation", flightAt(this.flight.evaluation, time)]];
       showTip(event, `Episodes in flight at ${formatSeconds(time)}`, rows.map(([name, count]) => [name, String(count)]));
     } else hideTip();
@@ -167,7 +178,8 @@ const timelineView = {
     for (const lane of this.lanes) {
       const row = Math.floor((y - lane.top) / ROW);
       if (row < 0 || row >= lane.rows.length) continue;
-      return lane.rows[row].find((span) => this.toX(span.start_s) - 1 <= x && x <= Math.max(this.toX(span.end_s), this.toX(span.start_s) + 2));
+      const near = lane.rows[row].filter((span) => this.toX(span.start_s) - 1 <= x && x <= Math.max(this.toX(span.end_s), this.toX(span.start_s) + 2));
+      return near.sort((a, b) => b.end_s - b.start_s - (a.end_s - a.start_s))[0]; // the longest: most of the column is its
     }
     return null;
   },
@@ -184,10 +196,10 @@ const timelineView = {
     const height = this.flightTop + FLIGHT_HEIGHT + AXIS_HEIGHT;
     const context = startDrawing(this.canvas, width, height);
     this.colors = {};
-    for (const name of [...Object.values(ACTIVITY_COLORS), "series-7", "text", "on-series"]) this.colors[name] = themeColor(name);
+    for (const name of [...Object.values(ACTIVITY_COLORS), "series-7", "text"]) this.colors[name] = themeColor(name);
     this.drawTimes(context, width, height);
-    for (const lane of this.lanes) this.drawLane(context, lane, width);
-    this.drawFlight(context, width);
+    for (const lane of this.lanes) this.drawLane(context, lane);
+    this.drawFlight(context);
     this.fillTotals();
   },
 
@@ -203,43 +215,64 @@ const timelineView = {
     }
   },
 
-  drawLane(context, lane, width) {
+  drawLane(context, lane) {
+    const [left, right] = this.lanesAt();
     context.fillStyle = themeColor("text");
     context.textAlign = "right";
     context.textBaseline = "middle";
-    context.fillText(lane.actor, LANE_LEFT - 10, lane.top + ROW / 2);
-    const right = width - LANE_RIGHT;
+    context.fillText(lane.actor, left - 10, lane.top + ROW / 2);
     lane.rows.forEach((row, number) => {
       const top = lane.top + number * ROW;
-      let filled = LANE_LEFT;
-      for (const span of row) {
-        if (span.end_s < this.range[0] || span.start_s > this.range[1]) continue;
-        const left = Math.max(this.toX(span.start_s), LANE_LEFT);
-        const length = Math.max(Math.min(this.toX(span.end_s), right) - left, 0.8);
-        if (left + length < filled + 0.5) continue; // another span has this pixel already
-        filled = left + length;
-        const color = ACTIVITY_COLORS[span.activity] || "series-7";
-        context.fillStyle = this.colors[color];
-        context.fillRect(left, top + 2, length, ROW - 4);
-        if (length < 46) continue;
-        context.fillStyle = this.colors[color.startsWith("wait") ? "text" : "on-series"];
-        context.textAlign = "left";
-        context.save();
-        context.beginPath();
-        context.rect(left, top, length - 4, ROW);
-        context.clip();
-        context.fillText(span.activity.replaceAll("_", " "), left + 5, top + ROW / 2 + 0.5);
-        context.restore();
-      }
+      const shown = row.filter((span) => span.end_s >= this.range[0] && span.start_s <= this.range[1]);
+      this.paintRow(context, shown, top, left, right);
+      for (const span of shown) this.writeSpan(context, span, top, left, right);
     });
   },
 
-  drawFlight(context, width) {
+  /** Paint each column of pixels with the activities in it, each as high as its share of the column's time. */
+  paintRow(context, spans, top, left, right) {
+    const covers = new Map();
+    for (const span of spans) {
+      if (!covers.has(span.activity)) covers.set(span.activity, new Float32Array(Math.ceil(right - left) + 1));
+      addCover(covers.get(span.activity), Math.max(this.toX(span.start_s) - left, 0), Math.min(this.toX(span.end_s), right) - left);
+    }
+    const order = Object.keys(ACTIVITY_COLORS);
+    const layers = [...covers].sort(([one], [other]) => order.indexOf(one) - order.indexOf(other));
+    const filled = new Float32Array(Math.ceil(right - left) + 1);
+    for (const [activity, cover] of layers) {
+      context.fillStyle = this.colors[ACTIVITY_COLORS[activity] || "series-7"];
+      cover.forEach((share, x) => {
+        const height = Math.min(share > 0 ? Math.max(share * (ROW - 4), LEAST_HEIGHT) : 0, ROW - 4 - filled[x]);
+        if (height <= 0) return;
+        filled[x] += height;
+        context.fillRect(left + x, top + ROW - 2 - filled[x], 1, height);
+      });
+    }
+  },
+
+  /** Write the name of a span into it where there is room. */
+  writeSpan(context, span, top, left, right) {
+    const from = Math.max(this.toX(span.start_s), left);
+    const length = Math.min(this.toX(span.end_s), right) - from;
+    if (length < 46) return;
+    const color = ACTIVITY_COLORS[span.activity] || "series-7";
+    context.fillStyle = color.startsWith("wait") ? this.colors.text : textColorOn(this.colors[color]);
+    context.textAlign = "left";
+    context.save();
+    context.beginPath();
+    context.rect(from, top, length - 4, ROW);
+    context.clip();
+    context.fillText(span.activity.replaceAll("_", " "), from + 5, top + ROW / 2 + 0.5);
+    context.restore();
+  },
+
+  drawFlight(context) {
+    const [left, right] = this.lanesAt();
     const { training, evaluation } = this.flight;
     const bottom = this.flightTop + FLIGHT_HEIGHT;
     const columns = [];
     let most = 1;
-    for (let x = LANE_LEFT; x < width - LANE_RIGHT; x += 1) {
+    for (let x = left; x < right; x += 1) {
       const time = this.toTime(x + 0.5);
       const counts = [flightAt(training, time), flightAt(evaluation, time)];
       columns.push(counts);
@@ -249,18 +282,18 @@ const timelineView = {
     columns.forEach(([train, evaluate], index) => {
       context.fillStyle = this.colors["series-0"];
       context.globalAlpha = 0.55;
-      context.fillRect(LANE_LEFT + index, bottom - train * scale, 1, train * scale);
+      context.fillRect(left + index, bottom - train * scale, 1, train * scale);
       context.fillStyle = this.colors["series-1"];
-      context.fillRect(LANE_LEFT + index, bottom - (train + evaluate) * scale, 1, evaluate * scale);
+      context.fillRect(left + index, bottom - (train + evaluate) * scale, 1, evaluate * scale);
       context.globalAlpha = 1;
     });
     context.fillStyle = themeColor("text");
     context.textAlign = "right";
-    context.fillText("episodes", LANE_LEFT - 10, this.flightTop + 8);
-    context.fillText("in flight", LANE_LEFT - 10, this.flightTop + 22);
+    context.fillText("episodes", left - 10, this.flightTop + 8);
+    context.fillText("in flight", left - 10, this.flightTop + 22);
     context.fillStyle = themeColor("muted");
-    context.fillText(String(most), LANE_LEFT - 10, bottom - most * scale + 26);
-    context.fillText("0", LANE_LEFT - 10, bottom - 5);
+    context.fillText(String(most), left - 10, bottom - most * scale + 26);
+    context.fillText("0", left - 10, bottom - 5);
   },
 
   fillTotals() {
@@ -268,14 +301,12 @@ const timelineView = {
     const seconds = this.range[1] - this.range[0];
     const head = el("tr", {}, ["Actor", "Activity", "Spans", "Time", "Share"].map((name, at) => el("th", { class: at > 1 ? "number" : "" }, name)));
     const rows = totals.map((total) => {
-      const swatch = el("i", { class: "swatch" });
-      swatch.style.background = themeColor(ACTIVITY_COLORS[total.activity] || "series-7");
       const cells = [formatNumber(total.count), formatSeconds(total.seconds), formatShare(total.seconds / seconds)];
       return el(
         "tr",
         {},
         el("td", {}, total.actor),
-        el("td", {}, swatch, total.activity.replaceAll("_", " ")),
+        el("td", {}, swatch(ACTIVITY_COLORS[total.activity] || "series-7"), total.activity.replaceAll("_", " ")),
         cells.map((text) => el("td", { class: "number" }, text)),
       );
     });
@@ -283,6 +314,12 @@ const timelineView = {
     fill(this.totals, el("h3", {}, title), el("table", { class: "plain" }, head, rows));
   },
 };
+
+/** Add a span from pixel `from` to pixel `to` to the covered part of each column. */
+function addCover(cover, from, to) {
+  const [first, last] = [Math.floor(from), Math.min(Math.floor(to), cover.length - 1)];
+  for (let x = first; x <= last; x += 1) cover[x] += Math.min(to, x + 1) - Math.max(from, x);
+}
 
 /** Spread spans that overlap over rows, so that each is visible. */
 function packLane(actor, spans) {

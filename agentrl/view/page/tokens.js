@@ -73,18 +73,47 @@ function contextNode(turn, onchange) {
 
 /** Return the output tokens of a turn in the colors of a layer; the pointer shows what is known of a token. */
 function outputNode(episode, turn, layer) {
-  const node = el("div", { class: "tokens output" });
+  const node = el("div", { class: "tokens output", tabindex: "0", role: "group", "aria-label": "Sampled tokens; the arrow keys move" });
   for (let at = 0; at < turn.output_ids.length; at += 1) {
     const text = tokenText(turn.output_texts, turn.output_ids, at);
     node.append(el("span", { class: `token ${tokenClass(layer, episode, turn, at)}`, "data-at": at }, text));
   }
+  const tell = (place, at) => showTip(place, visibleText(tokenText(turn.output_texts, turn.output_ids, at)), tokenFacts(turn, at));
   node.addEventListener("mousemove", (event) => {
     const at = event.target.dataset && event.target.dataset.at;
     if (at === undefined) hideTip();
-    else showTip(event, visibleText(tokenText(turn.output_texts, turn.output_ids, Number(at))), tokenFacts(turn, Number(at)));
+    else tell(event, Number(at));
   });
   node.addEventListener("mouseleave", hideTip);
+  walkTokens(node, tell);
   return node;
+}
+
+/** Let the arrow keys move a cursor over the tokens of a node; `tell(place, at)` shows what is known of the one below it. */
+function walkTokens(node, tell) {
+  let cursor = null;
+  const moveTo = (token) => {
+    if (cursor) cursor.classList.remove("cursor");
+    cursor = token;
+    if (!token) return hideTip();
+    token.classList.add("cursor");
+    token.scrollIntoView({ block: "nearest" });
+    const box = token.getBoundingClientRect();
+    tell({ clientX: box.left, clientY: box.bottom }, Number(token.dataset.at));
+  };
+  const steps = {
+    ArrowRight: () => cursor.nextElementSibling,
+    ArrowLeft: () => cursor.previousElementSibling,
+    Home: () => node.firstElementChild,
+    End: () => node.lastElementChild,
+  };
+  node.addEventListener("focus", () => moveTo(cursor || node.firstElementChild));
+  node.addEventListener("blur", () => moveTo(null));
+  node.addEventListener("keydown", (event) => {
+    if (!steps[event.key] || !cursor) return;
+    event.preventDefault();
+    moveTo(steps[event.key]() || cursor);
+  });
 }
 
 function tokenText(texts, ids, at) {

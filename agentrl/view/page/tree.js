@@ -55,7 +55,11 @@ function turnDot(episode, index, [x, y], isOn, onpick) {
   node.append(el("svg:circle", { cx: x, cy: y, r: 9 }), el("svg:text", { x, y: y + 3.5 }, String(index)));
   const pick = () => onpick(leafBelow(episode.turns, index), index);
   node.addEventListener("click", pick);
-  node.addEventListener("keydown", (event) => event.key === "Enter" && pick());
+  node.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    pick();
+  });
   node.addEventListener("mousemove", (event) => showTip(event, `Turn ${index}`, treeFacts(turn)));
   node.addEventListener("mouseleave", hideTip);
   return node;

@@ -71,7 +71,8 @@ def _task_tables(pairs: Sequence[TaskPair], names: tuple[str, str], *, every: bo
         if not played:
             continue
         better = sum(pair.change > 0 for pair in changed)
-        said = f"Both runs {verb} {len(played)} tasks: in {names[1]}, {better} succeed more often and {len(changed) - better} less."
+        worse = len(changed) - better
+        said = f"Both runs {verb} {len(played)} tasks; {better} succeed more often and {worse} less in {names[1]}."
         shown = changed if every else changed[:_MAX_TASKS]
         rows = [(pair.task_id, _successes(pair.left), _successes(pair.right), pair.prompt) for pair in shown]
         rest = f"\n... and {len(changed) - len(shown)} more; --all lists them" if len(shown) < len(changed) else ""

@@ -19,7 +19,17 @@ _FOLDER = files("agentrl.view") / "page"
 STYLES = ("style.css", "episodes.css")
 SCRIPTS = (
     *("base.js", "route.js", "store.js", "chart.js", "cards.js", "curves.js", "timeline.js", "filters.js", "table.js"),
-    *("episodes.js", "messages.js", "tokens.js", "tree.js", "episode.js", "compare.js", "runs.js", "staleness.js", "main.js"),
+    *(
+        "episodes.js",
+        "messages.js",
+        "tokens.js",
+        "tree.js",
+        "episode.js",
+        "compare.js",
+        "runs.js",
+        "staleness.js",
+        "main.js",
+    ),
 )
 """The order matters to the last one only, which starts the page."""
 

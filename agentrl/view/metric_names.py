@@ -27,13 +27,13 @@ _NAMES: Final = {
     "update_s": "updating servers",
     "pause_s": "servers paused",
     "sync_wait_s": "trainer waits for weights",
-    "probe_difference": "difference on the probe",
+    "probe_difference": "largest log-prob difference on the probe",
     "trainer.grad_norm": "gradient norm",
     "trainer.lr": "learning rate",
     "trainer.kl_behavior_proximal_k1": "KL, estimate k1",
     "trainer.kl_behavior_proximal_k3": "KL, estimate k3",
-    "trainer.max_logprob_difference": "largest difference",
-    "trainer.mean_logprob_difference": "mean difference",
+    "trainer.max_logprob_difference": "largest log-prob difference",
+    "trainer.mean_logprob_difference": "mean log-prob difference",
 }
 """Names of keys whose own words say too little."""
 _WORDS: Final = {

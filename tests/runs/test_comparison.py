@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ import pytest
 import yaml
 
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import INDEX_HEADER
+from agentrl.observe.episode_record import INDEX_HEADER, EpisodeSummary
 from agentrl.runs.comparison import common_figures, common_tasks, differing_fields
 from agentrl.runs.run import Run, open_run
 from tests.support.summaries import episode_summary
 
 
 def run_of(
-    path: Path, *, fields: dict[str, Any] | None = None, events: list[dict[str, Any]] | None = None, episodes: Any = ()
+    path: Path,
+    *,
+    fields: dict[str, Any] | None = None,
+    events: list[dict[str, Any]] | None = None,
+    episodes: Sequence[EpisodeSummary] = (),
 ) -> Run:
     (path / "episodes").mkdir(parents=True)
     if fields is not None:
@@ -69,7 +74,7 @@ def test_figures_are_the_last_evaluation_and_the_mean_of_the_last_steps(tmp_path
 
 
 def test_a_task_is_compared_by_the_evaluation_that_played_it_last(tmp_path: Path) -> None:
-    def evaluated(step: int, number: int, task: str, success: bool, **changes: Any) -> Any:
+    def evaluated(step: int, number: int, task: str, success: bool, **changes: object) -> EpisodeSummary:
         changes = {"purpose": "evaluation", "group": None, "step": step + 1, **changes}
         return episode_summary(number, episode_id=f"eval.{step}.{number}", task_id=task, success=success, **changes)
 
@@ -92,7 +97,7 @@ def test_a_task_is_compared_by_the_evaluation_that_played_it_last(tmp_path: Path
 
 
 def test_training_tasks_are_compared_by_their_newest_group_and_come_last(tmp_path: Path) -> None:
-    def trained(number: int, task: str, success: bool) -> Any:
+    def trained(number: int, task: str, success: bool) -> EpisodeSummary:
         return episode_summary(number, task_id=task, success=success)
 
     left = [trained(number, "x", False) for number in range(8)] + [trained(number, "x", True) for number in range(8, 16)]

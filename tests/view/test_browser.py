@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -14,15 +10,13 @@ import pytest
 from agentrl.view.data import RunData
 from agentrl.view.export import write_episode
 from agentrl.view.server import serving_view
+from tests.support.browsing import CHROMIUM, address_has, browser_page, indexed, shown
 from tests.support.synthetic_run import HOSTILE, write_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.external,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: make browser-install"),
 ]
-FLAGS = ["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking"]
-PATIENCE_MS = 120_000
 
 
 @pytest.fixture
@@ -31,66 +25,22 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@asynccontextmanager
-async def browser_page(**context: Any) -> AsyncGenerator[Any]:  # noqa: ANN401 - Playwright's own type
-    """A page of Chromium; an error in its script, or a refused one, fails the test."""
-    from playwright.async_api import async_playwright  # pyright: ignore[reportMissingImports] - the extra `browser`
-
-    problems: list[str] = []
-
-    def on_error(error: Exception) -> None:
-        problems.append(str(error))
-
-    def on_message(message: Any) -> None:  # noqa: ANN401 - Playwright's own type
-        if message.type == "error":
-            problems.append(message.text)
-
-    async with async_playwright() as driver:
-        browser = await driver.chromium.launch(
-            executable_path=CHROMIUM, chromium_sandbox=False, args=FLAGS, timeout=PATIENCE_MS
-        )
-        page = await (await browser.new_context(viewport={"width": 1400, "height": 900}, **context)).new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("pageerror", on_error)
-        page.on("console", on_message)
-        yield page
-        await browser.close()
-    assert problems == []
-
-
-@asynccontextmanager
-async def shown(run_dir: Path, place: str = "") -> AsyncGenerator[Any]:
-    """The viewer's page of a run at a place of it, such as `#/episodes`, once it has read all parts of the run."""
-    async with serving_view(RunData(run_dir)) as url, browser_page() as page:
-        await page.goto(url + place)
-        await page.wait_for_load_state("networkidle")  # it asks again a second after the last answer
-        yield page
-
-
-async def address_has(page: Any, part: str) -> None:  # noqa: ANN401 - Playwright's own type
-    """Wait until the page's address has `part`: Playwright learns of it after the page has changed it."""
-
-    def has_part(url: str) -> bool:
-        return part in url
-
-    await page.wait_for_url(has_part)
-
-
 async def test_the_curves_show_a_card_for_each_idea_and_the_value_under_the_pointer(run_dir: Path) -> None:
     async with shown(run_dir) as page:
         card = page.locator("[data-card='Success']")
         await card.wait_for()
         assert await page.locator(".card").count() >= 12
-        assert "evaluation success_rate" in await card.inner_text()
+        assert "success rate, evaluation" in await card.inner_text()
         await page.locator("[data-card='Loss'] canvas").hover(position={"x": 60, "y": 60})
         await page.locator("[data-card='Success'] .at", has_text="step 1").wait_for()  # in every card, not only there
-        await page.locator("select[name=add]").select_option("trainer.entropy")
-        await page.locator("[data-card='trainer.entropy']").wait_for()
-        await address_has(page, "m=trainer.entropy")
+        await page.locator("input[name=find]").fill("gradient")
+        await page.locator("[data-card='trainer.grad_norm']").wait_for()
+        assert await page.locator("[data-card='trainer.kl_behavior_proximal_k3']").count() == 0
+        await address_has(page, "find=gradient")
 
 
 async def test_the_timeline_names_spans_and_adds_them_up(run_dir: Path) -> None:
-    async with shown(run_dir, "#/timeline") as page:
+    async with shown(run_dir, place="#/timeline") as page:
         canvas = page.locator("canvas.timeline")
         await canvas.wait_for()
         totals = await page.locator(".totals").inner_text()
@@ -105,7 +55,7 @@ async def test_the_timeline_names_spans_and_adds_them_up(run_dir: Path) -> None:
 
 
 async def test_the_table_is_filtered_sorted_and_walked_by_keys(run_dir: Path) -> None:
-    async with shown(run_dir, "#/episodes") as page:
+    async with shown(run_dir, place="#/episodes") as page:
         await page.locator(".rows .row").first.wait_for()
         await page.locator("#episode-count", has_text="272 of 272").wait_for()
         await page.locator("select[name=purpose]").select_option("evaluation")
@@ -117,7 +67,7 @@ async def test_the_table_is_filtered_sorted_and_walked_by_keys(run_dir: Path) ->
         assert set(await page.locator(".rows .cell.return").all_inner_texts()) == {"1"}
         await page.locator(".header button", has_text="turns").click()
         await page.locator(".header button.sorted", has_text="turns ▾").wait_for()
-        turns = [int(text) for text in await page.locator(".rows .row > :nth-child(8)").all_inner_texts()]
+        turns = [int(text) for text in await page.locator(".rows .row > :nth-child(9)").all_inner_texts()]
         assert turns == sorted(turns, reverse=True)
         second = await page.locator(".rows .row").nth(1).locator("span").first.inner_text()
         await page.keyboard.press("j")
@@ -129,21 +79,21 @@ async def test_the_table_is_filtered_sorted_and_walked_by_keys(run_dir: Path) ->
 
 
 async def test_failed_and_forked_episodes_are_found(run_dir: Path) -> None:
-    async with shown(run_dir, "#/episodes?outcome=failed") as page:
+    async with shown(run_dir, place="#/episodes?outcome=failed") as page:
         await page.locator(".rows .row").first.wait_for()
-        assert set(await page.locator(".rows .row > :nth-child(7)").all_inner_texts()) == {"failed"}
+        assert set(await page.locator(".rows .row > :nth-child(8)").all_inner_texts()) == {"failed"}
         await page.locator("select[name=outcome]").select_option("")
         await page.locator("select[name=fork]").select_option("history_edited")
-        forks = await page.locator(".rows .row > :nth-child(12)").all_inner_texts()
+        forks = await page.locator(".rows .row > :nth-child(13)").all_inner_texts()
         assert forks
         assert all("history edited" in text for text in forks)
 
 
 async def test_the_texts_are_searched(run_dir: Path) -> None:
-    async with shown(run_dir, "#/episodes") as page:
+    async with shown(run_dir, place="#/episodes") as page:
         await page.locator(".rows .row").first.wait_for()
         await page.keyboard.press("s")
-        await page.keyboard.type("What is 5 + 3?")
+        await page.keyboard.type("What is 5 + 3? </script>")
         await page.keyboard.press("Enter")
         await page.locator("#search-state", has_text="1 found, 4 of 4 files read").wait_for()
         assert await page.locator(".rows .row").count() == 1
@@ -151,7 +101,7 @@ async def test_the_texts_are_searched(run_dir: Path) -> None:
 
 
 async def test_an_episode_is_a_conversation_and_a_layer_of_tokens(run_dir: Path) -> None:
-    async with shown(run_dir, "#/episode/0.0.0") as page:
+    async with shown(run_dir, place="#/episode/0.0.0") as page:
         await page.locator(".role-assistant").first.wait_for()
         assert HOSTILE in await page.locator(".role-assistant .text").first.inner_text()
         assert "You add numbers." in await page.locator(".role-system").inner_text()
@@ -172,7 +122,7 @@ async def test_an_episode_is_a_conversation_and_a_layer_of_tokens(run_dir: Path)
 
 async def test_a_branch_is_picked_in_the_tree(run_dir: Path) -> None:
     forked = next(s for s in indexed(run_dir) if s["branches"] > 1 and s["forks"])
-    async with shown(run_dir, f"#/episode/{forked['episode_id']}") as page:
+    async with shown(run_dir, place=f"#/episode/{forked['episode_id']}") as page:
         dots = page.locator(".tree .turn")
         await dots.first.wait_for()
         assert await dots.count() == forked["turns"]
@@ -186,12 +136,8 @@ async def test_a_branch_is_picked_in_the_tree(run_dir: Path) -> None:
         await address_has(page, "leaf=")
 
 
-def indexed(run_dir: Path) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (run_dir / "episodes" / "index.jsonl").read_bytes().splitlines()[1:]]
-
-
 async def test_two_episodes_of_a_group_stand_side_by_side(run_dir: Path) -> None:
-    async with shown(run_dir, "#/episode/1.0.0") as page:
+    async with shown(run_dir, place="#/episode/1.0.0") as page:
         await page.locator(".siblings .compare").first.click()
         await page.locator(".compared h2", has_text="Episode 1.1.0").wait_for()
         assert await page.locator(".compared mark").count() > 0
@@ -199,7 +145,7 @@ async def test_two_episodes_of_a_group_stand_side_by_side(run_dir: Path) -> None
 
 
 async def test_the_ages_of_trained_tokens_are_counted_for_a_step(run_dir: Path) -> None:
-    async with shown(run_dir, "#/staleness?step=2") as page:
+    async with shown(run_dir, place="#/staleness?step=2") as page:
         await page.locator("p.note", has_text="of age 1").wait_for()
         await page.locator("input[type=range]").fill("3")
         await page.locator("h3", has_text="step 3").wait_for()
@@ -222,7 +168,7 @@ async def test_the_page_follows_a_run_that_grows_and_one_that_goes_back(run_dir:
 
 async def test_a_run_without_episodes_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("engine: {save_trajectories: false}\n")
-    async with shown(tmp_path, "#/episodes") as page:
+    async with shown(tmp_path, place="#/episodes") as page:
         assert "engine.save_trajectories" in await page.locator(".empty").inner_text()
 
 

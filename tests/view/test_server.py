@@ -22,7 +22,7 @@ from agentrl.view.data import RunData
 from agentrl.view.records import trained_ages
 from agentrl.view.search import search_texts
 from agentrl.view.server import serving_view
-from tests.support.synthetic_run import EPISODES_A_STEP, HOSTILE
+from tests.support.synthetic_run import EPISODES_A_STEP, HOSTILE, write_run
 
 TOKEN = "token-of-a-test"
 
@@ -34,9 +34,9 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def reader(run_dir: Path) -> AsyncGenerator[aiohttp.ClientSession]:
+async def reader(*run_dirs: Path) -> AsyncGenerator[aiohttp.ClientSession]:
     """A session with the cookie that the address gives."""
-    async with serving_view(RunData(run_dir), token=TOKEN) as url:
+    async with serving_view(*map(RunData, run_dirs), token=TOKEN) as url:
         parts = urlsplit(url)
         base = f"{parts.scheme}://{parts.netloc}/"
         jar = aiohttp.CookieJar(unsafe=True)  # keeps cookies of IP addresses
@@ -289,3 +289,30 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         RunData(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"with config\.yaml or metrics\.jsonl in it"):
         RunData(tmp_path)
+
+
+async def test_two_runs_are_asked_by_number_and_compared(run_dir: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", steps=2, seed=1, fields={"seed": 7})
+    async with reader(run_dir, other) as session:
+        names = [(await read(session, f"/data/run?run={number}"))["name"] for number in (0, 1)]
+        assert names == [run_dir.name, "other"]
+        assert (await read(session, "/data/episodes?run=1"))["count"] == 2 * EPISODES_A_STEP
+        found = await read(session, "/data/comparison")
+        assert {"path": "seed", "left": "0", "right": "7"} in found["fields"]
+        loss = next(figure for figure in found["figures"] if figure["key"] == "trainer.loss")
+        assert (loss["name"], loss["event"]) == ("loss", "step")
+        assert {task["purpose"] for task in found["tasks"]} == {"training"}  # the other run has not evaluated
+        assert all(len(task["left"]["episode_ids"]) == 8 for task in found["tasks"])
+
+
+@pytest.mark.parametrize(("path", "status"), [("/data/run?run=1", 400), ("/data/run?run=x", 400), ("/data/comparison", 404)])
+async def test_a_run_that_is_not_shown_is_refused(run_dir: Path, path: str, status: int) -> None:
+    async with reader(run_dir) as session, session.get(path) as reply:
+        assert reply.status == status
+
+
+async def test_metrics_come_with_words_for_their_keys(run_dir: Path) -> None:
+    async with reader(run_dir) as session:
+        names = (await read(session, "/data/metrics"))["names"]
+        assert names["trainer.kl_behavior_proximal_k3"]["name"] == "KL, estimate k3"
+        assert names["success_rate"]["unit"] == "share"

@@ -6,7 +6,7 @@ const MAX_FREE_CARDS = 9;
 const SECTIONS = [
   {
     title: "Results",
-    match: /^(success|return|pass|workflow|limits|turns_|output_tokens|failed)/,
+    match: /^(success|return|pass|workflow|limits|turns_|output_tokens)/,
     isFree: true,
     cards: [
       { title: "Success", text: "Share of the episodes that reached their goal.", keys: ["success_rate"], floor: 0 },

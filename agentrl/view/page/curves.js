@@ -84,7 +84,7 @@ class CurveGrid {
 
   makeCards(cards) {
     // Two runs in one card are read by their colors, which leaves one metric for each card.
-    const shown = this.runs.length === 1 ? cards : cards.flatMap((card) => (card.keys.length > 1 ? card.keys.map((key) => plainCard([key])) : [card]));
+    const shown = this.runs.length === 1 ? cards : cards.flatMap(splitCard);
     const made = shown.map((card) => this.makeCard(card)).filter(Boolean);
     this.cards.push(...made);
     return made.map((card) => card.node);
@@ -143,6 +143,12 @@ class CurveGrid {
   draw() {
     for (const card of this.cards) card.draw(this.hoverX);
   }
+}
+
+/** Return a card for each metric of a card. */
+function splitCard(card) {
+  if (card.keys.length === 1) return [card];
+  return card.keys.map((key) => ({ ...card, id: key, title: `${card.title}: ${wordsOf(key).name}`, keys: [key] }));
 }
 
 /** The keys of a view with a grid of curves. */

@@ -50,10 +50,9 @@ const runsView = {
 
   show() {
     const names = el("p", { class: "runs-legend" }, stores.map((one, number) => el("span", { class: "item" }, swatch(seriesColor(number)), el("b", {}, one.name), el("span", { class: "note" }, ` ${formatNumber(one.events("step").length)} steps`))));
-    const isOpen = (kind) => this.facts.querySelector(`details.${kind}`)?.open;
-    const opened = { fields: isOpen("fields") ?? true, more: isOpen("more") ?? false };
-    const sides = el("div", { class: "sides" }, figuresNode(this.found.figures, opened.more), fieldsNode(this.found.fields));
-    fill(this.facts, names, sides, tasksNode(this.found.tasks));
+    const isMoreOpen = this.facts.querySelector("details.more")?.open ?? false;
+    const right = el("div", { class: "stack" }, fieldsNode(this.found.fields), tasksNode(this.found.tasks));
+    fill(this.facts, names, el("div", { class: "sides" }, figuresNode(this.found.figures, isMoreOpen), right));
   },
 
   keys: CURVE_KEYS,

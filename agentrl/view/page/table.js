@@ -145,6 +145,7 @@ class RowTable {
 
   /** Move the selection by some rows and keep it in sight. */
   move(by) {
+    this.scroller.focus({ preventScroll: true }); // Enter opens the row, and does not use a heading once more
     this.select(Math.min(Math.max(this.selected + by, 0), Math.max(0, this.rows.length - 1)));
     const [top, height] = [this.selected * ROW_HEIGHT, this.scroller.clientHeight - ROW_HEIGHT];
     if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;

@@ -1,0 +1,97 @@
+"""Two runs against each other in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.browsing import CHROMIUM, address_has, shown
+from tests.support.synthetic_run import HOSTILE, write_run
+
+pytestmark = [
+    pytest.mark.external,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: make browser-install"),
+]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Playwright needs asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    left = write_run(folder / "low", steps=4, fields={"trainer": {"lr": 1e-6}, "workflow_args": {"said": HOSTILE}})
+    return left, write_run(folder / "high", steps=4, seed=1, fields={"trainer": {"lr": 1e-5}})
+
+
+async def test_the_front_page_of_two_runs_compares_them(runs: tuple[Path, Path]) -> None:
+    async with shown(*runs) as page:
+        card = page.locator("[data-card='Success']")
+        await card.wait_for()
+        legend = await card.locator(".legend").inner_text()
+        assert ("low" in legend, "high" in legend) == (True, True)
+        painted = await card.locator("canvas").evaluate(
+            """canvas => {
+              const paint = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+              const isPainted = (name) => {
+                const wanted = [1, 3, 5].map((at) => Number.parseInt(themeColor(name).slice(at, at + 2), 16));
+                for (let at = 0; at < paint.length; at += 4)
+                  if (paint[at + 3] > 250 && wanted.every((value, channel) => paint[at + channel] === value)) return true;
+                return false;
+              };
+              return ["series-0", "series-1"].map(isPainted);
+            }"""
+        )
+        assert painted == [True, True]
+        fields = await page.locator(".fields").inner_text()
+        assert ("trainer.lr" in fields, "1.0e-06" in fields, "1.0e-05" in fields) == (True, True, True)
+        figures = await page.locator(".figures").inner_text()
+        assert ("Last evaluation" in figures, "mean return" in figures) == (True, True)
+        assert await page.evaluate("window.hacked") is None
+
+
+async def test_the_same_tasks_stand_side_by_side_and_lead_to_their_episodes(runs: tuple[Path, Path]) -> None:
+    async with shown(*runs) as page:
+        row = page.locator("tr[data-task='held-out-3']")
+        await row.wait_for()
+        cells = await row.inner_text()
+        assert "What is 3 + 4?" in cells
+        assert (cells.count(" of 1"), cells.count("return ")) == (2, 2)
+        await row.locator("a").click()
+        heads = await page.locator(".compare-head").all_inner_texts()
+        for head, name in zip(heads, ("low", "high"), strict=True):
+            assert ("Episode eval.4.3" in head, name in head, "return" in head) == (True, True, True)
+        facts = await page.locator(".compare-facts").inner_text()
+        assert "episode return" in facts
+        await page.keyboard.press("Escape")
+        await row.wait_for()
+
+
+async def test_the_reader_chooses_the_run_that_the_other_views_show(runs: tuple[Path, Path]) -> None:
+    async with shown(*runs, place="#/episodes") as page:
+        await page.locator(".rows .row").first.wait_for()
+        of_low = await page.locator(".rows .return").all_inner_texts()
+        await page.locator("select[name=run]").select_option("high")
+        await address_has(page, "run=1")
+        await page.locator(".rows .row").first.wait_for()
+        assert await page.locator(".rows .return").all_inner_texts() != of_low
+        await page.locator("#bar nav a[data-view=timeline]").click()
+        await address_has(page, "timeline?run=1")
+        await page.locator("#bar nav a[data-view=runs]").click()
+        await page.locator(".fields").wait_for()
+
+
+async def test_an_address_with_the_other_run_opens_it(runs: tuple[Path, Path]) -> None:
+    async with shown(*runs, place="#/episode/8.0.0?run=1") as page:
+        await page.locator("h2", has_text="Episode 8.0.0").wait_for()
+        assert await page.locator("select[name=run]").input_value() == "1"
+
+
+async def test_one_run_has_no_comparison(runs: tuple[Path, Path]) -> None:
+    async with shown(runs[0], place="#/runs") as page:
+        await page.locator("[data-card='Success']").wait_for()
+        assert await page.locator("#bar nav a[data-view=runs]").is_hidden()

@@ -23,6 +23,7 @@ from agentrl.observe.episode_record import (
     RecordedTurn,
     TrainedEpisode,
     TrainedTurn,
+    summarize,
     trained_record,
     trajectory_record,
 )
@@ -122,6 +123,27 @@ def test_the_record_and_the_index_line_have_the_fields_that_readers_decode(tmp_p
             TrainedTurn(advantage=None, proximal_logprobs=None),
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What\n  is 2?"}], "What is 2?"),
+        ([{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "Look."}]}], "Look."),
+        ([{"role": "user", "content": "a" * 1000}], "a" * 160),
+        ([{"role": "user", "content": None}, {"role": "user", "content": 7}], ""),
+        ([{"role": "system", "content": "Be brief."}], ""),
+    ],
+)
+def test_the_index_has_the_first_words_of_the_prompt(messages: list[dict[str, Any]], words: str) -> None:
+    first = turn(messages=tuple(messages))
+    assert summarize(ended(episode(turns=(first,))), file="step-000001", line=1).prompt == words
+
+
+def test_an_index_line_of_an_older_release_has_no_words() -> None:
+    line = msgspec.to_builtins(summarize(ended(episode()), file="step-000001", line=1))
+    del line["prompt"]
+    assert msgspec.convert(line, EpisodeSummary).prompt == ""
 
 
 def test_a_failed_episode_has_neither_return_nor_success() -> None:

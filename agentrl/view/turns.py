@@ -7,7 +7,7 @@ where each would hold up the other many times; a search can wait, and a reader w
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -19,7 +19,7 @@ class ReadersFirst:
         self._changed = threading.Condition()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> Generator[None]:
         """Hold up searches inside the block."""
         self._add(1)
         try:

@@ -43,7 +43,7 @@ def describe_difference(left: Path, right: Path, *, every: bool = False) -> str:
     names = (str(left), str(right))
     fields = [(found.path, found.left or "–", found.right or "–") for found in differing_fields(*runs)]
     blocks = [
-        _table("fields that differ", names, fields) if fields else "The run files have the same fields.",
+        _rows_below("fields that differ", names, fields) if fields else "The run files have the same fields.",
         *_figure_tables(common_figures(*runs), names, every=every),
         *_task_tables(common_tasks(*runs), names, every=every),
     ]
@@ -57,9 +57,12 @@ def _figure_tables(figures: Sequence[Figure], names: tuple[str, str], *, every: 
             for figure in figures
             if figure.event == event and (every or event == "evaluation" or figure.key in _HEADLINES)
         ]
-        rows = [(one.key, _number(one.left), _number(one.right), _number(one.right - one.left, "+")) for one in wanted]
+        rows = [
+            (one.key, _figure_text(one.left), _figure_text(one.right), _figure_text(one.right - one.left, "+"))
+            for one in wanted
+        ]
         if rows:
-            yield _table(head, (*names, "change"), rows)
+            yield _rows_below(head, (*names, "change"), rows)
 
 
 def _task_tables(pairs: Sequence[TaskPair], names: tuple[str, str], *, every: bool) -> Iterator[str]:
@@ -76,24 +79,24 @@ def _task_tables(pairs: Sequence[TaskPair], names: tuple[str, str], *, every: bo
         shown = changed if every else changed[:_MAX_TASKS]
         rows = [(pair.task_id, _successes(pair.left), _successes(pair.right), pair.prompt) for pair in shown]
         rest = f"\n... and {len(changed) - len(shown)} more; --all lists them" if len(shown) < len(changed) else ""
-        yield said + ("\n" + _table("success", (*names, "prompt"), rows) + rest if rows else "")
+        yield said + ("\n" + _rows_below("success", (*names, "prompt"), rows) + rest if rows else "")
 
 
 def _successes(result: TaskResult) -> str:
     return f"{result.succeeded} of {result.finished}"
 
 
-def _number(value: float, sign: str = "") -> str:
+def _figure_text(value: float, sign: str = "") -> str:
     """Return a number as people read it: at most four digits that count, and whole thousands.
 
     Example:
-        >>> _number(87_081.0), _number(-0.03569, "+"), _number(3.0)
+        >>> _figure_text(87_081.0), _figure_text(-0.03569, "+"), _figure_text(3.0)
         ('87,081', '-0.03569', '3')
     """
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.4g}"
 
 
-def _table(head: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _rows_below(head: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows below a head, each column as wide as its widest cell."""
     lines = [(head, *names), *rows]
     widths = [min(48, max(len(line[at]) for line in lines)) for at in range(len(names) + 1)]

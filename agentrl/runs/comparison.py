@@ -130,15 +130,15 @@ def _field_values(run_dir: Path) -> dict[str, str]:
         fields: object = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"cannot read {file}: {type(error).__name__}: {error}") from error
-    return dict(_flat(cast("Mapping[str, object]", fields))) if isinstance(fields, dict) else {}
+    return dict(_leaf_values(cast("Mapping[str, object]", fields))) if isinstance(fields, dict) else {}
 
 
-def _flat(fields: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _leaf_values(fields: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path and the YAML of each value that is no mapping, or an empty one."""
     for name, value in fields.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict) and value:
-            yield from _flat(cast("Mapping[str, object]", value), f"{path}.")
+            yield from _leaf_values(cast("Mapping[str, object]", value), f"{path}.")
         else:
             yield path, as_yaml(value)
 
@@ -146,13 +146,13 @@ def _flat(fields: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str,
 def _final_figures(run: Run) -> dict[str, dict[str, float]]:
     events = {kind: run.metrics(kind) for kind in _EVENTS}
     return {
-        "evaluation": _numbers(events["evaluation"][-1:]),
-        "step": _numbers(events["step"][-_LAST_STEPS:]),
-        "end": _numbers(events["end"][-1:]),
+        "evaluation": _mean_numbers(events["evaluation"][-1:]),
+        "step": _mean_numbers(events["step"][-_LAST_STEPS:]),
+        "end": _mean_numbers(events["end"][-1:]),
     }
 
 
-def _numbers(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _mean_numbers(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean of each number over the events that have it."""
     found: dict[str, list[float]] = {}
     for event in events:
@@ -179,7 +179,9 @@ def _task_results(rows: Sequence[EpisodeSummary]) -> dict[tuple[str, str], tuple
             known.append(row)
         elif known is None or _playing(row) > _playing(known[0]):
             newest[key] = [row]
-    return {key: (next((row.prompt for row in found if row.prompt), ""), _result(found)) for key, found in newest.items()}
+    return {
+        key: (next((row.prompt for row in found if row.prompt), ""), _task_result(found)) for key, found in newest.items()
+    }
 
 
 def _playing(row: EpisodeSummary) -> int:
@@ -187,7 +189,7 @@ def _playing(row: EpisodeSummary) -> int:
     return int(row.episode_id.split(".")[1]) if row.group is None else row.group
 
 
-def _result(rows: Sequence[EpisodeSummary]) -> TaskResult:
+def _task_result(rows: Sequence[EpisodeSummary]) -> TaskResult:
     done = [row for row in rows if row.failure is None]
     returns = [row.episode_return for row in done if row.episode_return is not None]
     return TaskResult(

@@ -67,11 +67,11 @@ def describe_metric(key: str, event: str = "step") -> MetricName:
     entries = [entry for entry in METRIC_KEYS if entry.event == event and (entry.key == key or entry.covers(key))]
     entry = next((found for found in entries if found.key == key), entries[0] if entries else None)
     if entry is None:
-        return MetricName(_readable(key), "", "", "")
+        return MetricName(_words_of_key(key), "", "", "")
     # The names of workflows and of other trainers have nothing in common but who reports them.
     is_family = entry.key != key and not entry.key.endswith(".NAME")
     meaning = entry.meaning.replace("`", "").replace("NAME", key.rpartition(".")[2])
-    return MetricName(_readable(key), entry.unit, meaning, entry.key if is_family else "")
+    return MetricName(_words_of_key(key), entry.unit, meaning, entry.key if is_family else "")
 
 
 def describe_metrics(events: Iterable[Mapping[str, object]]) -> dict[str, dict[str, str]]:
@@ -82,7 +82,7 @@ def describe_metrics(events: Iterable[Mapping[str, object]]) -> dict[str, dict[s
     return {key: describe_metric(key, kind)._asdict() for kind, found in keys.items() for key in sorted(found)}
 
 
-def _readable(key: str) -> str:
+def _words_of_key(key: str) -> str:
     if key in _NAMES:
         return _NAMES[key]
     plain = _SUFFIX.sub("", key.removeprefix("trainer.").removeprefix("workflow."))

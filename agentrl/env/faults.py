@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from agentrl.errors import EnvironmentFault, boundary
+from agentrl.outside import outside_work
 
 _faults: ContextVar[dict[str, EnvironmentFault] | None] = ContextVar("agentrl_environment_faults", default=None)
 
@@ -38,7 +39,7 @@ def environment_boundary(where: str) -> Generator[None]:
     """
     faults = _faults.get()
     try:
-        with boundary(EnvironmentFault, where):
+        with outside_work(), boundary(EnvironmentFault, where):
             yield
     except EnvironmentFault as fault:
         if faults is not None:

@@ -16,6 +16,7 @@ import anyio
 import msgspec
 
 from agentrl.errors import EnvironmentFault
+from agentrl.outside import outside_work
 from agentrl.sandbox.types import (
     MAX_FILES,
     MIB,
@@ -225,7 +226,8 @@ class Session:
         return reply
 
     async def _ask(self, request: Mapping[str, object], patience: float) -> Reply | None:
-        data = await self.link.ask(msgspec.json.encode(request), patience + GRACE_S)
+        with outside_work():
+            data = await self.link.ask(msgspec.json.encode(request), patience + GRACE_S)
         if data is None:
             return None
         try:

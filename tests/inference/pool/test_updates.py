@@ -435,3 +435,41 @@ async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
     servers = servers_of(3)
     async with pool_of(*servers, request_retries=20) as pool:
         await outlive(servers, pool, lambda version: pool.update_weights(publication(version)))
+
+
+def test_an_update_that_loses_its_last_server_waits_for_one_that_others_run() -> None:
+    async def main() -> None:
+        back, lost = servers_of(2)
+        async with pool_of(back, lost, health_interval_s=1.0, control_timeout_s=30.0) as pool:
+            back.die("restarted by its owner")
+            await seen(pool, lambda status: status.servers[0].state is State.DEAD)
+            held = lost.control_holds["load_weights"] = Hold()
+            reports: list[UpdateReport] = []
+
+            async def update() -> None:
+                reports.append(await pool.update_weights(publication(1)))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                await held.reached.wait()
+                lost.die("gone")
+                held.release.set()
+                await anyio.sleep(10)
+                assert not reports
+                back.revive()
+            assert [report.updated for report in reports] == [("scripted://0",)]
+
+    in_virtual_time(main)
+
+
+def test_an_update_waits_no_longer_than_a_control_call_for_servers_that_others_run() -> None:
+    async def main() -> None:
+        [only] = servers_of(1)
+        async with pool_of(only, health_interval_s=1.0, control_timeout_s=30.0) as pool:
+            only.die("gone")
+            began = anyio.current_time()
+            with pytest.raises(WeightSyncError, match=r"none answered again within inference.control_timeout_s = 30"):
+                await pool.update_weights(publication(1))
+            assert 30 <= anyio.current_time() - began <= 40
+
+    in_virtual_time(main)

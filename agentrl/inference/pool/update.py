@@ -309,9 +309,7 @@ class Updater:
                 logger.warning("update to version %d continues without %s: %s", report.version, member.url, member.reason)
         return report
 
-    async def _answering(
-        self, source: WeightSource, failure: WeightSyncError | None, until: float | None
-    ) -> list[Member]:
+    async def _answering(self, source: WeightSource, failure: WeightSyncError | None, until: float | None) -> list[Member]:
         """Return the servers to update; while none answers, wait for one that starts again or, `until` then, that returns.
 
         Raises:

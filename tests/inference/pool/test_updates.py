@@ -277,14 +277,17 @@ async def test_calls_made_during_an_update_are_sampled_with_the_new_weights() ->
     assert [generation.spans[0].version for generation in results] == [1] * 20
 
 
-async def test_an_update_with_no_server_left_says_why() -> None:
-    servers = servers_of(1)
-    async with pool_of(*servers) as pool:
-        servers[0].die("gone")
-        with pytest.raises(ServerUnavailable):
-            await pool.generate(request())
-        with pytest.raises(WeightSyncError, match=r"no server to give version 1: scripted://0 is dead: .*gone"):
-            await pool.update_weights(publication(1))
+def test_an_update_with_no_server_left_says_why() -> None:
+    async def main() -> None:
+        servers = servers_of(1)
+        async with pool_of(*servers) as pool:
+            servers[0].die("gone")
+            with pytest.raises(ServerUnavailable):
+                await pool.generate(request())
+            with pytest.raises(WeightSyncError, match=r"no server to give version 1: scripted://0 is dead: .*gone"):
+                await pool.update_weights(publication(1))
+
+    in_virtual_time(main)
 
 
 async def test_an_update_waits_for_the_only_server_while_it_is_being_started_again() -> None:

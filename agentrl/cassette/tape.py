@@ -17,8 +17,8 @@ import anyio.lowlevel
 import msgspec
 import orjson
 
+from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault, ReplayDiverged
-from agentrl.outside import outside_work
 
 Asked: TypeAlias = Literal["tool", "environment", "grader", "judge", "process", "clock"]
 """What was asked."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Self
 
+from agentrl.concurrency import loop_time
 from agentrl.errors import AgentRLError, EpisodeLimit
-from agentrl.outside import loop_time
 from agentrl.types import StopReason
 
 

@@ -36,8 +36,7 @@ from agentrl.observe.progress import Snapshot, evaluation_line
 from agentrl.observe.records import JsonLines
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.observe.trackers.feed import TrackerFeed
-from agentrl.rollout.after_turn import AfterTurnErrors
-from agentrl.rollout.budget import ErrorBudget
+from agentrl.rollout.budget import AfterTurnErrors, ErrorBudget
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group, Trajectory

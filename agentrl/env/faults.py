@@ -10,8 +10,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault, boundary
-from agentrl.outside import outside_work
 
 _faults: ContextVar[dict[str, EnvironmentFault] | None] = ContextVar("agentrl_environment_faults", default=None)
 

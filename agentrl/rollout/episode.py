@@ -22,7 +22,7 @@ from openai import AsyncOpenAI
 from agentrl.client import Client, EndpointClient
 from agentrl.client.config import SamplingConfig
 from agentrl.client.replay import ReplayClient
-from agentrl.concurrency import flatten
+from agentrl.concurrency import OutsideWork, flatten, watch_outside_work
 from agentrl.env import watch_faults
 from agentrl.errors import (
     AgentRLError,
@@ -33,7 +33,6 @@ from agentrl.errors import (
     boundary,
 )
 from agentrl.inference.backend import Backend
-from agentrl.outside import OutsideWork, watch_outside_work
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason, raising_line
 from agentrl.rollout.group import keep_turns

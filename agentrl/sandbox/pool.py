@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import anyio
 
-from agentrl.outside import outside_work
+from agentrl.concurrency import outside_work
 from agentrl.sandbox.base import Sandbox
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits, Program, Result

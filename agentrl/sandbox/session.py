@@ -15,8 +15,8 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
+from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault
-from agentrl.outside import outside_work
 from agentrl.sandbox.types import (
     MAX_FILES,
     MIB,

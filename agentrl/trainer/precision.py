@@ -1,7 +1,7 @@
 """A model of float32 weights that one process computes in bfloat16, as FSDP does for several.
 
 Invariant: while a part of the model computes, its weights are bfloat16 copies, so its forward pass is exactly that of a
-bfloat16 model, also where it is recomputed for the backward pass. Weights and their gradients are float32 at all other times.
+bfloat16 model, also where it is recomputed for the backward pass. Otherwise weights and their gradients are float32.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class _Copies:
         part.register_forward_hook(self._leave, always_call=True)  # an error, or a recomputation that stops early
 
     def _enter(self, part: nn.Module, inputs: tuple[object, ...]) -> None:
-        held = cast("dict[str, Tensor | None]", part._parameters)
+        held = cast("dict[str, Tensor | None]", vars(part)["_parameters"])
         self._masters = dict(held)
         for name, master in self._masters.items():
             held[name] = None if master is None else master.to(torch.bfloat16)
 
     def _leave(self, part: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-        cast("dict[str, Tensor | None]", part._parameters).update(self._masters)
+        cast("dict[str, Tensor | None]", vars(part)["_parameters"]).update(self._masters)

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.env.faults import environment_boundary
-from agentrl.rollout.after_turn import AfterTurnErrors
+from agentrl.rollout.budget import AfterTurnErrors
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory

@@ -1,4 +1,4 @@
-"""Task groups that raise one error, and deadlines that name who waited for whom.
+"""Task groups that raise one error, deadlines that name who waited for whom, and the work that episodes wait for.
 
 Invariant: no task outlives the block that started it, and every wait that ends too late raises a message of its own.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -269,3 +271,68 @@ async def enter_both(
             yield Pair(values[0], values[1])
         finally:
             leave.set()
+
+
+class OutsideWork:
+    """What one episode waits for outside the policy: tools, environments, sandboxes, graders and judges.
+
+    Work counts for the episode that began it, in whichever of its tasks and threads. Waits of a workflow's own code are
+    not seen.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.begun_s = -math.inf
+        """When the last work began, seconds of `time.perf_counter`."""
+        self._running = 0
+        self._cut_at = -math.inf
+
+    def was_running(self, moment: float) -> bool:
+        """Return whether a past `moment` of `anyio.current_time`, or a later one, cut work off, or some still runs."""
+        return self._running > 0 or self._cut_at >= moment
+
+    @contextmanager
+    def counted(self) -> Generator[None]:
+        """Count the block as work."""
+        self._running += 1
+        self.begun_s = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self._cut_at = max(self._cut_at, loop_time())
+            raise
+        finally:
+            self._running -= 1
+
+
+_work: ContextVar[OutsideWork | None] = ContextVar("agentrl_outside_work", default=None)
+
+
+@contextmanager
+def watch_outside_work() -> Generator[OutsideWork]:
+    """Yield the outside work of the block, and of the tasks and threads that it starts."""
+    work = OutsideWork()
+    token = _work.set(work)
+    try:
+        yield work
+    finally:
+        _work.reset(token)
+
+
+@contextmanager
+def outside_work() -> Generator[None]:
+    """Count the block as outside work of the running episode, where there is one."""
+    work = _work.get()
+    if work is None:
+        yield
+        return
+    with work.counted():
+        yield
+
+
+def loop_time() -> float:
+    """Return `anyio.current_time()`; in a thread without an event loop, a time before all others."""
+    try:
+        return anyio.current_time()
+    except RuntimeError:
+        return -math.inf

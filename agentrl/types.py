@@ -45,7 +45,7 @@ class StopReason(StrEnum):
     CONTEXT_LIMIT = "context_limit"
     """Episode: the context left no room for the next call."""
     DEADLINE = "deadline"
-    """Episode: the wall-clock deadline passed."""
+    """Episode: the wall-clock deadline passed; a limit if the policy kept taking turns until then, else a failure."""
     WORKFLOW_ERROR = "workflow_error"
     """Episode: the workflow raised or returned what is not a reward."""
     ENVIRONMENT_FAULT = "environment_fault"
@@ -210,6 +210,8 @@ class EpisodeFailure:
     message: str
     traceback: str
     """The formatted traceback, for the first report of an error."""
+    after_turn: str | None = None
+    """The line that raised, such as `agent.py:12`, where the last event before was a turn of the policy; None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

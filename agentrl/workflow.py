@@ -60,6 +60,9 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
 
     limit_reward: float = 0.0
     """Final reward of an episode that a turn, token or context limit ended: to reach a limit is the policy's doing."""
+    deadline_reward: float | None = None
+    """Final reward of an episode that `rollout.episode_timeout_s` ended while the policy kept taking turns; None:
+    `limit_reward`. A deadline that a tool, an environment or a slow server has run into is a failure, without a reward."""
     full_reward: float = 1.0
     """Return of an episode that solves its task; `agentrl validate` expects it of reference replies."""
     prompt_is_task: bool = True

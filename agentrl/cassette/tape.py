@@ -17,6 +17,7 @@ import anyio.lowlevel
 import msgspec
 import orjson
 
+from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault, ReplayDiverged
 
 Asked: TypeAlias = Literal["tool", "environment", "grader", "judge", "process", "clock"]
@@ -138,19 +139,20 @@ async def ask(kind: Asked, name: str, request: object, live: Callable[[], Awaita
     Cancellation: passes through; nothing is recorded.
     """
     tape = _tape.get()
-    if isinstance(tape, Player):
-        if kind in tape.live:
+    with outside_work():
+        if isinstance(tape, Player):
+            if kind in tape.live:
+                return await live()
+            await anyio.lowlevel.checkpoint()
+            return tape.take(kind, name, request)
+        if tape is None:
             return await live()
-        await anyio.lowlevel.checkpoint()
-        return tape.take(kind, name, request)
-    if tape is None:
-        return await live()
-    try:
-        with using_tape(None):
-            result = await live()
-    except EnvironmentFault as fault:
-        tape.add(kind, name, request, fault=str(fault))
-        raise
+        try:
+            with using_tape(None):
+                result = await live()
+        except EnvironmentFault as fault:
+            tape.add(kind, name, request, fault=str(fault))
+            raise
     tape.add(kind, name, request, result)
     return result
 
@@ -167,7 +169,8 @@ async def run_and_compare(kind: Asked, name: str, request: object, live: Callabl
     Cancellation: passes through.
     """
     tape = _tape.get()
-    result = await live()
+    with outside_work():
+        result = await live()
     if isinstance(tape, Recorder):
         tape.add(kind, name, request, result)
     elif tape is not None and kind not in tape.live:

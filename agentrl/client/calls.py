@@ -6,8 +6,10 @@ stays unresolved until a call that started after the failure completes.
 
 from __future__ import annotations
 
+import math
 from typing import Self
 
+from agentrl.concurrency import loop_time
 from agentrl.errors import AgentRLError, EpisodeLimit
 from agentrl.types import StopReason
 
@@ -15,24 +17,27 @@ from agentrl.types import StopReason
 class RunningCall:
     """One call that runs, a context manager. It ends once: when it is closed, or when its last reference goes."""
 
-    __slots__ = ("_calls", "_failures_before", "_open")
+    __slots__ = ("_began", "_calls", "_completed", "_failures_before", "_open")
 
     def __init__(self, calls: EpisodeCalls) -> None:
         """Count the call."""
         calls.in_flight += 1
         self._calls = calls
         self._failures_before = calls.num_failures
+        self._began = loop_time()
+        self._completed = False
         self._open = True
 
     def complete(self) -> None:
         """Resolve the failures before this call: its turn is recorded."""
         self._calls.resolve(self._failures_before)
+        self._completed = True
 
     def close(self) -> None:
         """End the call; a second time does nothing."""
         if self._open:
-            self._calls.in_flight -= 1
             self._open = False
+            self._calls.end_call(self._began, completed=self._completed)
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +66,8 @@ class EpisodeCalls:
         self._failures: list[AgentRLError] = []
         self._resolved = 0
         self._limit: StopReason | None = None
+        self._longest_s = 0.0
+        self._cut_at = -math.inf
 
     @property
     def num_failures(self) -> int:
@@ -91,6 +98,23 @@ class EpisodeCalls:
             running = f", {self.in_flight} of them running (close a stream that is left early)" if self.in_flight else ""
             raise self.exceeded(StopReason.TURN_LIMIT, f"{taken} of {self._max_turns} turns are spent{running}")
         return RunningCall(self)
+
+    def end_call(self, began: float, *, completed: bool) -> None:
+        """Count one running call less, which began at the moment `began` of `anyio.current_time`."""
+        self.in_flight -= 1
+        now = loop_time()
+        self._longest_s = max(self._longest_s, now - began)
+        if not completed:
+            self._cut_at = max(self._cut_at, now)
+
+    def kept_pace(self, moment: float, long_s: float) -> bool:
+        """Return whether servers are not to blame that the episode had not ended at a past `moment`.
+
+        That is so if no call ran, or if one did, but no call of the episode, this one included, took over `long_s`.
+        """
+        if self.in_flight:
+            return False
+        return self._cut_at < moment or self._longest_s <= long_s
 
     def exceeded(self, reason: StopReason, what: str) -> EpisodeLimit:
         """Return the error for a limit that a call has reached, and record it as that call's failure."""

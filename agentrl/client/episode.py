@@ -95,6 +95,11 @@ class EpisodeRecord(ABC):
         if self._closed:
             raise WorkflowError(f"episode {self.id} is closed; the workflow must not use its client after it has returned")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the episode was not closed yet."""
+        return not self._closed
+
     def start_call(self) -> RunningCall:
         """Count one more running call.
 

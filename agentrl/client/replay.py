@@ -28,7 +28,7 @@ from agentrl.inference.backend import Generation
 from agentrl.tokens.messages import message_key, plain_fields
 from agentrl.types import BranchPath, EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
 
-_LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT)
+_LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT, StopReason.DEADLINE)
 _MAX_QUOTED_CHARS: Final = 200
 
 
@@ -203,7 +203,7 @@ class ReplayEpisode(EpisodeRecord):
 
     def _refuse(self, difference: Callable[[int], str]) -> NoReturn:
         left, number = self._left(), len(self._turns) + 1
-        if not left and self.recorded.stop_reason in _LIMITS:
+        if not left and self.recorded.failure is None and self.recorded.stop_reason in _LIMITS:
             raise self.calls.exceeded(self.recorded.stop_reason, "the recorded episode ended here")
         if left:
             what = f"call {number}: {difference(left[0])}"

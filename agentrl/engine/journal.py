@@ -36,7 +36,7 @@ from agentrl.observe.progress import Snapshot, evaluation_line
 from agentrl.observe.records import JsonLines
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.observe.trackers.feed import TrackerFeed
-from agentrl.rollout.budget import ErrorBudget
+from agentrl.rollout.budget import AfterTurnErrors, ErrorBudget
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group, Trajectory
@@ -86,6 +86,7 @@ class Journal:
                 run_dir / "episodes", next_step=resume.step + 1, keep_steps=config.keep_episode_steps, mark=mark
             )
         self._budget = ErrorBudget(rollout)
+        self._after_turn = AfterTurnErrors()
         self._totals = Totals(first_step=resume.step, steps=resume.step)
         self._timeline = JsonLines(run_dir / "timeline.jsonl")
         self._last_step = time.perf_counter()
@@ -187,10 +188,12 @@ class Journal:
                     "stop_reason": str(trajectory.stop_reason),
                     "kind": trajectory.failure.kind,
                     "message": trajectory.failure.message,
+                    **({} if trajectory.failure.after_turn is None else {"after_turn": trajectory.failure.after_turn}),
                 },
             )
         if group is not None:
             self._totals.episodes += 1
+            self._after_turn.record(trajectory)
             self._budget.record(trajectory)
 
     def completed(self) -> None:
@@ -261,6 +264,7 @@ class Journal:
             **({} if sync.published is None else _publication_metrics(sync.published)),
             **prefixed("dropped_groups", self._buffer.dropped),
             **prefixed("failed_episodes", self._budget.by_reason),
+            **prefixed("raised_after_turn", self._after_turn.by_line),
             **prefixed("wasted_tokens", totals.wasted),
             **prefixed("trainer", report.metrics),
         }

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault, boundary
 
 _faults: ContextVar[dict[str, EnvironmentFault] | None] = ContextVar("agentrl_environment_faults", default=None)
@@ -38,7 +39,7 @@ def environment_boundary(where: str) -> Generator[None]:
     """
     faults = _faults.get()
     try:
-        with boundary(EnvironmentFault, where):
+        with outside_work(), boundary(EnvironmentFault, where):
             yield
     except EnvironmentFault as fault:
         if faults is not None:

@@ -96,7 +96,7 @@ class _RecordedWorkflow(RolloutWorkflow):
 
     def __init__(self, inner: RolloutWorkflow) -> None:
         self.tapes: dict[str, Recorder] = {}
-        self.limit_reward = inner.limit_reward
+        self.limit_reward, self.deadline_reward = inner.limit_reward, inner.deadline_reward
         self._inner = inner
 
     @property

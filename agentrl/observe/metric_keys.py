@@ -89,7 +89,11 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         *_OUTCOMES,
         ("turns_mean", "turns", "per episode"),
         ("output_tokens_mean", "tokens", "sampled per episode"),
-        ("limits.STOP_REASON", "episodes", "ended by a limit: `turn_limit`, `token_limit` or `context_limit`"),
+        (
+            "limits.STOP_REASON",
+            "episodes",
+            "ended by a limit: `turn_limit`, `token_limit`, `context_limit`, or a `deadline` of the policy's doing",
+        ),
         ("workflow.NAME", "as recorded", "mean of what `client.record(NAME=...)` recorded, over the episodes that did"),
         ("workflow.unsupported_misses", "answers", "mean number that miss what `sampling.unsupported: prompt` asked for"),
         ("staleness_mean", "versions", "over the trained tokens of the batch"),
@@ -141,6 +145,11 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "failed_episodes.STOP_REASON",
             "episodes",
             "training attempts that failed since this process began, by stop reason",
+        ),
+        (
+            "raised_after_turn.LINE",
+            "episodes",
+            "of these, whose workflow raised at this line right after a turn: the model's output may be the cause",
         ),
         (
             "wasted_tokens.CAUSE",
@@ -264,6 +273,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("stop_reason", "", "why the episode ended"),
         ("kind", "", "name of the error's class"),
         ("message", "", "of the error"),
+        ("after_turn", "", "the line that raised, where a turn was the last event before"),
     ),
     "dropped_group": (
         ("group", "", "number of the group"),

@@ -14,7 +14,7 @@ import numpy as np
 from agentrl.types import Int32Array, StopReason, Trajectory
 
 MetricValue = float | int | str | bool | None
-_LIMITS = frozenset({StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})
+_LIMITS = frozenset({StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT, StopReason.DEADLINE})
 
 
 def is_success(episode: Trajectory) -> bool:

@@ -21,7 +21,8 @@ class RolloutConfig(Config):
     """Workers of `runner: processes` and `ray`; auto: one for each core of this machine but one; on Ray, one for each 128
     episodes at once."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
-    """Deadline of one episode, seconds of wall clock; a longer episode has failed."""
+    """Deadline of one episode, seconds of wall clock. An episode that takes turns until then gets the workflow's
+    `deadline_reward`; one that waits for a server, a tool or an environment has failed."""
     max_turns: int | None = Field(default=None, ge=1)
     """Model calls of one episode; None leaves it to the workflow."""
     max_episode_tokens: int | None = Field(default=None, ge=1)

@@ -22,7 +22,7 @@ from openai import AsyncOpenAI
 from agentrl.client import Client, EndpointClient
 from agentrl.client.config import SamplingConfig
 from agentrl.client.replay import ReplayClient
-from agentrl.concurrency import flatten
+from agentrl.concurrency import OutsideWork, flatten, watch_outside_work
 from agentrl.env import watch_faults
 from agentrl.errors import (
     AgentRLError,
@@ -34,7 +34,7 @@ from agentrl.errors import (
 )
 from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason
+from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason, raising_line
 from agentrl.rollout.group import keep_turns
 from agentrl.rollout.score import score_episodes
 from agentrl.sandbox.usage_record import sandbox_metrics, watch_sandboxes
@@ -44,6 +44,8 @@ from agentrl.validation import check_reward, check_reward_time
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
 _AnyClient: TypeAlias = Client | EndpointClient | ReplayClient
+LONG_CALL_SHARE = 0.1
+"""Share of an episode's deadline; a model call that takes longer is the reason why the episode missed it."""
 
 
 async def run_policy_episode(
@@ -61,8 +63,9 @@ async def run_policy_episode(
     """Return the trajectory of one episode; a failed one has `failure` set.
 
     How an episode ends: `run` returns a reward (COMPLETED); a call reaches a limit (TURN_LIMIT, TOKEN_LIMIT, CONTEXT_LIMIT:
-    complete, with the workflow's `limit_reward`); the deadline passes (DEADLINE); the workflow raises or returns no reward
-    (WORKFLOW_ERROR); an environment breaks (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). An episode whose last
+    complete, with the workflow's `limit_reward`); the deadline passes (DEADLINE: complete, with `deadline_reward`, where the
+    policy kept taking turns); the workflow raises or returns no reward (WORKFLOW_ERROR); an environment breaks
+    (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). An episode whose last
     call failed, or whose environment or tool broke, fails so even if the workflow catches the error and returns a reward. A
     workflow that swallows its cancellation, or blocks without awaiting, ends as DEADLINE when it returns; if it never
     returns, the watchdog of the command ends the run.
@@ -229,14 +232,17 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeo
     where = f"{workflow.name}.rollout, task {task.id}, episode {episode.id}"
     deadline = anyio.current_time() + timeout_s
     ending: Trajectory | _Failure | None = None
-    try:
-        with anyio.CancelScope(deadline=deadline) as scope:
-            ending = await _attempt(workflow, task, client, where)
-    except anyio.get_cancelled_exc_class():
-        keep_turns(episode.turns)
-        raise
+    with watch_faults() as faults, watch_outside_work() as outside:
+        try:
+            with anyio.CancelScope(deadline=deadline) as scope:
+                ending = await _attempt(workflow, task, client, where, faults, outside)
+        except anyio.get_cancelled_exc_class():
+            keep_turns(episode.turns)
+            raise
     await anyio.lowlevel.checkpoint_if_cancelled()  # a workflow that swallowed the run's cancellation ends here
-    if ending is None or anyio.current_time() >= deadline:
+    if ending is None and not faults and _took_turns_until(deadline, client, outside, timeout_s):
+        ending = _limited(workflow, client, StopReason.DEADLINE)
+    elif ending is None or anyio.current_time() >= deadline:
         late = "" if scope.cancelled_caught else "; it returned late, after blocking or swallowing its cancellation"
         message = f"{where}: not finished within episode_timeout_s = {timeout_s:g}, after {len(episode.turns)} turns{late}"
         ending = _Failure(StopReason.DEADLINE, EpisodeFailure(kind="TimeoutError", message=message, traceback=""))
@@ -254,26 +260,37 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeo
         )
 
 
-async def _attempt(workflow: RolloutWorkflow, task: Task, client: _AnyClient, where: str) -> Trajectory | _Failure:
+def _took_turns_until(deadline: float, client: _AnyClient, outside: OutsideWork, timeout_s: float) -> bool:
+    """Return whether the policy kept taking turns until a deadline that has passed, so that missing it is its doing."""
+    episode = client.episode
+    if not (episode.is_open and episode.turns) or outside.was_running(deadline):
+        return False
+    answered = client.unresolved_error is None or client.limit_reached is not None
+    return answered and episode.calls.kept_pace(deadline, LONG_CALL_SHARE * timeout_s)
+
+
+async def _attempt(
+    workflow: RolloutWorkflow,
+    task: Task,
+    client: _AnyClient,
+    where: str,
+    faults: Mapping[str, EnvironmentFault],
+    outside: OutsideWork,
+) -> Trajectory | _Failure:
     try:
-        with watch_faults() as faults:
-            with boundary(WorkflowError, where):
-                result = await _unwrapped(workflow, task, client)
-            trajectory = _check_trajectory(result, client.episode.id, where)
-            return trajectory if trajectory.failure is not None else _as_it_ended(trajectory, client, faults)
+        with boundary(WorkflowError, where):
+            result = await _unwrapped(workflow, task, client)
+        trajectory = _check_trajectory(result, client.episode.id, where)
+        return trajectory if trajectory.failure is not None else _as_it_ended(trajectory, client, faults)
     except RUN_ENDING:
         raise
     except EpisodeLimit as error:
-        try:
-            reward = None  # a final reward that the workflow has set stays
-            if client.episode.final_reward is None:
-                reward = check_reward(workflow.limit_reward, f"{workflow.name}.limit_reward")
-            return client.close(client.limit_reached or StopReason.TURN_LIMIT, final_reward=reward)
-        except WorkflowError as refused:
-            refused.__cause__ = error
-            return _Failure(StopReason.WORKFLOW_ERROR, episode_failure(refused))
+        return _limited(workflow, client, client.limit_reached or StopReason.TURN_LIMIT, error)
     except AgentRLError as error:
-        return _Failure(failure_stop_reason(error), episode_failure(error))
+        failure = episode_failure(error)
+        if isinstance(error, WorkflowError) and _follows_a_turn(client, outside):
+            failure = replace(failure, after_turn=raising_line(error))
+        return _Failure(failure_stop_reason(error), failure)
     except anyio.get_cancelled_exc_class() as error:
         if _cancellation_is_ours():
             raise
@@ -282,6 +299,29 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, client: _AnyClient, wh
         stray = WorkflowError(f"{where} raised {type(error).__name__}, but the episode was not cancelled: {error}")
         stray.__cause__ = error
         return _Failure(StopReason.WORKFLOW_ERROR, episode_failure(stray))
+
+
+def _limited(
+    workflow: RolloutWorkflow, client: _AnyClient, reason: StopReason, cause: EpisodeLimit | None = None
+) -> Trajectory | _Failure:
+    """Complete an episode that a limit ended; a final reward that the workflow has set stays."""
+    name, value = "limit_reward", workflow.limit_reward
+    if reason is StopReason.DEADLINE and workflow.deadline_reward is not None:
+        name, value = "deadline_reward", workflow.deadline_reward
+    try:
+        reward = None if client.episode.final_reward is not None else check_reward(value, f"{workflow.name}.{name}")
+        return client.close(reason, final_reward=reward)
+    except WorkflowError as refused:
+        refused.__cause__ = cause
+        return _Failure(StopReason.WORKFLOW_ERROR, episode_failure(refused))
+
+
+def _follows_a_turn(client: _AnyClient, outside: OutsideWork) -> bool:
+    """Return whether the last event of the episode is a turn: no failed call, and no outside work that began later."""
+    turns = client.episode.turns
+    if not turns or client.unresolved_error is not None:
+        return False
+    return outside.begun_s <= (turns[-1].ended_s or -math.inf)
 
 
 def _as_it_ended(trajectory: Trajectory, client: _AnyClient, faults: Mapping[str, EnvironmentFault]) -> Trajectory:

@@ -49,6 +49,12 @@ def episode_failure(error: AgentRLError) -> EpisodeFailure:
     )
 
 
+def raising_line(error: AgentRLError) -> str | None:
+    """Return the line of the user's code that raised, as `agent.py:12`; None where no code outside agentrl did."""
+    place = _user_frame(_raised_by_user(error))
+    return None if place is None else f"{Path(place.filename).name}:{place.lineno}"
+
+
 def user_trace(error: BaseException) -> str:
     """Return the traceback of an error, the place in the user's code first; frames of agentrl are left out.
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import anyio
 
+from agentrl.concurrency import outside_work
 from agentrl.sandbox.base import Sandbox
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits, Program, Result
@@ -53,9 +54,10 @@ class SandboxPool:
         Cancellation: every process of the program is dead first, and the slot is free.
         """
         came_s = anyio.current_time()
-        async with self._running:
-            queue_s = anyio.current_time() - came_s
-            return replace(await self._sandbox.run(program, limits), queue_s=queue_s)
+        with outside_work():
+            async with self._running:
+                queue_s = anyio.current_time() - came_s
+                return replace(await self._sandbox.run(program, limits), queue_s=queue_s)
 
     def session(
         self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
@@ -65,5 +67,8 @@ class SandboxPool:
 
     @asynccontextmanager
     async def _session(self, files: Mapping[str, bytes] | None, limits: Limits | None) -> AsyncGenerator[Session]:
-        async with self._sessions, self._sandbox.session(files=files, limits=limits) as session:
+        async with AsyncExitStack() as stack:
+            with outside_work():
+                await stack.enter_async_context(self._sessions)
+                session = await stack.enter_async_context(self._sandbox.session(files=files, limits=limits))
             yield session

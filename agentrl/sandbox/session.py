@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
+from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.types import (
     MAX_FILES,
@@ -225,7 +226,8 @@ class Session:
         return reply
 
     async def _ask(self, request: Mapping[str, object], patience: float) -> Reply | None:
-        data = await self.link.ask(msgspec.json.encode(request), patience + GRACE_S)
+        with outside_work():
+            data = await self.link.ask(msgspec.json.encode(request), patience + GRACE_S)
         if data is None:
             return None
         try:

@@ -41,6 +41,7 @@ from agentrl.trainer.parallel.tensor import split_block, split_vocabulary
 from agentrl.trainer.parallel.together import together
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.trainer.parallel.vocabulary import VocabularyPart, vocabulary_part
+from agentrl.trainer.precision import compute_in_bfloat16
 from agentrl.trainer.tensors import raw_tensor
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.parts import StoredTensor
@@ -84,7 +85,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 class PolicyModel:
-    """The trained model: float32 weights, forward pass in `dtype`."""
+    """The trained model: float32 weights, of which a forward pass in bfloat16 uses copies."""
 
     def __init__(
         self,
@@ -126,7 +127,6 @@ class PolicyModel:
             enable({"use_reentrant": False})
         self.module.train(gradient_checkpointing)
         mesh = self.ranks.mesh(device)
-        self._autocast = dtype == "bfloat16" and mesh is None
         self._forward = self._logprobs
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
@@ -134,6 +134,8 @@ class PolicyModel:
         if mesh is not None:
             self._split(mesh, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
+        elif dtype == "bfloat16":
+            compute_in_bfloat16(self.module)
         materialize(self.module, device)
         together(self.ranks, partial(self.read, stored, self.path))
         together(self.ranks, self._check_head)
@@ -207,11 +209,10 @@ class PolicyModel:
             self.module.reshard()
 
     def _logprobs(self, batch: Microbatch) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            if self._cut is not None:
-                return self._cut_logprobs(batch, self._cut)
-            hidden = self._base(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-            return self._head_logprobs(hidden, batch.positions, batch.targets, batch.temperatures)
+        if self._cut is not None:
+            return self._cut_logprobs(batch, self._cut)
+        hidden = self._base(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        return self._head_logprobs(hidden, batch.positions, batch.targets, batch.temperatures)
 
     def _cut_logprobs(self, batch: Microbatch, cut: SequenceCut) -> Tensor:
         """Return [n] log-probs, of which this rank computes those in its part of the sequences."""

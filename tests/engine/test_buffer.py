@@ -161,6 +161,19 @@ async def test_each_group_is_settled_once() -> None:
         parts.buffer.complete(group(Ticket(index=99, version=0)))
 
 
+async def test_the_age_of_a_group_counts_from_the_trainer_where_it_is_ahead_of_the_servers() -> None:
+    parts = Parts(batch=1, bound=1, policy="drop")
+    old = await parts.admit()
+    parts.clock.stepped()
+    parts.clock.tick(1)
+    young = await parts.admit()
+    parts.buffer.complete(group(old))
+    parts.buffer.complete(group(young))
+    parts.clock.stepped()  # the trainer has version 2, the servers have 1
+    assert await parts.take() == [young.index]
+    assert parts.dropped == [(old.index, "over_age")]
+
+
 async def test_closing_ends_both_waits() -> None:
     parts = Parts(batch=1, bound=0)
     await parts.admit()

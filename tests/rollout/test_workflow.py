@@ -74,7 +74,7 @@ def test_an_async_function_is_a_workflow(module: str) -> None:
         ("plain", {}, "a function without `async`"),
         ("number", {}, "expected a RolloutWorkflow class or instance"),
         ("Unfinished", {}, "does not implement run"),
-        ("Agent", {"max_turn": 3}, "has no attribute 'max_turn' to set; it has full_reward, limit_reward, max_turns"),
+        ("Agent", {"max_turn": 3}, "has no attribute 'max_turn' to set; it has deadline_reward, full_reward, limit_reward"),
         ("Built", {}, "missing a required argument: 'depth'"),
         ("solve", {"bonsu": 1}, "unexpected keyword argument 'bonsu'"),
     ],

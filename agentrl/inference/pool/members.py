@@ -151,6 +151,8 @@ class Member:
     """The last process group with the trainer that it joined or was about to join."""
     kept: bool = False
     """Whether its launcher restarts its process when that ends, and reports the end within `NOTICE_S`."""
+    launched: bool = False
+    """Whether a launcher has reported about it; a server that others run may return without a report."""
     ended: bool = False
     """Whether its launcher reported the end of its process, and no start since."""
     silent_since: float | None = None
@@ -271,6 +273,20 @@ class Members:
             while all(member.state is not State.STARTING for member in self.all):
                 await self._changed.wait()
         return any(member.state is State.STARTING for member in self.all)
+
+    def may_return(self) -> bool:
+        """Return whether a dead server is one that others run, which a health check may find alive."""
+        return any(member.state is State.DEAD and not member.launched for member in self.all)
+
+    async def any_returned(self, until: float) -> bool:
+        """Wait until a server that others run answers again, at most until a moment; return whether one does.
+
+        Cancellation: changes nothing.
+        """
+        with anyio.CancelScope(deadline=until):
+            while self.may_return() and all(map(self.unreachable, self.all)):
+                await self._changed.wait()
+        return not all(map(self.unreachable, self.all))
 
     def admit(self, member: Member) -> None:
         """Let a server serve; it must have the pool's version."""

@@ -111,7 +111,12 @@ class ServerPool:
         """
         self._config = config
         self._members = Members(servers)
-        self._updater = Updater(self._members, mode=PAUSES[config.pause_mode], on_failure=config.on_server_failure)
+        self._updater = Updater(
+            self._members,
+            mode=PAUSES[config.pause_mode],
+            on_failure=config.on_server_failure,
+            patience_s=config.control_timeout_s,
+        )
         self._failover = Failover(self._members, config, check_health=self._check_health, evict=self._evict)
         self.generate = self._failover.generate
         """Return the completion of a request; errors and cancellation are those of `Failover.generate`."""
@@ -199,7 +204,7 @@ class ServerPool:
         """Record whether the launcher of a server restarts its process when that ends."""
         for member in self._members.all:
             if member.url == url.rstrip("/"):
-                member.kept = kept
+                member.kept, member.launched = kept, True
 
     def report_dead(self, url: str, reason: str, *, starting: bool = False, note: str = "") -> None:
         """Evict a server at once, for the launcher that saw its process end; `starting`: and that restarts it now.
@@ -210,6 +215,7 @@ class ServerPool:
             if member.url == url.rstrip("/"):
                 member.note = note
                 member.kept = member.ended = starting
+                member.launched = True
                 # Not at its start: it may answer, serve and be taken out again before its launcher reports the start.
                 member.taken_out = anyio.Event()
                 self._evict(member, State.STARTING if starting else State.DEAD, reason)

@@ -5,8 +5,8 @@ server that may hold a mixture, as after an interrupted update, does not serve b
 at a time pauses and loads a server, and holds its `control`.
 
 Who waits for whom: every server waits, paused, for the slowest to load. An update waits for the one before it, for the
-control call of a server that is catching up, and, where no server answers, for one that starts again. Each control call has
-a deadline; a server that misses it is evicted.
+control call of a server that is catching up, and, where no server answers, for one that starts again or, at most
+`inference.control_timeout_s`, for one that others run. Each control call has a deadline; a server that misses it is evicted.
 """
 
 from __future__ import annotations
@@ -259,17 +259,21 @@ class Update:
 class Updater:
     """Changes the weights of a pool's servers, one update at a time."""
 
-    def __init__(self, members: Members, *, mode: PauseMode, on_failure: Literal["evict", "stop"]) -> None:
+    def __init__(
+        self, members: Members, *, mode: PauseMode, on_failure: Literal["evict", "stop"], patience_s: float
+    ) -> None:
         """Begin with no update running.
 
         Args:
             members: the servers.
             mode: how servers pause.
             on_failure: whether a server that fails is evicted or ends the update.
+            patience_s: how long an update that has lost every server waits for one that others run.
         """
         self._members = members
         self._mode: PauseMode = mode
         self._on_failure: Literal["evict", "stop"] = on_failure
+        self._patience_s = patience_s
         self._lock = anyio.Lock()  # `update` may have two callers
         self.running = False
 
@@ -288,15 +292,16 @@ class Updater:
             if source.version < members.version:
                 raise WeightSyncError(f"version {source.version} is older than the servers' version {members.version}")
             failure: WeightSyncError | None = None
+            until: float | None = None
             while True:
-                chosen = await self._answering(source, failure)
+                chosen = await self._answering(source, failure, until)
                 try:
                     report = await self._update(chosen, source, probe)
                 except WeightSyncError as error:
                     lost = all(members.unreachable(member) for member in members.all)
-                    if self._on_failure == "stop" or not lost or not await members.any_starting():
+                    if self._on_failure == "stop" or not lost or not (members.may_return() or await members.any_starting()):
                         raise
-                    failure = error
+                    failure, until = error, until or anyio.current_time() + self._patience_s
                 else:
                     break
         for member in members.all:
@@ -304,19 +309,26 @@ class Updater:
                 logger.warning("update to version %d continues without %s: %s", report.version, member.url, member.reason)
         return report
 
-    async def _answering(self, source: WeightSource, failure: WeightSyncError | None) -> list[Member]:
-        """Return the servers to update; while none answers, wait for one that starts again.
+    async def _answering(self, source: WeightSource, failure: WeightSyncError | None, until: float | None) -> list[Member]:
+        """Return the servers to update; while none answers, wait for one that starts again or, `until` then, that returns.
 
         Raises:
-            WeightSyncError: none starts: `failure`, or an error that no server is left.
+            WeightSyncError: none does: `failure`, or an error that no server is left.
         """
         members = self._members
+        until = until or anyio.current_time() + self._patience_s
         while not (chosen := [member for member in members.all if not members.unreachable(member)]):
             try:
                 await members.wait_for_change()
             except ServerUnavailable as error:
+                waited = ""
+                if self._on_failure == "evict" and members.may_return():
+                    waited = f"; none answered again within inference.control_timeout_s = {self._patience_s:g}"
+                    logger.warning("version %d waits for a server that answers: %s", source.version, members.reasons())
+                    if await members.any_returned(until):
+                        continue
                 none = WeightSyncError(f"no server to give version {source.version}: {members.reasons()}")
-                raise failure or none from error
+                raise WeightSyncError(f"{failure or none}{waited}") from failure or error
         return chosen
 
     async def _update(self, chosen: list[Member], source: WeightSource, probe: Probe | None) -> UpdateReport:

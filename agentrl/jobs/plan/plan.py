@@ -278,5 +278,8 @@ def _failures(config: RunConfig) -> str:
     limits = f"{rollout.max_failure_rate:.0%} failures or {rollout.max_consecutive_failures} in a row"
     stall = f"{config.engine.stall_timeout_s:g} s without progress"
     retries = f"{rollout.episode_retries} retry per episode, then the group is {group}"
-    reached = "a turn, token or context limit completes an episode with the workflow's limit_reward (0.0 unless it sets one)"
+    reached = (
+        "a turn, token or context limit, or a deadline that the policy reaches by taking turns, completes an episode with "
+        "the workflow's limit_reward (0.0 unless it sets one)"
+    )
     return f"{retries}; {reached}; the run stops at {limits}, or after {stall}"

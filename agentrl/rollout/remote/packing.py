@@ -31,6 +31,8 @@ from agentrl.types import (
 
 PackedSpans = tuple[tuple[int, int, int], ...]
 """Start, end and version of each."""
+PackedFailure = tuple[str, str, str, str | None]
+"""Kind, message, traceback, and the line that raised right after a turn."""
 
 
 class PackedGeneration(msgspec.Struct, frozen=True):
@@ -82,8 +84,7 @@ class PackedTrajectory(msgspec.Struct, frozen=True):
     stop_reason: StopReason
     final_reward: float | None
     advantage: float | None
-    failure: tuple[str, str, str] | None
-    """Kind, message and traceback."""
+    failure: PackedFailure | None
     metrics: dict[str, float]
     reward_parts: dict[str, float]
     answer: str | None
@@ -98,7 +99,7 @@ class PackedScore(msgspec.Struct, frozen=True):
     stop_reason: StopReason
     final_reward: float | None
     advantage: float | None
-    failure: tuple[str, str, str] | None
+    failure: PackedFailure | None
     metrics: dict[str, float]
 
 
@@ -329,15 +330,15 @@ def _unpack_spans(packed: PackedSpans, count: int) -> tuple[VersionSpan, ...]:
     return tuple(VersionSpan(start=start, end=end, version=version) for start, end, version in packed)
 
 
-def _pack_failure(failure: EpisodeFailure | None) -> tuple[str, str, str] | None:
-    return None if failure is None else (failure.kind, failure.message, failure.traceback)
+def _pack_failure(failure: EpisodeFailure | None) -> PackedFailure | None:
+    return None if failure is None else (failure.kind, failure.message, failure.traceback, failure.after_turn)
 
 
-def _unpack_failure(packed: tuple[str, str, str] | None) -> EpisodeFailure | None:
+def _unpack_failure(packed: PackedFailure | None) -> EpisodeFailure | None:
     if packed is None:
         return None
-    kind, message, traceback = packed
-    return EpisodeFailure(kind=kind, message=message, traceback=traceback)
+    kind, message, traceback, after_turn = packed
+    return EpisodeFailure(kind=kind, message=message, traceback=traceback, after_turn=after_turn)
 
 
 def _pack_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

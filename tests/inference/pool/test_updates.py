@@ -277,14 +277,17 @@ async def test_calls_made_during_an_update_are_sampled_with_the_new_weights() ->
     assert [generation.spans[0].version for generation in results] == [1] * 20
 
 
-async def test_an_update_with_no_server_left_says_why() -> None:
-    servers = servers_of(1)
-    async with pool_of(*servers) as pool:
-        servers[0].die("gone")
-        with pytest.raises(ServerUnavailable):
-            await pool.generate(request())
-        with pytest.raises(WeightSyncError, match=r"no server to give version 1: scripted://0 is dead: .*gone"):
-            await pool.update_weights(publication(1))
+def test_an_update_with_no_server_left_says_why() -> None:
+    async def main() -> None:
+        servers = servers_of(1)
+        async with pool_of(*servers) as pool:
+            servers[0].die("gone")
+            with pytest.raises(ServerUnavailable):
+                await pool.generate(request())
+            with pytest.raises(WeightSyncError, match=r"no server to give version 1: scripted://0 is dead: .*gone"):
+                await pool.update_weights(publication(1))
+
+    in_virtual_time(main)
 
 
 async def test_an_update_waits_for_the_only_server_while_it_is_being_started_again() -> None:
@@ -435,3 +438,41 @@ async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
     servers = servers_of(3)
     async with pool_of(*servers, request_retries=20) as pool:
         await outlive(servers, pool, lambda version: pool.update_weights(publication(version)))
+
+
+def test_an_update_that_loses_its_last_server_waits_for_one_that_others_run() -> None:
+    async def main() -> None:
+        back, lost = servers_of(2)
+        async with pool_of(back, lost, health_interval_s=1.0, control_timeout_s=30.0) as pool:
+            back.die("restarted by its owner")
+            await seen(pool, lambda status: status.servers[0].state is State.DEAD)
+            held = lost.control_holds["load_weights"] = Hold()
+            reports: list[UpdateReport] = []
+
+            async def update() -> None:
+                reports.append(await pool.update_weights(publication(1)))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(update)
+                await held.reached.wait()
+                lost.die("gone")
+                held.release.set()
+                await anyio.sleep(10)
+                assert not reports
+                back.revive()
+            assert [report.updated for report in reports] == [("scripted://0",)]
+
+    in_virtual_time(main)
+
+
+def test_an_update_waits_no_longer_than_a_control_call_for_servers_that_others_run() -> None:
+    async def main() -> None:
+        [only] = servers_of(1)
+        async with pool_of(only, health_interval_s=1.0, control_timeout_s=30.0) as pool:
+            only.die("gone")
+            began = anyio.current_time()
+            with pytest.raises(WeightSyncError, match=r"none answered again within inference.control_timeout_s = 30"):
+                await pool.update_weights(publication(1))
+            assert 30 <= anyio.current_time() - began <= 40
+
+    in_virtual_time(main)

@@ -2,8 +2,8 @@
 
     .venv/bin/python examples/03_code_with_tests.py        # three seconds; needs the sandbox (make sandbox-install)
 
-What to see: the reward is the share of hidden tests that pass. The feedback says what went wrong and never what was
-expected, which does not enter the sandbox at all. The bundled `agentrl_workflows.programming` has 80 such tasks.
+What to see: the reward is 1 if all hidden tests pass. The feedback has the outcome of each test and the kind of error; what
+is expected does not enter the sandbox at all. The bundled `agentrl_workflows.programming` has 80 such tasks.
 """
 
 import anyio
@@ -31,7 +31,7 @@ class CodeAttempts(SandboxedWorkflow):
     max_attempts: int = 2
 
     async def run(self, task: Task, client: Client) -> float:
-        """Return the share of tests that the last attempt passes."""
+        """Return 1.0 if the last attempt passes all tests."""
         grader, tests = CodeGrader(self.sandbox), read_tests(task["tests"])
         messages: list[MessageLike] = [{"role": "user", "content": task["question"]}]
         reward = 0.0

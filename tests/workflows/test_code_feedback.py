@@ -40,12 +40,23 @@ async def test_feedback_shows_examples_in_full_and_of_hidden_tests_what_the_prog
     read = play.read(episode)
     assert "The answer has no block of Python code." in read[1]
     assert "f(4) returned 5, expected 8." in read[2]
-    assert "2 of 4 tests passed.\nTest 2: wrong value: returned another value of type int" in read[3]
+    assert "2 of 4 tests passed.\nTest 2: wrong value\n" in read[3]
     assert "100" not in read[3]
     assert "Correct the program" in read[3]
     shares = [episode.metrics[f"passed_share.{attempt}"] for attempt in (1, 2, 3, 4)]
     assert (shares, episode.metrics["attempts"], episode.metrics["success"]) == ([0.0, 0.0, 0.5, 1.0], 4, 1)
     assert episode.final_reward == pytest.approx(0.9**3)
+
+
+async def test_a_second_attempt_learns_no_argument_of_a_hidden_test(play: Player) -> None:
+    """Neither from the message of an error, nor from the name of its class, nor from an output."""
+    leaks = [code(text) for text in ("raise ValueError(x)", "raise type(f'Args{x}', (Exception,), {})", "return f'Args{x}'")]
+    for leak in leaks:
+        task = Task(id="t", data={"question": "Write f.", "tests": {"calls": [["f(31337)", "1"]]}})
+        assert "31337" not in play.read(await play(CodeFeedback(), task, leak, RIGHT, RIGHT))[1]
+    program = "```python\nimport sys\nx = input()\nprint(x)\nprint(x, file=sys.stderr)\nsys.exit(x)\n```"
+    task = Task(id="t", data={"question": "Write it.", "tests": {"runs": [["31337", "1"]]}})
+    assert "31337" not in play.read(await play(CodeFeedback(), task, program, RIGHT, RIGHT))[1]
 
 
 async def test_the_last_attempt_counts_in_part_or_in_full(play: Player) -> None:

@@ -18,8 +18,8 @@ class CodeFeedback(SandboxedWorkflow):
     """Up to `max_attempts` programs for one task; the last one counts.
 
     A task has `question`, `tests` (hidden) and optionally `examples` (public), both for `read_tests`. Hidden tests run once
-    all examples pass. Feedback shows the first example that failed, with what was expected; of hidden tests it shows only
-    what the program did.
+    all examples pass. Feedback shows the first example that failed, with what was expected; of each hidden test that failed
+    it shows the outcome and the kind of error, and nothing that the program wrote: that may be the hidden arguments.
 
     The reward is the credit of the last attempt, times `retry_factor` for each attempt before it. The best attempt does not
     count: the model hands in its last one. Records `success` (all tests passed), `attempts`, and for each attempt N
@@ -27,7 +27,8 @@ class CodeFeedback(SandboxedWorkflow):
 
     Args:
         max_attempts: programs of one episode.
-        credit: `partial`: the share of hidden tests that passed; `full`: 1.0 if all passed, else 0.0.
+        credit: `full`: 1.0 if all hidden tests passed, else 0.0; `partial`: the share that passed. With `partial` a program
+            that returns a constant earns something on most tasks.
         retry_factor: factor of the reward for each attempt that failed.
         retry_request: what the model reads after the feedback.
         sandbox: fields of a `SandboxConfig`.
@@ -38,7 +39,7 @@ class CodeFeedback(SandboxedWorkflow):
         self,
         *,
         max_attempts: int = 3,
-        credit: Literal["partial", "full"] = "partial",
+        credit: Literal["partial", "full"] = "full",
         retry_factor: float = 0.9,
         retry_request: str = "\nCorrect the program, and answer with the whole of it in one block of Python code.",
         sandbox: Mapping[str, Any] | None = None,

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
 
 from agentrl.errors import ConfigError
+from agentrl.reward.code.compare import Comparison
+from agentrl.reward.code.loose import VIEWS
 from agentrl.reward.code.values import encode_value
 from agentrl.types import JsonValue
 
@@ -23,13 +25,17 @@ class CallCase:
     arguments: tuple[object, ...] = ()
     keywords: Mapping[str, object] = field(default_factory=dict[str, object])
     expected: object
+    views: tuple[str, ...] = ()
+    """Functions such as `set` that are applied to the result, the first one first, before it is compared."""
 
     def __post_init__(self) -> None:
         """Check that the values can be sent.
 
         Raises:
-            ConfigError: one is no plain data.
+            ConfigError: one is no plain data, or a view is unknown.
         """
+        if unknown := set(self.views) - set(VIEWS):
+            raise ConfigError(f"test case: expected views of {sorted(VIEWS)}, got {sorted(unknown)}")
         try:
             encode_value([self.arguments, dict(self.keywords), self.expected])
         except TypeError as error:
@@ -63,6 +69,7 @@ class FunctionTests:
     tolerance: float | None = None
     """None: types and values must be the same. Otherwise an expected float allows any number within this share of it, or
     within this distance; all else must be the same."""
+    comparison: Comparison = "exact"
 
     def __post_init__(self) -> None:
         _check_tests(self.cases, self.tolerance)
@@ -82,6 +89,7 @@ class ProgramTests:
     tolerance: float | None = None
     """None: the text must be the same. Otherwise it is compared word by word, and where a number is expected, a number
     within this share of it, or within this distance, is right."""
+    comparison: Comparison = "exact"
 
     def __post_init__(self) -> None:
         _check_tests(self.cases, self.tolerance)
@@ -97,8 +105,12 @@ def _check_tests(cases: Sequence[object], tolerance: float | None) -> None:
         raise ConfigError(f"tests: the tolerance must be a number of at least 0, got {tolerance}")
 
 
-def call_tests(cases: Sequence[tuple[str, str]], *, tolerance: float | None = None) -> FunctionTests:
+def call_tests(
+    cases: Sequence[tuple[str, str]], *, tolerance: float | None = None, comparison: Comparison = "exact"
+) -> FunctionTests:
     """Return tests from calls and values written in Python, such as `("add(1, b=[2])", "[1, 2]")`.
+
+    A call may stand in `set`, `sorted` or another of the views of a result, as in `set(add(1, [2]))`.
 
     Raises:
         ConfigError: a text is no call with literal arguments, no literal, or names another function than the first.
@@ -109,14 +121,36 @@ def call_tests(cases: Sequence[tuple[str, str]], *, tolerance: float | None = No
         tree = _parsed(call)
         if not isinstance(tree, ast.Call):
             raise ConfigError(f"test case {call!r:.200}: expected a call such as 'add(1, 2)'")
+        tree, views = without_views(tree)
         entries.append(ast.unparse(tree.func))
-        parsed.append(_call_case(tree, _parsed(expected)))
+        parsed.append(_call_case(tree, _parsed(expected), views))
     if len(set(entries)) > 1:
         raise ConfigError(f"tests: expected calls of one function, got {sorted(set(entries))}")
-    return FunctionTests(entry=entries[0] if entries else "", cases=tuple(parsed), tolerance=tolerance)
+    entry = entries[0] if entries else ""
+    return FunctionTests(entry=entry, cases=tuple(parsed), tolerance=tolerance, comparison=comparison)
 
 
-def assert_tests(asserts: Sequence[str], *, tolerance: float | None = None) -> FunctionTests:
+def without_views(call: ast.Call) -> tuple[ast.Call, tuple[str, ...]]:
+    """Return the call that stands inside of `set(...)` and its like, and their names from the inside out.
+
+    Example:
+        >>> call, views = without_views(ast.parse("len(set(f(1)))", mode="eval").body)
+        >>> ast.unparse(call), views
+        ('f(1)', ('set', 'len'))
+    """
+    views: list[str] = []
+    while isinstance(call.func, ast.Name) and call.func.id in VIEWS and len(call.args) == 1 and not call.keywords:
+        inner = call.args[0]
+        if not isinstance(inner, ast.Call):
+            break
+        views.append(call.func.id)
+        call = inner
+    return call, tuple(reversed(views))
+
+
+def assert_tests(
+    asserts: Sequence[str], *, tolerance: float | None = None, comparison: Comparison = "exact"
+) -> FunctionTests:
     """Return tests from lines such as `assert add(1, 2) == 3`, as data sets of Python tasks have them.
 
     `assert f(1)` expects True, and `assert not f(1)` False.
@@ -126,10 +160,11 @@ def assert_tests(asserts: Sequence[str], *, tolerance: float | None = None) -> F
 
     Example:
         >>> assert_tests(["assert is_even(4)", "assert is_even(3) == False"]).cases[1]
-        CallCase(arguments=(3,), keywords={}, expected=False)
+        CallCase(arguments=(3,), keywords={}, expected=False, views=())
     """
     pairs = [_pair(line) for line in asserts]
-    return call_tests([(ast.unparse(call), ast.unparse(expected)) for call, expected in pairs], tolerance=tolerance)
+    texts = [(ast.unparse(call), ast.unparse(expected)) for call, expected in pairs]
+    return call_tests(texts, tolerance=tolerance, comparison=comparison)
 
 
 def read_tests(data: JsonValue) -> HiddenTests:
@@ -138,23 +173,24 @@ def read_tests(data: JsonValue) -> HiddenTests:
     Args:
         data: `{"calls": [["add(1, 2)", "3"], ...]}` for a function, `{"runs": [["1 2\n", "3\n"], ...]}` for a program that
             reads the first and writes the second, or `{"asserts": ["assert add(1, 2) == 3", ...]}`; each with an optional
-            `tolerance`.
+            `tolerance`, and `comparison` (`exact`, the default, or `python`).
 
     Raises:
         ConfigError: it is none of these.
 
     Example:
         >>> read_tests({"runs": [["1 2", "3"]]})
-        ProgramTests(cases=(StdinCase(stdin='1 2', expected='3'),), tolerance=None)
+        ProgramTests(cases=(StdinCase(stdin='1 2', expected='3'),), tolerance=None, comparison='exact')
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"tests: expected a mapping with calls, runs or asserts, got {data!r:.200}")
-    kinds = sorted(set(data) - {"tolerance"})
+    kinds = sorted(set(data) - {"tolerance", "comparison"})
+    comparison = _comparison(data.get("comparison", "exact"))
     tolerance = data.get("tolerance")
     if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, (int, float))):
         raise ConfigError(f"tests: the tolerance must be a number, got {tolerance!r:.100}")
     if kinds == ["asserts"]:
-        return assert_tests(_texts(data["asserts"], "asserts"), tolerance=tolerance)
+        return assert_tests(_texts(data["asserts"], "asserts"), tolerance=tolerance, comparison=comparison)
     if kinds not in (["calls"], ["runs"]):
         raise ConfigError(f"tests: expected one of calls, runs and asserts, got {kinds}")
     kind: Literal["calls", "runs"] = "calls" if kinds == ["calls"] else "runs"
@@ -165,8 +201,15 @@ def read_tests(data: JsonValue) -> HiddenTests:
             raise ConfigError(f"tests.{kind}: expected pairs of texts, got {each!r:.200}")
         pairs.append((texts[0], texts[1]))
     if kind == "calls":
-        return call_tests(pairs, tolerance=tolerance)
-    return ProgramTests(cases=tuple(StdinCase(stdin=given, expected=text) for given, text in pairs), tolerance=tolerance)
+        return call_tests(pairs, tolerance=tolerance, comparison=comparison)
+    runs = tuple(StdinCase(stdin=given, expected=text) for given, text in pairs)
+    return ProgramTests(cases=runs, tolerance=tolerance, comparison=comparison)
+
+
+def _comparison(value: JsonValue) -> Comparison:
+    if value not in ("exact", "python"):
+        raise ConfigError(f"tests: expected the comparison exact or python, got {value!r:.100}")
+    return "exact" if value == "exact" else "python"
 
 
 def _case_items(data: JsonValue, where: str) -> Sequence[JsonValue]:
@@ -205,12 +248,13 @@ def _pair(line: str) -> tuple[ast.expr, ast.expr]:
     raise ConfigError(f"test case {line!r:.200}: expected an assertion such as 'assert add(1, 2) == 3'")
 
 
-def _call_case(call: ast.Call, expected: ast.expr) -> CallCase:
+def _call_case(call: ast.Call, expected: ast.expr, views: tuple[str, ...]) -> CallCase:
     try:
         return CallCase(
             arguments=tuple(ast.literal_eval(each) for each in call.args),
             keywords={str(each.arg): ast.literal_eval(each.value) for each in call.keywords},
             expected=ast.literal_eval(expected),
+            views=views,
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"test case {ast.unparse(call)!r:.200}: expected literal values: {error}") from None

@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
+from agentrl.reward.code.loose import line_equal, python_equal
 from agentrl.reward.code.values import ValueTree, decode_value
 
+Comparison: TypeAlias = Literal["exact", "python"]
+"""`exact`: types and values must be the same. `python`: as `==`, a tuple equals a list, and lines of an output are compared
+without the white space around them and as decimals."""
 _NUMBER = re.compile(rb"[-+]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][-+]?\d{1,4})?")
 
 
-def value_matches(expected: str, found: str, tolerance: float | None) -> bool:
+def value_matches(expected: str, found: str, tolerance: float | None, comparison: Comparison = "exact") -> bool:
     """Return whether a value is as expected; both in the text of `encode_value`.
 
     Example:
@@ -25,13 +29,17 @@ def value_matches(expected: str, found: str, tolerance: float | None) -> bool:
         (False, False)
         >>> value_matches(encode_value([0.3]), encode_value([0.1 + 0.2]), 1e-9)
         True
+        >>> value_matches(encode_value((1, 2)), encode_value([1.0, 2]), None, "python")
+        True
     """
     if expected == found:
         return True
-    if tolerance is None:
+    if tolerance is None and comparison == "exact":
         return False
     tree = read_tree(found)
-    return tree is not None and _is_near(json.loads(expected), tree[0], tolerance)
+    if comparison == "python":
+        return tree is not None and python_equal(json.loads(expected), tree[0], tolerance)
+    return tree is not None and _is_near(json.loads(expected), tree[0], tolerance or 0.0)
 
 
 def read_tree(text: str) -> tuple[ValueTree] | None:
@@ -99,17 +107,27 @@ def _is_close(expected: float, found: float | None, tolerance: float) -> bool:
     return math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def output_matches(expected: str, found: bytes, tolerance: float | None) -> bool:
+def output_matches(expected: str, found: bytes, tolerance: float | None, comparison: Comparison = "exact") -> bool:
     r"""Return whether an output is as expected, except for white space at the end of lines and of the whole.
+
+    With the comparison `python`, white space at their beginning does not count either, and numbers may be written otherwise.
 
     Example:
         >>> output_matches("1 2\n3\n", b"1 2 \r\n3", None), output_matches("1 2", b"1  2", None)
         (True, False)
         >>> output_matches("0.5 yes", b"0.50000001 yes", 1e-6)
         True
+        >>> output_matches("12666\nyes", b"\n 12666.0\n yes", None, "python")
+        True
     """
-    wanted = _lines(expected.encode(errors="surrogatepass"))
-    given = _lines(found)
+    wanted, given = expected.encode(errors="surrogatepass"), found
+    if comparison == "python":
+        wanted, given = wanted.strip(), given.strip()
+    wanted, given = _lines(wanted), _lines(given)
+    if comparison == "python":
+        wanted, given = [line.strip() for line in wanted], [line.strip() for line in given]
+        if len(wanted) == len(given) and all(map(line_equal, wanted, given)):
+            return True
     if tolerance is None or wanted == given:
         return wanted == given
     pairs = [(one.split(), other.split()) for one, other in zip(wanted, given, strict=False)]

@@ -43,7 +43,7 @@ class CodeGrade:
 
     cases: tuple[CaseGrade, ...]
     """In the order of the tests."""
-    partial_credit: bool = True
+    partial_credit: bool = False
 
     @property
     def passed_share(self) -> float:
@@ -57,7 +57,7 @@ class CodeGrade:
 
     @property
     def reward(self) -> float:
-        """The share of cases that passed; without partial credit, 1.0 if all did, else 0.0."""
+        """1.0 if all cases passed, else 0.0; with partial credit the share of them."""
         return self.passed_share if self.partial_credit else float(self.is_solved)
 
     @property
@@ -67,12 +67,15 @@ class CodeGrade:
         return {"solved": float(self.is_solved)} | {str(each): counts[each] / len(self.cases) for each in CaseOutcome}
 
     def feedback(self) -> str:
-        """Return lines for the policy to read: how many tests passed, and what went wrong, without what was expected."""
+        """Return lines for the policy to read: how many tests passed, and the outcome and the kind of error of the others.
+
+        They hold nothing that a submission wrote, since that may be the arguments of a hidden test.
+        """
         passed = sum(case.passed for case in self.cases)
         lines = [f"{passed} of {len(self.cases)} tests passed."]
         for number, case in enumerate(self.cases, 1):
             if not case.passed:
-                lines.append(f"Test {number}: {case.outcome.replace('_', ' ')}{': ' * bool(case.detail)}{case.detail}")
+                lines.append(f"Test {number}: {case.outcome.replace('_', ' ')}{' ' * bool(case.error)}{case.error or ''}")
         return "\n".join(lines)
 
 
@@ -83,7 +86,7 @@ class CodeGrader:
         sandbox: where submissions run.
         limits: of one case.
         num_concurrent: sandboxes at a time; None: one for each CPU. Waiting for a place counts as no submission's time.
-        partial_credit: whether the reward is the share of cases that passed.
+        partial_credit: whether the reward is the share of cases that passed. A constant answer often earns a share.
         max_timeouts: cases of one submission that may reach a time limit; the cases after them fail without being run.
         max_code_chars: a submission that is longer fails.
         extract: finds the code in a response; by default the last fenced block.
@@ -102,7 +105,7 @@ class CodeGrader:
         *,
         limits: Limits = DEFAULT_LIMITS,
         num_concurrent: int | None = None,
-        partial_credit: bool = True,
+        partial_credit: bool = False,
         max_timeouts: int = 2,
         max_code_chars: int = 100_000,
         extract: Callable[[str], str | None] = last_code_block,

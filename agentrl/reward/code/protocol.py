@@ -6,6 +6,7 @@ happens after that line is the submission's doing and has an outcome. Only an ex
 
 from __future__ import annotations
 
+import builtins
 import json
 import secrets
 import signal as signals
@@ -19,8 +20,9 @@ from agentrl.errors import EnvironmentFault
 from agentrl.foreign import one_line, shortened
 from agentrl.reward.code.cases import CallCase, FunctionTests, HiddenTests, StdinCase
 from agentrl.reward.code.compare import kind_of, output_matches, read_tree, shown_value, value_matches
+from agentrl.reward.code.loose import apply_views, group_of
 from agentrl.reward.code.runner import READY_WIDTH, SOLUTION
-from agentrl.reward.code.values import encode_value
+from agentrl.reward.code.values import encode_arguments, encode_value, tree_text
 from agentrl.sandbox.types import Ending, Program, Result, signal_name
 
 _FOLDER: Final = ".grader"
@@ -82,7 +84,10 @@ class CaseGrade:
 
     outcome: CaseOutcome
     detail: str = ""
-    """What the submission did, on one line. It never shows what was expected, so a policy may read it."""
+    """What the submission did, on one line. It never shows what was expected, but a submission can put its arguments there:
+    show it only of tests that the policy may see."""
+    error: str | None = None
+    """The kind of the exception that it raised: the name of a built-in one, or `an exception of its own`."""
     wall_s: float = 0.0
     """Seconds that the sandbox ran."""
     returned: str | None = None
@@ -115,8 +120,8 @@ class CaseRun:
         job = {
             "nonce": self._nonce,
             "entry": self._tests.entry,
-            "arguments": encode_value(list(case.arguments)),
-            "keywords": encode_value(dict(case.keywords)),
+            "arguments": encode_arguments(list(case.arguments)),
+            "keywords": encode_arguments(dict(case.keywords)),
         }
         return Program(
             argv=("python3", f"{_FOLDER}/runner.py"),
@@ -143,7 +148,8 @@ class CaseRun:
         detail = shortened(one_line(detail), _MAX_DETAIL)
         is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE) and isinstance(case, CallCase)
         returned = shortened(shown_value(output[:-1].split(b" ", 2)[2].decode()), _MAX_DETAIL) if is_value else None
-        return CaseGrade(outcome=outcome, detail=detail, wall_s=result.wall_s, returned=returned)
+        error = error_kind(detail) if outcome is CaseOutcome.RAISED else None
+        return CaseGrade(outcome=outcome, detail=detail, error=error, wall_s=result.wall_s, returned=returned)
 
     def _ending(self, result: Result) -> tuple[CaseOutcome, str] | None:
         """Return the outcome of a run that did not end with status 0."""
@@ -159,9 +165,9 @@ class CaseRun:
         return CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {said}".rstrip()
 
     def _compared(self, case: CallCase | StdinCase, output: bytes) -> tuple[CaseOutcome, str]:
-        tolerance = self._tests.tolerance
+        tests = self._tests
         if isinstance(case, StdinCase):
-            if output_matches(case.expected, output, tolerance):
+            if output_matches(case.expected, output, tests.tolerance, tests.comparison):
                 return CaseOutcome.PASSED, ""
             return CaseOutcome.WRONG_VALUE, f"wrote {output[: 2 * _MAX_DETAIL].decode(errors='replace')!r}"
         if not output:
@@ -174,17 +180,21 @@ class CaseRun:
             return _KINDS[kind], _error_text(text)
         if kind != "value":
             return _FORGED
-        return _value_outcome(encode_value(case.expected), text, tolerance)
+        return _value_outcome(case, text, tests)
 
 
-def _value_outcome(expected: str, found: str, tolerance: float | None) -> tuple[CaseOutcome, str]:
-    if value_matches(expected, found, tolerance):
-        return CaseOutcome.PASSED, ""
+def _value_outcome(case: CallCase, found: str, tests: HiddenTests) -> tuple[CaseOutcome, str]:
+    expected = encode_value(case.expected)
     tree = read_tree(found)
     if tree is None:
         return CaseOutcome.FORGED_RESULT, "sent what is no value"
+    seen = apply_views(case.views, tree[0]) if case.views else tree
+    text = tree_text(seen[0]) if case.views and seen is not None else found
+    if seen is not None and value_matches(expected, text, tests.tolerance, tests.comparison):
+        return CaseOutcome.PASSED, ""
     kind = kind_of(tree[0])
-    if kind != kind_of(json.loads(expected)):
+    group = group_of if tests.comparison == "python" else kind_of
+    if not case.views and group(tree[0]) != group(json.loads(expected)):
         return CaseOutcome.WRONG_TYPE, f"returned a value of type {kind}"
     return CaseOutcome.WRONG_VALUE, f"returned another value of type {kind}"
 
@@ -196,6 +206,18 @@ def _error_text(text: str) -> str:
     except (ValueError, RecursionError, TypeError):
         return ""
     return f"{name}: {message}" + (f" (line {line})" if isinstance(line, int) else "")
+
+
+def error_kind(told: str) -> str:
+    """Return the kind of an error; the names of other classes are of a submission's making, and may hold its arguments.
+
+    Example:
+        >>> error_kind("KeyError: 'a' (line 3)"), error_kind("Args_3_4: ")
+        ('KeyError', 'an exception of its own')
+    """
+    name = told.partition(":")[0]
+    found = getattr(builtins, name, None)
+    return name if isinstance(found, type) and issubclass(found, BaseException) else "an exception of its own"
 
 
 def _last_line(output: bytes) -> str:

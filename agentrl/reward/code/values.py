@@ -7,6 +7,8 @@ returned, and out here it writes what was expected.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias, cast
 
 ValueTree: TypeAlias = "bool | int | str | list[ValueTree] | None"
@@ -25,7 +27,17 @@ def encode_value(value: object) -> str:
         >>> encode_value([1, True, (2.0, "a")]), encode_value({1, 2}) == encode_value({2, 1})
         ('["list",1,true,["tuple",["float","0x1.0000000000000p+1"],"a"]]', True)
     """
-    return _tree_text(_tree(value))
+    return tree_text(_tree(value, in_order=False))
+
+
+def encode_arguments(value: object) -> str:
+    """Return the text of a value whose dicts keep their order, as the arguments of a call must.
+
+    Example:
+        >>> decode_value(encode_arguments({"b": 1, "a": 2}))
+        {'b': 1, 'a': 2}
+    """
+    return tree_text(_tree(value, in_order=True))
 
 
 def decode_value(text: str) -> object:
@@ -38,11 +50,12 @@ def decode_value(text: str) -> object:
     return _value(json.loads(text))
 
 
-def _tree_text(tree: ValueTree) -> str:
+def tree_text(tree: ValueTree) -> str:
+    """Return the tree as text."""
     return json.dumps(tree, separators=(",", ":"))
 
 
-def _tree(value: object) -> ValueTree:
+def _tree(value: object, *, in_order: bool) -> ValueTree:
     kind = type(value)
     if value is None or kind is bool:
         return cast("bool | None", value)
@@ -58,22 +71,22 @@ def _tree(value: object) -> ValueTree:
         return ["complex", (number.real + 0.0).hex(), (number.imag + 0.0).hex()]
     if issubclass(kind, (bytes, bytearray)):
         return ["bytes" if issubclass(kind, bytes) else "bytearray", bytes(memoryview(cast("bytes", value))).hex()]
-    return _container(value, kind)
+    return _container(value, kind, partial(_tree, in_order=in_order), in_order=in_order)
 
 
-def _container(value: object, kind: type) -> ValueTree:
+def _container(value: object, kind: type, tree: Callable[[object], ValueTree], *, in_order: bool) -> ValueTree:
     if issubclass(kind, list):
-        return ["list", *map(_tree, list.__iter__(cast("list[object]", value)))]
+        return ["list", *map(tree, list.__iter__(cast("list[object]", value)))]
     if issubclass(kind, tuple):
-        return ["tuple", *map(_tree, tuple.__iter__(cast("tuple[object, ...]", value)))]
+        return ["tuple", *map(tree, tuple.__iter__(cast("tuple[object, ...]", value)))]
     if issubclass(kind, dict):
         items = dict.items(cast("dict[object, object]", value))
-        pairs: list[ValueTree] = [[_tree(key), _tree(item)] for key, item in items]
-        return ["dict", *sorted(pairs, key=_tree_text)]
+        pairs: list[ValueTree] = [[tree(key), tree(item)] for key, item in items]
+        return ["dict", *(pairs if in_order else sorted(pairs, key=tree_text))]
     if issubclass(kind, set):
-        return ["set", *sorted(map(_tree, set.__iter__(cast("set[object]", value))), key=_tree_text)]
+        return ["set", *sorted(map(tree, set.__iter__(cast("set[object]", value))), key=tree_text)]
     if issubclass(kind, frozenset):
-        return ["frozenset", *sorted(map(_tree, frozenset.__iter__(cast("frozenset[object]", value))), key=_tree_text)]
+        return ["frozenset", *sorted(map(tree, frozenset.__iter__(cast("frozenset[object]", value))), key=tree_text)]
     raise TypeError(f"expected plain data such as numbers, strings, lists and dicts, got a value of type {kind.__name__}")
 
 

@@ -30,6 +30,9 @@ def test_assertions_are_read() -> None:
 def test_data_of_all_kinds_is_read() -> None:
     assert read_tests({"calls": [["f(1)", "2"]]}) == call_tests([("f(1)", "2")])
     assert read_tests({"asserts": ["assert f(1) == 2"], "tolerance": 0}) == call_tests([("f(1)", "2")], tolerance=0)
+    assert read_tests({"calls": [["set(f(1))", "{2}"]], "comparison": "python"}) == FunctionTests(
+        entry="f", cases=(CallCase(arguments=(1,), expected={2}, views=("set",)),), comparison="python"
+    )
     runs = ProgramTests(cases=(StdinCase(stdin="1\n", expected="2\n"),), tolerance=0.1)
     assert read_tests({"runs": [["1\n", "2\n"]], "tolerance": 0.1}) == runs
 
@@ -59,6 +62,7 @@ def test_data_of_all_kinds_is_read() -> None:
         ({"asserts": [""]}, "expected an assertion"),
         ({"asserts": ["assert open('x').read() == ''"]}, "the entry must be a name"),
         ({"runs": [["", ""]], "tolerance": "0.1"}, "tolerance must be a number"),
+        ({"runs": [["", ""]], "comparison": "loose"}, "comparison exact or python, got 'loose'"),
         ({"runs": [["", ""]], "tolerance": -1}, "tolerance must be a number of at least 0"),
         ({"runs": [["", ""]], "tolerance": float("nan")}, "tolerance must be a number of at least 0"),
     ],

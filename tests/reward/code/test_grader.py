@@ -10,6 +10,8 @@ import pytest
 from agentrl.env import watch_faults
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.code import CaseOutcome, CodeGrader, ProgramTests, StdinCase, call_tests, last_code_block, whole_response
+from agentrl.reward.code.compare import Comparison
+from agentrl.reward.code.values import decode_value, encode_value
 from agentrl.sandbox.types import Ending, Program, Result
 from tests.support.sandboxes import AnsweringSandbox, job_of
 
@@ -38,17 +40,79 @@ def answering(answer: Callable[[Program], Result]) -> AnsweringSandbox:
     return AnsweringSandbox(reply)
 
 
-async def test_the_reward_is_the_share_of_tests() -> None:
+async def test_the_reward_is_all_or_nothing_unless_a_share_is_asked_for() -> None:
     sandbox = answering(lambda program: said(program, "value 1"))
     grade = await CodeGrader(sandbox).grade(CODE, TESTS)
-    assert (grade.reward, grade.is_solved) == (0.25, False)
+    assert (grade.reward, grade.passed_share, grade.is_solved) == (0, 0.25, False)
     assert (grade.metrics["passed"], grade.metrics["wrong_value"]) == (0.25, 0.75)
-    assert (await CodeGrader(sandbox, partial_credit=False).grade(CODE, TESTS)).reward == 0
+    assert (await CodeGrader(sandbox, partial_credit=True).grade(CODE, TESTS)).reward == 0.25
 
 
 async def test_a_right_submission_gets_everything() -> None:
     grade = await CodeGrader(answering(lambda program: said(program, f"value {number_of(program)}"))).grade(CODE, TESTS)
     assert (grade.reward, grade.metrics["solved"], grade.feedback()) == (1.0, 1.0, "4 of 4 tests passed.")
+
+
+@pytest.mark.parametrize(
+    ("said_by_it", "line"),
+    [
+        ('error ["ValueError","(3, 4)",34]', "Test 1: raised ValueError"),
+        ('error ["Args_3_4","",34]', "Test 1: raised an exception of its own"),
+        ('error ["print","",34]', "Test 1: raised an exception of its own"),
+        ('unsupported ["TypeError","value of type Args_3_4",34]', "Test 1: unsupported value"),
+        ('missing ["AttributeError","3 4",34]', "Test 1: missing function"),
+        ('value ["args 3 4"]', "Test 1: wrong type"),
+        ('value "3 4"', "Test 1: wrong type"),
+        ("value 34", "Test 1: wrong value"),
+        ("args_3_4 null", "Test 1: forged result"),
+    ],
+)
+async def test_feedback_holds_nothing_that_a_submission_wrote(said_by_it: str, line: str) -> None:
+    grader = CodeGrader(answering(lambda program: said(program, said_by_it)))
+    grade = await grader.grade(CODE, call_tests([("f(1)", "1")]))
+    assert grade.feedback() == f"0 of 1 tests passed.\n{line}"
+
+
+@pytest.mark.parametrize("outcome", [{"exit_status": 34}, {"signal": 34}, {"exit_status": 0}])
+async def test_feedback_on_a_program_holds_no_output_status_or_signal(outcome: dict[str, int]) -> None:
+    def answer(program: Program) -> Result:
+        ended = Ending.EXITED if "exit_status" in outcome else Ending.KILLED
+        ready = f"{program.argv[-1]}\n".encode()
+        return Result(ended=ended, stdout=ready + b"3 4", stderr=b"3 4", wall_s=3.4, **outcome)
+
+    grade = await CodeGrader(answering(answer)).grade(CODE, ProgramTests(cases=(StdinCase(stdin="3 4", expected="7"),)))
+    assert not {"3", "4"} & set(grade.feedback())
+    assert grade.cases[0].detail
+
+
+async def test_dicts_of_arguments_keep_their_order() -> None:
+    sandbox = answering(lambda program: said(program, "value 1"))
+    await CodeGrader(sandbox).grade(CODE, call_tests([("f({'b': {'d': 1, 'c': 2}, 'a': 3}, k={'y': 1, 'x': 2})", "1")]))
+    job = job_of(sandbox.programs[0])
+    assert [*job["arguments"]].index("b") < [*job["arguments"]].index("a")
+    assert repr(decode_value(job["arguments"])) == "[{'b': {'d': 1, 'c': 2}, 'a': 3}]"
+    assert repr(decode_value(job["keywords"])) == "{'k': {'y': 1, 'x': 2}}"
+
+
+@pytest.mark.parametrize(
+    ("call", "expected", "returned", "passes"),
+    [
+        ("set(f(1))", "{1, 2}", [2, 1, 2], True),
+        ("set(f(1))", "{1, 2}", [1], False),
+        ("set(f(1))", "{1, 2}", 3, False),
+        ("sorted(f(1))", "[1, 2]", (2, 1), True),
+        ("sorted(f(1))", "[1, 2]", ["a", 1], False),
+        ("len(set(f(1)))", "2", "aba", True),
+        ("list(f(1))", "['a', 'b']", {"a": 1, "b": 2}, True),
+    ],
+)
+@pytest.mark.parametrize("comparison", ["exact", "python"])
+async def test_a_view_is_applied_to_the_result(
+    call: str, expected: str, returned: object, *, passes: bool, comparison: Comparison
+) -> None:
+    grader = CodeGrader(answering(lambda program: said(program, f"value {encode_value(returned)}")))
+    tests = call_tests([(call, expected)], comparison=comparison)
+    assert (await grader.grade(CODE, tests)).is_solved is passes
 
 
 async def test_feedback_does_not_show_what_is_expected() -> None:

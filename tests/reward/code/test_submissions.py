@@ -112,7 +112,7 @@ async def test_what_is_expected_is_nowhere_in_the_sandbox(sandbox: BoxSandbox) -
 async def test_a_submission_gets_the_same_reward_each_time(sandbox: BoxSandbox) -> None:
     source = "def mix(values):\n    return next(iter({'a', 'b', 'c', 'd', 'e'}))\n"
     tests = call_tests([(f"mix({number})", repr(letter)) for number, letter in enumerate("abcde")])
-    grader = CodeGrader(sandbox)
+    grader = CodeGrader(sandbox, partial_credit=True)
     grades = [await grader.grade(f"```python\n{source}```\n", tests) for _ in range(2)]
     assert grades[0].reward == pytest.approx(0.2)
     assert [case.outcome for case in grades[0].cases] == [case.outcome for case in grades[1].cases]

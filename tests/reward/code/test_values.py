@@ -93,12 +93,62 @@ def test_a_tolerance_is_for_floats_alone(expected: object, found: object, *, mat
 
 
 @pytest.mark.parametrize(
+    ("expected", "found", "matches"),
+    [
+        (3, 3.0, True),
+        ([1.0, 2.0], [1, 2], True),
+        (True, 1, True),
+        (0, False, True),
+        (1, 1 + 0j, True),
+        (3, 3.0000001, False),
+        (2**60, float(2**60), True),
+        (2**60 + 1, float(2**60), False),
+        ((1, (2, "a")), [1, [2, "a"]], True),
+        ([1, 2], [2, 1], False),
+        ([1], {1}, False),
+        ("1", 1, False),
+        (None, False, False),
+        (b"a", bytearray(b"a"), True),
+        (b"a", "a", False),
+        ({1, 2}, frozenset({2.0, 1}), True),
+        ({(1, 2)}, {(1.0, 2)}, True),
+        ({"a": 1, "b": (2,)}, {"b": [2.0], "a": True}, True),
+        ({1: "a"}, {1.0: "a"}, True),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        (math.nan, math.nan, True),
+        ([10**400], [1e300], False),
+        ("a", "a", True),
+    ],
+)
+def test_the_comparison_python_is_that_of_python_where_tuples_are_lists(
+    expected: object, found: object, *, matches: bool
+) -> None:
+    assert value_matches(encode_value(expected), encode_value(found), None, "python") is matches
+
+
+@given(values, values)
+def test_the_comparison_python_agrees_with_python(one: object, other: object) -> None:
+    for found in (one, other):
+        same = value_matches(encode_value(one), encode_value(found), None, "python")
+        assert same == (as_lists(one) == as_lists(found))
+
+
+def as_lists(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return [as_lists(each) for each in value]
+    if isinstance(value, dict):
+        return {key: as_lists(each) for key, each in value.items()}
+    return value
+
+
+@pytest.mark.parametrize(
     "text", ["", "[", "[" * 100_000, "NaN", "[[]]", '["float"]', '["float","x"]', '["int",1]', "{}", "\0"]
 )
 def test_forged_texts_match_nothing(text: str) -> None:
     for expected in (1.0, 2, [3.0], {"a": 1.0}, None, True, "x"):
         assert not value_matches(encode_value(expected), text, 0.5)
         assert not value_matches(encode_value(expected), text, None)
+        assert not value_matches(encode_value(expected), text, 0.5, "python")
 
 
 @pytest.mark.parametrize(
@@ -122,3 +172,25 @@ def test_forged_texts_match_nothing(text: str) -> None:
 )
 def test_outputs_are_compared_line_by_line(expected: str, found: bytes, tolerance: float | None, *, matches: bool) -> None:
     assert output_matches(expected, found, tolerance) is matches
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "matches"),
+    [
+        ("12666", b"12666.0", True),
+        ("yes\n", b"\n\n  yes \n", True),
+        ("1 2\n3", b"1.0  2e0\n 3", True),
+        ("0.5", b".5", True),
+        ("0.5", b"0.50000001", False),
+        ("1\n2", b"1 2", False),
+        ("a 1", b"a 1.0", False),
+        ("1", b"1_0", False),
+        ("10", b"1_0", False),
+        ("1", "\u0661".encode(), False),
+        ("nan", b"NaN", False),
+        ("", b" \n", True),
+        ("1", b"1" * 100_000, False),
+    ],
+)
+def test_the_comparison_python_strips_lines_and_reads_decimals(expected: str, found: bytes, *, matches: bool) -> None:
+    assert output_matches(expected, found, None, "python") is matches

@@ -1,7 +1,8 @@
 """Turns the assertions of code data sets into hidden tests, without running any of them.
 
-Invariant: an assertion that says more than "this call returns this value" is refused, never weakened. Two differences
-remain: types must be the same, so 3.0 is not 3; and a tolerance of one assertion holds for all floats of its task.
+Invariant: an assertion that says more than "this call returns this value" is refused, never weakened. Values are compared as
+`==` compares them (`comparison: python`), and a tuple equals a list. One difference remains: a tolerance of one assertion holds
+for all floats of its task.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from agentrl.errors import ConfigError
+from agentrl.reward.code.cases import without_views
+from agentrl.reward.code.loose import VIEWS
 from agentrl.types import JsonValue
+from agentrl_workflows.tasks.folding import FOLDED_FUNCTIONS, folded
 
 _EQUAL = (ast.Eq, ast.Is)
 _BELOW = (ast.Lt, ast.LtE)
@@ -26,7 +30,7 @@ def asserted_calls(lines: Iterable[str]) -> dict[str, JsonValue]:
 
     Example:
         >>> asserted_calls(["assert half(1) == 0.5", "assert abs(half(3) - 1.5) <= 1e-6"])
-        {'calls': [['half(1)', '0.5'], ['half(3)', '1.5']], 'tolerance': 1e-06}
+        {'calls': [['half(1)', '0.5'], ['half(3)', '1.5']], 'comparison': 'python', 'tolerance': 1e-06}
     """
     return _tests([_statement(line) for line in lines])
 
@@ -43,7 +47,7 @@ def checked_calls(source: str, entry: str) -> dict[str, JsonValue]:
 
     Example:
         >>> checked_calls("def check(candidate):\n    assert candidate(1) == 2\n    assert True", "inc")
-        {'calls': [['inc(1)', '2']]}
+        {'calls': [['inc(1)', '2']], 'comparison': 'python'}
     """
     try:
         tree = ast.parse(source)
@@ -65,9 +69,13 @@ class _Renamed(ast.NodeTransformer):
 
 
 def _says_nothing(node: ast.stmt) -> bool:
-    """Return whether it is `pass`, a text, or `assert True`."""
+    """Return whether it is `pass`, a text, a name, `import math`, or `assert True`."""
+    if isinstance(node, ast.Import):
+        return all(alias.name == "math" and alias.asname is None for alias in node.names)
     if isinstance(node, (ast.Assert, ast.Expr)):
         value = node.test if isinstance(node, ast.Assert) else node.value
+        if isinstance(node, ast.Expr) and isinstance(value, ast.Name):
+            return True
         return isinstance(value, ast.Constant) and bool(value.value)
     return isinstance(node, ast.Pass)
 
@@ -86,11 +94,12 @@ def _tests(statements: Iterable[ast.stmt]) -> dict[str, JsonValue]:
     found = [case for statement in statements for case in _cases(statement)]
     if not found:
         raise ConfigError("expected at least one assertion")
-    names = {ast.unparse(call.func) for call, _, _ in found}
+    names = {ast.unparse(without_views(call)[0].func) for call, _, _ in found}
     if len(names) > 1:
         raise ConfigError(f"expected assertions about one function, got {sorted(names)}")
     tolerances = [tolerance for _, _, tolerance in found if tolerance is not None]
-    tests: dict[str, JsonValue] = {"calls": [[ast.unparse(call), ast.unparse(value)] for call, value, _ in found]}
+    calls: list[JsonValue] = [[ast.unparse(call), ast.unparse(value)] for call, value, _ in found]
+    tests: dict[str, JsonValue] = {"calls": calls, "comparison": "python"}
     return tests | ({"tolerance": min(tolerances)} if tolerances else {})
 
 
@@ -100,29 +109,30 @@ def _cases(statement: ast.stmt) -> Iterator[tuple[ast.Call, ast.expr, float | No
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     for part in parts:
         call, value, tolerance = _compared_sides(part) or (None, None, None)
-        if not isinstance(call, ast.Call) or value is None or not isinstance(call.func, (ast.Name, ast.Attribute)):
+        inner = without_views(call)[0] if isinstance(call, ast.Call) else None
+        if not isinstance(call, ast.Call) or inner is None or value is None:
             raise _not_a_test(statement)
-        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        named = all(keyword.arg is not None for keyword in call.keywords)
-        if not named or not all(_is_literal(each) for each in [*arguments, value]):
+        is_named = isinstance(inner.func, (ast.Name, ast.Attribute))
+        if not is_named or not all(keyword.arg is not None for keyword in inner.keywords):
             raise _not_a_test(statement)
-        yield call, value, tolerance
+        try:
+            inner.args = [folded(each) for each in inner.args]
+            inner.keywords = [ast.keyword(each.arg, folded(each.value)) for each in inner.keywords]
+            yield call, folded(value), tolerance
+        except ConfigError as error:
+            raise _not_a_test(statement, error) from None
 
 
 def _compared_sides(test: ast.expr | None) -> tuple[ast.expr, ast.expr, float | None] | None:
     if isinstance(test, ast.Call):
-        close = _isclose(test)
-        return close or (None if _is_built_in(test) else (test, ast.Constant(True), None))
+        return _isclose(test) or ((test, ast.Constant(True), None) if _is_tested(test) else None)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        operand = test.operand
-        return None if isinstance(operand, ast.Call) and _is_built_in(operand) else (operand, ast.Constant(False), None)
+        return (test.operand, ast.Constant(False), None) if _is_tested(test.operand) else None
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     left, right = test.left, test.comparators[0]
     if isinstance(test.ops[0], _EQUAL):
-        if isinstance(right, ast.Call) and not isinstance(left, ast.Call):
-            left, right = right, left
-        return None if isinstance(left, ast.Call) and _is_built_in(left) else (left, right, None)
+        return (left, right, None) if _has_tested(left) or not _has_tested(right) else (right, left, None)
     distance = _distance(left)
     limit = _constant_number(right)
     return (*distance, limit) if distance and limit is not None and isinstance(test.ops[0], _BELOW) else None
@@ -135,7 +145,7 @@ def _distance(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     inner = node.args[0]
     if not (isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub)):
         return None
-    return (inner.left, inner.right) if isinstance(inner.left, ast.Call) else (inner.right, inner.left)
+    return (inner.left, inner.right) if _is_tested(inner.left) else (inner.right, inner.left)
 
 
 def _isclose(call: ast.Call) -> tuple[ast.expr, ast.expr, float] | None:
@@ -146,33 +156,26 @@ def _isclose(call: ast.Call) -> tuple[ast.expr, ast.expr, float] | None:
     return (call.args[0], call.args[1], min(known, default=1e-9))
 
 
-def _is_built_in(call: ast.Call) -> bool:
-    """Return whether a call is about a result, such as `set(f(1))`, and not of the function itself."""
-    return any(isinstance(argument, ast.Call) for argument in call.args)
+def _has_tested(node: ast.expr) -> bool:
+    """Return whether it calls the function under test, perhaps inside of a view such as `set`."""
+    return isinstance(node, ast.Call) and _is_tested(without_views(node)[0])
+
+
+def _is_tested(node: ast.expr) -> bool:
+    """Return whether it calls the function under test, and not a built-in one that a constant may use."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) not in {*VIEWS, *FOLDED_FUNCTIONS}
 
 
 def _constant_number(node: ast.expr) -> float | None:
     try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError):
-        # Data sets also write 10 ** -6.
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            base, exponent = _constant_number(node.left), _constant_number(node.right)
-            return None if base is None or exponent is None or not -30 <= exponent <= 0 else base**exponent
+        value = ast.literal_eval(folded(node))
+    except ConfigError:
         return None
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        return False
-    return True
-
-
-def _not_a_test(statement: ast.stmt) -> ConfigError:
+def _not_a_test(statement: ast.stmt, error: ConfigError | None = None) -> ConfigError:
     return ConfigError(
         f"{ast.unparse(statement)[:200]!r} cannot be a hidden test: expected 'assert f(1, [2]) == 3', with one call and "
-        "literal values"
+        f"constant values{'; ' if error else ''}{error or ''}"
     )

@@ -1,0 +1,171 @@
+"""Compare as Python's `==` and the graders of public data sets do, on the text of values.
+
+Invariant: no value of a submission is hashed or ordered by methods of its making. A text that is no value equals nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Final, cast
+
+from agentrl.reward.code.values import ValueTree, decode_value, tree_text
+
+_SEQUENCES: Final = frozenset({"list", "tuple"})
+_SETS: Final = frozenset({"set", "frozenset"})
+_BYTES: Final = frozenset({"bytes", "bytearray"})
+_NUMBERS: Final = frozenset({"int", "float", "complex"})
+_MAX_NUMBER_CHARS: Final = 400
+_BAD_TEXT: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+
+
+def python_equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bool:
+    """Return whether two values are equal in Python, where a tuple also equals a list.
+
+    With a tolerance, an expected float allows any number within this share of it, or within this distance.
+
+    Example:
+        >>> python_equal(["tuple", 1, True], ["list", ["float", "0x1p0"], 1], None)
+        True
+    """
+    try:
+        return _equal(expected, found, tolerance)
+    except _BAD_TEXT:
+        return False
+
+
+def _equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bool:
+    kind, other = group_of(expected), group_of(found)
+    if kind != other:
+        return False
+    if kind == "number":
+        return _numbers_equal(expected, found, tolerance)
+    if kind not in ("sequence", "set", "dict"):
+        parts = (cast("list[ValueTree]", each)[1] if kind == "bytes" else each for each in (expected, found))
+        return next(parts) == next(parts)
+    ours, theirs = cast("list[ValueTree]", expected)[1:], cast("list[ValueTree]", found)[1:]
+    if kind == "set":
+        return {_canonical(each) for each in ours} == {_canonical(each) for each in theirs}
+    if len(ours) != len(theirs):
+        return False
+    if kind == "dict":
+        wanted, given = _by_key(ours), _by_key(theirs)
+        return wanted.keys() == given.keys() and all(_equal(value, given[key], tolerance) for key, value in wanted.items())
+    return all(_equal(one, another, tolerance) for one, another in zip(ours, theirs, strict=True))
+
+
+def group_of(tree: ValueTree) -> str:
+    """Return the group of types within which values may be equal in Python, such as `number`."""
+    if isinstance(tree, list):
+        kind = tree[0]
+        groups = {"sequence": _SEQUENCES, "set": _SETS, "bytes": _BYTES, "number": _NUMBERS}
+        return next((name for name, kinds in groups.items() if kind in kinds), str(kind))
+    return "number" if isinstance(tree, (bool, int)) else type(tree).__name__
+
+
+def _number(tree: ValueTree) -> int | float | complex:
+    if isinstance(tree, (bool, int)):
+        return tree
+    value = decode_value(tree_text(tree))
+    return cast("int | float | complex", value)
+
+
+def _numbers_equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bool:
+    wanted, given = _number(expected), _number(found)
+    if wanted == given or (wanted != wanted and given != given):  # noqa: PLR0124 - not a number
+        return True
+    if tolerance is None or not isinstance(wanted, float) or isinstance(given, complex):
+        return False
+    return math.isclose(wanted, given, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _canonical(tree: ValueTree) -> str:
+    """Return a text that is the same for all values that are equal in Python."""
+    kind = group_of(tree)
+    if kind == "number":
+        number = _number(tree)
+        if isinstance(number, complex) and number.imag == 0:
+            number = number.real
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)
+        return hex(number) if isinstance(number, int) else repr(number)
+    if kind not in ("sequence", "set", "dict"):
+        part = cast("list[ValueTree]", tree)[1] if kind == "bytes" else tree
+        return f"{kind}:{json.dumps(part)}"
+    parts = [_canonical(each) for each in cast("list[ValueTree]", tree)[1:]]
+    return json.dumps([kind, *(sorted(set(parts)) if kind == "set" else parts)])
+
+
+def _by_key(pairs: Sequence[ValueTree]) -> dict[str, ValueTree]:
+    return {_canonical(key): value for key, value in cast("Sequence[tuple[ValueTree, ValueTree]]", pairs)}
+
+
+def apply_views(views: Sequence[str], tree: ValueTree) -> tuple[ValueTree] | None:
+    """Return what `set(value)` and its like give, the first of `views` applied first; None if Python would raise.
+
+    Example:
+        >>> apply_views(["set", "len"], ["list", 1, 1, 2])
+        (2,)
+    """
+    try:
+        for view in views:
+            tree = VIEWS[view](tree)
+    except _BAD_TEXT:
+        return None
+    return (tree,)
+
+
+def _items(tree: ValueTree) -> list[ValueTree]:
+    if isinstance(tree, str):
+        return [*tree]
+    kind = tree[0] if isinstance(tree, list) else ""
+    if kind == "dict":
+        return [cast("list[ValueTree]", pair)[0] for pair in cast("list[ValueTree]", tree)[1:]]
+    if kind not in _SEQUENCES | _SETS:
+        raise TypeError("the value has no items")
+    return cast("list[ValueTree]", tree)[1:]
+
+
+def _set(tree: ValueTree) -> ValueTree:
+    unique = {_canonical(each): each for each in _items(tree)}.values()
+    return ["set", *sorted(unique, key=tree_text)]  # in the order of `encode_value`
+
+
+def _sorted(tree: ValueTree) -> ValueTree:
+    decoded = [(decode_value(tree_text(each)), each) for each in _items(tree)]
+    return ["list", *(each for _, each in sorted(decoded, key=lambda pair: cast("int", pair[0])))]
+
+
+VIEWS: Final[Mapping[str, Callable[[ValueTree], ValueTree]]] = {
+    "set": _set,
+    "frozenset": _set,
+    "list": lambda tree: ["list", *_items(tree)],
+    "tuple": lambda tree: ["tuple", *_items(tree)],
+    "sorted": _sorted,
+    "len": lambda tree: len(_items(_set(tree) if isinstance(tree, list) and tree[0] in _SETS else tree)),
+}
+"""Functions that a test may apply to a result before it compares; they run on the text of the value."""
+
+
+def line_equal(expected: bytes, found: bytes) -> bool:
+    """Return whether two lines are the same, or have the same numbers in decimals.
+
+    Example:
+        >>> line_equal(b"12666 1", b"12666.0  1e0"), line_equal(b"0.1", b"0.10000001")
+        (True, False)
+    """
+    if expected == found:
+        return True
+    try:
+        wanted = [_decimal(word) for word in expected.split()]
+        return bool(wanted) and wanted == [_decimal(word) for word in found.split()]
+    except (InvalidOperation, ValueError):
+        return False
+
+
+def _decimal(word: bytes) -> Decimal:
+    if len(word) > _MAX_NUMBER_CHARS or b"_" in word or not word.isascii():
+        raise ValueError(word[:20])
+    return Decimal(word.decode())

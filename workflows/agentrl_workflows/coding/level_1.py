@@ -18,6 +18,9 @@ from agentrl_workflows.coding.parts import (
     sentences,
 )
 
+# A family lists its choices with one choice a line.
+# fmt: off
+
 
 def chosen_numbers(rng: Random) -> Draft:
     """Numbers that meet a condition, summed up."""
@@ -50,23 +53,11 @@ def characters(rng: Random) -> Draft:
     mark = rng.choice("*#-.")
     words, code, wrong = rng.choice(
         [
-            (
-                "the number of its characters that are",
-                f"sum(c in {group!r} for c in text)",
-                f"len(set(text) & set({group!r}))",
-            ),
+            ("the number of its characters that are", f"sum(c in {group!r} for c in text)", f"len(set(text) & set({group!r}))"),
             ("the text without the characters that are", f"''.join(c for c in text if c not in {group!r})", "text[1:]"),
             ("a text of only those of its characters that are", f"''.join(c for c in text if c in {group!r})", "text[:1]"),
-            (
-                f"the text with `{mark}` in the place of each character that is",
-                f"''.join({mark!r} if c in {group!r} else c for c in text)",
-                f"{mark!r} * len(text)",
-            ),
-            (
-                "the list of the positions, from 0, of its characters that are",
-                f"[i for i, c in enumerate(text) if c in {group!r}]",
-                "[*range(len(text))]",
-            ),
+            (f"the text with `{mark}` in the place of each character that is", f"''.join({mark!r} if c in {group!r} else c for c in text)", f"{mark!r} * len(text)"),
+            ("the list of the positions, from 0, of its characters that are", f"[i for i, c in enumerate(text) if c in {group!r}]", "[*range(len(text))]"),
         ]
     )
     shown = ", ".join(f"`{c}`" for c in group)
@@ -144,16 +135,8 @@ def table_entries(rng: Random) -> Draft:
             ("their keys in alphabetical order", "sorted(kept)", "list(kept)[::-1]"),
             ("the sum of their values", "sum(kept.values())", "len(kept)"),
             ("a dict of them alone", "kept", "dict(table)"),
-            (
-                "a dict from each of their values to the number of them that have it",
-                "{v: [*kept.values()].count(v) for v in kept.values()}",
-                "{v: 1 for v in kept.values()}",
-            ),
-            (
-                "the length of the longest of their keys (0 if there is none)",
-                "max(map(len, kept), default=0)",
-                "max(map(len, table), default=0)",
-            ),
+            ("a dict from each of their values to the number of them that have it", "{v: [*kept.values()].count(v) for v in kept.values()}", "{v: 1 for v in kept.values()}"),
+            ("the length of the longest of their keys (0 if there is none)", "max(map(len, kept), default=0)", "max(map(len, table), default=0)"),
         ]
     )
 
@@ -174,53 +157,13 @@ def cut_lists(rng: Random) -> Draft:
     k = rng.randint(2, 6)
     words, code, wrongs = rng.choice(
         [
-            (
-                "every <K>th item, the first one included",
-                "values[::<K>]",
-                ("values[<K> - 1::<K>]", "values[::<K> + 1]", "values[:<K>]"),
-            ),
-            (
-                "the list turned to the left by <K> places (the first item goes to the end, <K> times)",
-                "[values[(i + <K>) % len(values)] for i in range(len(values))]",
-                ("values[<K>:] + values[:1]", "[values[i - <K>] for i in range(len(values))]", "values[<K>:]"),
-            ),
-            (
-                "a list of lists of <K> neighbors each, from the left; the last one may be shorter",
-                "[values[i:i + <K>] for i in range(0, len(values), <K>)]",
-                (
-                    "[values[i:i + <K>] for i in range(0, len(values) - <K> + 1, <K>)]",
-                    "[values[i::<K>] for i in range(<K>)]",
-                    "[values[i:i + <K>] for i in range(len(values))]",
-                ),
-            ),
-            (
-                "a list of <K> lists: the items are dealt out to them in turn, as cards are",
-                "[values[i::<K>] for i in range(<K>)]",
-                (
-                    "[values[i:i + <K>] for i in range(0, len(values), <K>)]",
-                    "[values[i::<K>] for i in range(<K> - 1)]",
-                    "[values[i::<K> + 1] for i in range(<K>)]",
-                ),
-            ),
-            (
-                "the items, but each block of <K> neighbors from the left in reverse; a shorter last block, too",
-                "[x for i in range(0, len(values), <K>) for x in values[i:i + <K>][::-1]]",
-                (
-                    "values[::-1]",
-                    "[x for i in range(0, len(values), <K>) for x in values[i:i + <K>]]",
-                    "values[:<K>][::-1] + values[<K>:]",
-                ),
-            ),
-            (
-                "the items without the first <K> and the last <K> (nothing is left of a list of at most <KK>)",
-                "values[<K>:len(values) - <K>] if len(values) > <KK> else []",
-                ("values[<K>:]", "values[1:len(values) - 1]", "values[<K>:len(values) - <K> + 1]"),
-            ),
-            (
-                "the <K> largest, the largest first; all of a shorter list",
-                "sorted(values)[::-1][:<K>]",
-                ("values[:<K>]", "sorted(values)[:<K>]", "sorted(values)[-<K>:]"),
-            ),
+            ("every <K>th item, the first one included", "values[::<K>]", ("values[<K> - 1::<K>]", "values[::<K> + 1]", "values[:<K>]")),
+            ("the list turned to the left by <K> places (the first item goes to the end, <K> times)", "[values[(i + <K>) % len(values)] for i in range(len(values))]", ("values[<K>:] + values[:1]", "[values[i - <K>] for i in range(len(values))]", "values[<K>:]")),
+            ("a list of lists of <K> neighbors each, from the left; the last one may be shorter", "[values[i:i + <K>] for i in range(0, len(values), <K>)]", ("[values[i:i + <K>] for i in range(0, len(values) - <K> + 1, <K>)]", "[values[i::<K>] for i in range(<K>)]", "[values[i:i + <K>] for i in range(len(values))]")),
+            ("a list of <K> lists: the items are dealt out to them in turn, as cards are", "[values[i::<K>] for i in range(<K>)]", ("[values[i:i + <K>] for i in range(0, len(values), <K>)]", "[values[i::<K>] for i in range(<K> - 1)]", "[values[i::<K> + 1] for i in range(<K>)]")),
+            ("the items, but each block of <K> neighbors from the left in reverse; a shorter last block, too", "[x for i in range(0, len(values), <K>) for x in values[i:i + <K>][::-1]]", ("values[::-1]", "[x for i in range(0, len(values), <K>) for x in values[i:i + <K>]]", "values[:<K>][::-1] + values[<K>:]")),
+            ("the items without the first <K> and the last <K> (nothing is left of a list of at most <KK>)", "values[<K>:len(values) - <K>] if len(values) > <KK> else []", ("values[<K>:]", "values[1:len(values) - 1]", "values[<K>:len(values) - <K> + 1]")),
+            ("the <K> largest, the largest first; all of a shorter list", "sorted(values)[::-1][:<K>]", ("values[:<K>]", "sorted(values)[:<K>]", "sorted(values)[-<K>:]")),
         ]
     )
     return make_draft(
@@ -242,20 +185,12 @@ def combined_lists(rng: Random) -> Draft:
             (f"{a} times the item of `left` plus {b} times that of `right`", f"{a} * x + {b} * y", f"{b} * x + {a} * y"),
             (f"the larger of the item of `left` plus {a} and that of `right`", f"max(x + {a}, y)", f"max(x, y + {a})"),
             (f"the product of the two, minus {b}", f"x * y - {b}", f"x + y - {b}"),
-            (f"the distance between the two, at most {a + b}", f"min(abs(x - y), {a + b})", f"abs(x - y)"),
-            (
-                f"the item of `left` if it is larger than that of `right`, else {a}",
-                f"x if x > y else {a}",
-                f"x if x >= y else {a}",
-            ),
+            (f"the distance between the two, at most {a + b}", f"min(abs(x - y), {a + b})", "abs(x - y)"),
+            (f"the item of `left` if it is larger than that of `right`, else {a}", f"x if x > y else {a}", f"x if x >= y else {a}"),
         ]
     )
     end, end_code, end_wrong = rng.choice(
-        [
-            ("a list of the results", "found", "found[::-1]"),
-            ("the sum of the results", "sum(found)", "max(found, default=0)"),
-            ("the largest result, 0 if there is none", "max(found, default=0)", "sum(found)"),
-        ]
+        [("a list of the results", "found", "found[::-1]"), ("the sum of the results", "sum(found)", "max(found, default=0)"), ("the largest result, 0 if there is none", "max(found, default=0)", "sum(found)")]
     )
 
     def pair(n: int, m: int) -> tuple[list[int], list[int]]:
@@ -279,22 +214,7 @@ def sums_of_ranges(rng: Random) -> Draft:
         f"Look at every integer from `low` to `high`, both included. For each that {test.words}, compute {change.words.replace('the number', 'it')}. Return the sum of the results, 0 if there is none.",
         f"    return sum({change.code} for n in range(low, high + 1) if {test.code})",
         [("high + 1", "high"), (test.code, test.wrong), (change.code, change.wrong)],
-        [
-            (a, a + b)
-            for a, b in (
-                (-3, 30),
-                (5, -1),
-                (0, 0),
-                (1, 9),
-                (-12, 12),
-                (-30, 50),
-                (7, 3),
-                (2, 25),
-                (-8, 1),
-                (10, 45),
-                (-2, 19),
-            )
-        ],
+        [(a, a + b) for a, b in ((-3, 30), (5, -1), (0, 0), (1, 9), (-12, 12), (-30, 50), (7, 3), (2, 25), (-8, 1), (10, 45), (-2, 19))],
     )
 
 
@@ -313,11 +233,7 @@ def tiers(rng: Random) -> Draft:
     total += <Q> * max(0, min(count, <B>) - <A>)
     return total + <R> * max(0, count - <B>)
 """,
-        [
-            ("<Q> * max(0, min(count, <B>) - <A>)", "<Q> * max(0, count - <A>)"),
-            ("max(0, count - <B>)", "max(0, count - <B> - 1)"),
-            ("total = <F> + <P>", "total = <P>" if base else "total = 1 + <P>"),
-        ],
+        [("<Q> * max(0, min(count, <B>) - <A>)", "<Q> * max(0, count - <A>)"), ("max(0, count - <B>)", "max(0, count - <B> - 1)"), ("total = <F> + <P>", "total = <P>" if base else "total = 1 + <P>")],
         [(n,) for n in (first + 4, 0, 1, first, first + 1, second - 1, second, second + 1, second + 2, 2 * second, 100)],
         A=first,
         B=second,
@@ -333,42 +249,19 @@ def units(rng: Random) -> Draft:
     small, large = rng.sample(range(3, 30), 2)
     names = rng.sample(["box", "crate", "pack", "roll", "tray", "bundle"], 2)
     sign, style = rng.choice([":", "/", " ", "-"]), rng.choice(["all", "short"])
-    rest = (
-        "Leave out units of which there is none; of 0 pieces return `0`."
-        if style == "short"
-        else "Write all three, also a 0."
-    )
+    rest = "Leave out units of which there is none; of 0 pieces return `0`." if style == "short" else "Write all three, also a 0."
     body = """
     big, rest = divmod(pieces, <S> * <L>)
     middle, few = divmod(rest, <S>)
     parts = [f'{big}<X>', f'{middle}<Y>', f'{few}p']
 """
-    body += (
-        f"    return {sign!r}.join(parts)"
-        if style == "all"
-        else f"    return {sign!r}.join(each for each in parts if each[:-1] != '0') or '0'"
-    )
+    body += f"    return {sign!r}.join(parts)" if style == "all" else f"    return {sign!r}.join(each for each in parts if each[:-1] != '0') or '0'"
     return make_draft(
         "in_units(pieces)",
         f"<S> pieces make a {names[0]}, <L> of those a {names[1]}. Write a number of pieces with as many of the larger units as possible: the {names[1]} unit as a number and `<X>`, the {names[0]} unit as a number and `<Y>`, single pieces as a number and `p`, joined by {sign!r} in this order. {rest}",
         body,
         [("<S> * <L>", "<S> + <L>"), ("divmod(rest, <S>)", "divmod(rest, <L>)"), ("{few}p", "{rest}p")],
-        [
-            (n,)
-            for n in (
-                small * large * 2 + small + 1,
-                0,
-                1,
-                small,
-                small * large,
-                small * large - 1,
-                small + 1,
-                5 * small * large + 2,
-                999,
-                1234,
-                77,
-            )
-        ],
+        [(n,) for n in (small * large * 2 + small + 1, 0, 1, small, small * large, small * large - 1, small + 1, 5 * small * large + 2, 999, 1234, 77)],
         S=small,
         L=large,
         X=names[1][0].upper(),
@@ -393,23 +286,13 @@ def sorted_words(rng: Random) -> Draft:
     falling = rng.choice([True, False])
     most = rng.choice([None, 3, 4])
     end = f"[:{most}]" if most else ""
-    tie, tie_code = rng.choice(
-        [
-            ("in alphabetical order", "w"),
-            ("the shorter one first, then in alphabetical order", "(len(w), w)"),
-            ("in the order of their last letters, then in alphabetical order", "(w[-1], w)"),
-        ]
-    )
+    tie, tie_code = rng.choice([("in alphabetical order", "w"), ("the shorter one first, then in alphabetical order", "(len(w), w)"), ("in the order of their last letters, then in alphabetical order", "(w[-1], w)")])
     base = f"sorted(words, key=lambda w: {tie_code})"
     return make_draft(
         "arrange(words)",
         f"Sort a list of different words of at least two lower-case letters by their {words}, {'the largest' if falling else 'the smallest'} first (letters compare by the alphabet). Words of which this is the same stand {tie}. Return {'the first ' + str(most) + ' of them, or all if there are fewer' if most else 'the sorted list'}.",
         f"    words = {base}\n    return sorted(words, key=lambda w: {code}, reverse={falling}){end}",
-        [
-            (f"reverse={falling}", f"reverse={not falling}"),
-            (f"words = {base}", "words = words[::-1]"),
-            (f"key=lambda w: {code},", "key=lambda w: w[0],"),
-        ],
+        [(f"reverse={falling}", f"reverse={not falling}"), (f"words = {base}", "words = words[::-1]"), (f"key=lambda w: {code},", "key=lambda w: w[0],")],
         [(rng.sample(WORDS, n),) for n in (6, 0, 1, 8, 9, 10, 7, 12, 9, 15, 11)],
     )
 
@@ -420,51 +303,15 @@ def built_texts(rng: Random) -> Draft:
     width = rng.randint(7, 12)
     words, code, wrongs = rng.choice(
         [
-            (
-                "`word` with `<M>` between every two neighboring letters",
-                "'<M>'.join(word)",
-                ("'<M>' + '<M>'.join(word)", "word + '<M>'", "'<M>'.join(word[::-1])"),
-            ),
-            (
-                "`word` with all but its last <K> letters replaced by `<M>`",
-                "'<M>' * max(0, len(word) - <K>) + word[-<K>:]",
-                ("'<M>' * len(word)", "word[:-<K>] + '<M>' * <K>", "'<M>' + word[-<K>:]"),
-            ),
-            (
-                "`word` with `<M>` added on its right until it has <W> characters; a longer word cut to <W>",
-                "word[:<W>].ljust(<W>, '<M>')",
-                ("word.ljust(<W>, '<M>')", "word[:<W>].rjust(<W>, '<M>')", "word[:<W>]"),
-            ),
-            (
-                "`word` with `<M>` added on its left until it has <W> characters; a longer word as it is",
-                "word.rjust(<W>, '<M>')",
-                ("word.ljust(<W>, '<M>')", "word[:<W>].rjust(<W>, '<M>')", "'<M>' * <W> + word"),
-            ),
-            (
-                "`word` with its every <K>th letter (the <K>th, the <KK>th and so on) in upper case",
-                "''.join(c.upper() if i % <K> == 0 else c for i, c in enumerate(word, 1))",
-                (
-                    "''.join(c.upper() if i % <K> == 0 else c for i, c in enumerate(word))",
-                    "word.upper()",
-                    "word[:<K>].upper() + word[<K>:]",
-                ),
-            ),
-            (
-                "the first <K> letters of `word`, `<M>`, and the same letters in reverse",
-                "word[:<K>] + '<M>' + word[:<K>][::-1]",
-                ("word[:<K>] + '<M>' + word[:<K>]", "word + '<M>' + word[::-1]", "word[:<K>] + word[:<K>][::-1]"),
-            ),
+            ("`word` with `<M>` between every two neighboring letters", "'<M>'.join(word)", ("'<M>' + '<M>'.join(word)", "word + '<M>'", "'<M>'.join(word[::-1])")),
+            ("`word` with all but its last <K> letters replaced by `<M>`", "'<M>' * max(0, len(word) - <K>) + word[-<K>:]", ("'<M>' * len(word)", "word[:-<K>] + '<M>' * <K>", "'<M>' + word[-<K>:]")),
+            ("`word` with `<M>` added on its right until it has <W> characters; a longer word cut to <W>", "word[:<W>].ljust(<W>, '<M>')", ("word.ljust(<W>, '<M>')", "word[:<W>].rjust(<W>, '<M>')", "word[:<W>]")),
+            ("`word` with `<M>` added on its left until it has <W> characters; a longer word as it is", "word.rjust(<W>, '<M>')", ("word.ljust(<W>, '<M>')", "word[:<W>].rjust(<W>, '<M>')", "'<M>' * <W> + word")),
+            ("`word` with its every <K>th letter (the <K>th, the <KK>th and so on) in upper case", "''.join(c.upper() if i % <K> == 0 else c for i, c in enumerate(word, 1))", ("''.join(c.upper() if i % <K> == 0 else c for i, c in enumerate(word))", "word.upper()", "word[:<K>].upper() + word[<K>:]")),
+            ("the first <K> letters of `word`, `<M>`, and the same letters in reverse", "word[:<K>] + '<M>' + word[:<K>][::-1]", ("word[:<K>] + '<M>' + word[:<K>]", "word + '<M>' + word[::-1]", "word[:<K>] + word[:<K>][::-1]")),
         ]
     )
-    pool = [
-        rng.choice(WORDS),
-        "",
-        "a",
-        *rng.sample(WORDS, 5),
-        letters(rng, "abcde", width),
-        letters(rng, "xyz", width + 3),
-        letters(rng, "mno", k),
-    ]
+    pool = [rng.choice(WORDS), "", "a", *rng.sample(WORDS, 5), letters(rng, "abcde", width), letters(rng, "xyz", width + 3), letters(rng, "mno", k)]
     return make_draft(
         "decorate(word)",
         f"Return {words}.",
@@ -488,12 +335,7 @@ def scores(rng: Random) -> Draft:
         "score(x)",
         f"Return, for an integer `x`: below <L>, <A> times `x`; from <L> to <H>, both included, {middle.words}; above <H>, {final.words}, plus <B>.",
         f"    if x < <L>:\n        return <A> * x\n    if x <= <H>:\n        return {middle.code}\n    return {final.code} + <B>",
-        [
-            ("x < <L>", "x <= <L>"),
-            ("x <= <H>", "x < <H>"),
-            (f"return {final.code} + <B>", f"return {final.code}"),
-            (f"return {middle.code}\n", "return x + <C>\n"),
-        ],
+        [("x < <L>", "x <= <L>"), ("x <= <H>", "x < <H>"), (f"return {final.code} + <B>", f"return {final.code}"), (f"return {middle.code}\n", "return x + <C>\n")],
         [(x,) for x in (low + 2, low - 1, low, low + 1, high - 1, high, high + 1, high + 9, -20, 50, low - 7)],
         L=low,
         H=high,

@@ -1,6 +1,7 @@
 """The parts that families of coding tasks share: a draft, and the tests, changes and summaries of numbers and words.
 
-Invariant: a part is a phrase and an expression that mean the same, with a wrong expression that differs on some of its edges.
+Invariant: a part is a phrase and an expression that mean the same, with a wrong expression that differs
+on some of its edges.
 """
 
 from __future__ import annotations
@@ -13,10 +14,48 @@ from typing import TypeAlias
 from agentrl.errors import ConfigError
 
 Inputs: TypeAlias = Sequence[tuple[object, ...]]
-WORDS = (
-    "apple bread candle dragon eagle forest garden honey island jungle kettle lemon mango needle orange pepper quartz river "
-    "salmon tulip umbrella velvet walnut yellow zebra ant bee cat dog elk fox goat hen ibis jay oak pine rose tea urn"
-).split()
+WORDS = [
+    "apple",
+    "bread",
+    "candle",
+    "dragon",
+    "eagle",
+    "forest",
+    "garden",
+    "honey",
+    "island",
+    "jungle",
+    "kettle",
+    "lemon",
+    "mango",
+    "needle",
+    "orange",
+    "pepper",
+    "quartz",
+    "river",
+    "salmon",
+    "tulip",
+    "umbrella",
+    "velvet",
+    "walnut",
+    "yellow",
+    "zebra",
+    "ant",
+    "bee",
+    "cat",
+    "dog",
+    "elk",
+    "fox",
+    "goat",
+    "hen",
+    "ibis",
+    "jay",
+    "oak",
+    "pine",
+    "rose",
+    "tea",
+    "urn",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,25 @@ from typing import Final, Literal
 from agentrl.errors import ConfigError
 from agentrl.reward.code.values import decode_value, encode_value
 from agentrl.types import Task
-from agentrl_workflows.coding import level_1, level_2, level_3, level_4
+from agentrl_workflows.coding import (
+    level_1,
+    level_2,
+    level_3_numbers,
+    level_3_structures,
+    level_4_machines,
+    level_4_records,
+)
 from agentrl_workflows.coding.answers import compute_answers
 from agentrl_workflows.coding.parts import Draft, Family, Inputs
 
 LEVELS: Final = (1, 2, 3, 4)
 """One expression or rule; one loop with a state; an algorithm; a simulation or a small language."""
-FAMILIES: Final = {1: level_1.FAMILIES, 2: level_2.FAMILIES, 3: level_3.FAMILIES, 4: level_4.FAMILIES}
+FAMILIES: Final[Mapping[int, tuple[Family, ...]]] = {
+    1: level_1.FAMILIES,
+    2: level_2.FAMILIES,
+    3: level_3_numbers.FAMILIES + level_3_structures.FAMILIES,
+    4: level_4_machines.FAMILIES + level_4_records.FAMILIES,
+}
 _FORMAT: Final = "Answer with the whole function in one block of Python code."
 _HELD_OUT_SHARE: Final = 8
 _MAX_TRIES: Final = 12

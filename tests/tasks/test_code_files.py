@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import pickle
 import re
 import zlib
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from agentrl.sandbox.bubblewrap import open_bubblewrap
 from agentrl.types import Task
 from agentrl_workflows.tasks.assertions import asserted_calls, checked_calls
 from agentrl_workflows.tasks.code_files import humaneval_tasks, livecodebench_tasks, mbpp_tasks
+from agentrl_workflows.tasks.private_tests import convert_private_tests
 from agentrl_workflows.tasks.repository_files import swe_tasks
 from tests.support.sandboxes import usable_host
 
@@ -133,7 +135,9 @@ def test_humaneval_keeps_its_tolerance_and_leaves_out_what_checks_nothing(tmp_pa
 
 def test_livecodebench_has_runs_of_a_program_or_calls_of_a_method(tmp_path: Path) -> None:
     program, method = livecodebench_tasks(write(tmp_path, STDIN, FUNCTIONAL))
-    assert read_tests(program["tests"]) == read_tests({"runs": [["1 2\n", "3\n"], ["5 -7\n", "-2\n"]]})
+    assert read_tests(program["tests"]) == read_tests(
+        {"runs": [["1 2\n", "3\n"], ["5 -7\n", "-2\n"]], "comparison": "python"}
+    )
     assert isinstance(read_tests(program["tests"]), ProgramTests)
     tests = read_tests(method["tests"])
     assert isinstance(tests, FunctionTests)
@@ -151,7 +155,34 @@ def test_compressed_pickle_is_refused_and_public_tests_can_be_used_alone(tmp_pat
         livecodebench_tasks(path, skip_unreadable=True)
     [task] = livecodebench_tasks(path, private_tests=False)
     assert task["examples"] == task["tests"]
-    assert task["tests"] == {"runs": [["1 2\n", "3\n"]]}
+    assert task["tests"] == {"runs": [["1 2\n", "3\n"]], "comparison": "python"}
+
+
+def packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+async def test_the_sandbox_converts_private_tests_and_lets_no_pickle_name_a_global(tmp_path: Path) -> None:
+    usable_host()
+    cases = json.loads(STDIN["private_test_cases"])
+    published = packed(pickle.dumps(json.dumps(cases)))
+    plain = {**STDIN, "question_id": "xyz_b"}
+    number = await convert_private_tests(write(tmp_path, {**STDIN, "private_test_cases": published}, plain), tmp_path / "a.jsonl")
+    tasks = livecodebench_tasks(str(tmp_path / "a.jsonl"))
+    assert number == 2
+    assert [task["tests"]["runs"] for task in tasks] == [[["1 2\n", "3\n"], ["5 -7\n", "-2\n"]]] * 2
+    marker = tmp_path / "was-run"
+    for hostile, message in (
+        (b"cos\nsystem\n(S'touch " + str(marker).encode() + b"'\ntR.", "it names os.system"),
+        (b"cbuiltins\neval\n(S'1'\ntR.", "it names builtins.eval"),
+        (pickle.dumps("{"), "cannot be decoded in the sandbox"),
+        (pickle.dumps('[{"input": 1}]'), "expected tests with the texts"),
+        (pickle.dumps(3), "expected tests with the texts"),
+    ):
+        path = write(tmp_path, {**STDIN, "private_test_cases": packed(hostile)})
+        with pytest.raises(ConfigError, match=message):
+            await convert_private_tests(path, tmp_path / "b.jsonl")
+    assert not marker.exists()
 
 
 def test_swe_records_keep_both_patches_and_lists_that_are_written_as_json(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def mbpp_tasks(
         path: as for `read_records`.
         start: the first records are left out.
         count: number of records that are read; None reads all.
-        skip_unreadable: leave out records with tests that are no calls with literal values, such as `set(f(1)) == ...`.
+        skip_unreadable: leave out records with tests that are no calls with constant values, such as `f(g(1)) == ...`.
 
     Raises:
         ConfigError: a file or a record cannot be used.
@@ -80,7 +80,7 @@ def humaneval_tasks(
         path: as for `read_records`; the published `.jsonl.gz` is read as it is.
         start: the first records are left out.
         count: number of records that are read; None reads all.
-        skip_unreadable: leave out records whose `check` does more than compare calls with literal values, such as a loop.
+        skip_unreadable: leave out records whose `check` does more than compare calls with constant values, such as a loop.
 
     Raises:
         ConfigError: a file or a record cannot be used.
@@ -120,7 +120,7 @@ def livecodebench_tasks(
         start: the first records are left out.
         count: number of records that are read; None reads all.
         private_tests: whether the tests include the private ones. Published files have them as compressed pickle, which is
-            refused: convert such a file with code that you trust, or grade by the public tests alone.
+            refused: `python -m agentrl_workflows.tasks.private_tests` converts such a file in the sandbox.
         skip_unreadable: leave out records with tests that are neither runs of a program nor calls with JSON values.
 
     Raises:
@@ -182,8 +182,9 @@ def _private_cases(record: DataRecord) -> list[object]:
     written = record.value("private_test_cases", kind="tests")
     if isinstance(written, str) and not written.lstrip().startswith("["):
         raise record.error(
-            "'private_test_cases' is compressed pickle, which can run any code when it is read; agentrl never unpickles. "
-            "Convert the file to JSON once, in a sandbox or with a source that you trust, or set private_tests: false"
+            "'private_test_cases' is compressed pickle, which can run any code when it is read; agentrl never unpickles here. "
+            "Convert the file once, in the sandbox: python -m agentrl_workflows.tasks.private_tests FILE NEW_FILE; or set "
+            "private_tests: false"
         )
     return record.listed("private_test_cases")
 
@@ -200,11 +201,12 @@ def _judged(record: DataRecord, cases: Sequence[object]) -> tuple[dict[str, Json
         pairs.append((given, expected))
         kinds.add(str(found.get("testtype", "stdin")))
     if kinds == {"stdin"}:
-        return {"runs": [list(pair) for pair in pairs]}, _PROGRAM
+        return {"runs": [list(pair) for pair in pairs], "comparison": "python"}, _PROGRAM
     if kinds != {"functional"}:
         raise record.error(f"expected test cases of the testtype stdin or functional, got {sorted(kinds) or 'none'}")
     name = _function_name(record)
-    return {"calls": [_json_call(name, given, expected) for given, expected in pairs]}, (
+    calls: list[JsonValue] = [_json_call(name, given, expected) for given, expected in pairs]
+    return {"calls": calls, "comparison": "python"}, (
         "Answer with the whole class in one block of Python code. Repeat the imports that it needs."
     )
 
@@ -221,7 +223,7 @@ def _function_name(record: DataRecord) -> str:
     return f"Solution.{name}"
 
 
-def _json_call(name: str, given: str, expected: str) -> list[str]:
+def _json_call(name: str, given: str, expected: str) -> list[JsonValue]:
     """Return a call with arguments that are one JSON value a line, and its value, in Python."""
     try:
         arguments = [orjson.loads(line) for line in given.splitlines() if line.strip()]

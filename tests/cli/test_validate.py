@@ -121,6 +121,36 @@ async def test_a_grader_that_pays_an_empty_reply_is_found(tmp_path: Path) -> Non
     assert kinds(report) == [(FindingKind.EMPTY, "train task 1"), (FindingKind.EMPTY, "train task 2")]
 
 
+class Guessed(Exact):
+    def guess(self, task: Task) -> str | None:
+        return task.data.get("guess")
+
+
+async def test_a_guess_that_earns_credit_is_named_with_its_task(tmp_path: Path) -> None:
+    guessed = {"question": "2 * 3 = ?", "answer": "6", "reference": "6"}
+    train = [GOOD, {**guessed, "guess": "6"}, {**guessed, "question": "3 * 2 = ?", "guess": "7"}]
+    report = await validated(tmp_path, train, workflow="Guessed")
+    assert kinds(report) == [(FindingKind.GUESS, "train task 2")]
+    assert "'6': return 1" in report.findings[0].detail
+
+
+async def test_constants_that_earn_a_share_of_code_tasks_are_found(tmp_path: Path) -> None:
+    usable_host()
+    calls = {"calls": [["f(1)", "2"], ["f(2)", "2"], ["f(3)", "0"]]}
+    task = {"question": "Write f.", "tests": calls}
+    for credit, found in (("full", []), ("partial", [(FindingKind.GUESS, "train task 1")])):
+        run = parse_config(
+            {
+                "workflow": "agentrl_workflows.code_feedback:CodeFeedback",
+                "workflow_args": {"credit": credit, "max_attempts": 1},
+                "tasks": {"path": tasks_file(tmp_path, "code.jsonl", [task])},
+                "model": {"path": "there-is-none"},
+            }
+        )
+        report = await TaskValidation(run).check()
+        assert kinds(report) == found
+
+
 async def test_the_same_prompt_is_found_within_a_set_and_between_the_sets(tmp_path: Path) -> None:
     again = {"id": "again", **GOOD, "question": "2 +  3 = ?\n"}
     report = await validated(tmp_path, [GOOD, again], [{"id": "leak", **GOOD}])

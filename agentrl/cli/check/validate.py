@@ -1,7 +1,7 @@
 """`agentrl validate`: checks the tasks of a run without a model.
 
 The workflow itself plays each task twice against a scripted policy: once with the reference replies, which must score full,
-and once with empty replies, which must not. So the real prompt, environment, grader and sandbox are checked.
+and once with empty replies, which must not; a workflow may name a guess, such as a constant answer, which must earn nothing. So the real prompt, environment, grader and sandbox are checked.
 
 Invariant: every task is counted, and one without a reference counts as not checked, never as right. Nothing is written.
 """
@@ -43,6 +43,7 @@ class FindingKind(StrEnum):
 
     REFERENCE = "reference below full reward"
     EMPTY = "empty reply scores full"
+    GUESS = "constant answer earns credit"
     FAILED = "episode failed"
     DUPLICATE = "same prompt twice"
     LEAK = "prompt in both sets"
@@ -104,6 +105,7 @@ class TaskValidation:
         self._workflow = load_workflow(run.workflow, run.workflow_args)
         self._sets = {name: tasks if limit is None else tasks[:limit] for name, tasks in whole.items() if tasks}
         self._references = {name: _references(self._workflow, tasks) for name, tasks in self._sets.items()}
+        self._guesses = {name: _guesses(self._workflow, tasks) for name, tasks in self._sets.items()}
         self._replies: dict[str, str | Sequence[str]] = {}
         """By id of the episode."""
         self._prompts: dict[str, bytes] = {}
@@ -130,12 +132,13 @@ class TaskValidation:
 
         Cancellation: ends the episodes; nothing is returned.
         """
-        episodes = [*map(len, self._sets.values()), *map(len, self._references.values())]
+        episodes = [*map(len, self._sets.values()), *map(len, self._references.values()), *map(len, self._guesses.values())]
         with EpisodeBar(sum(episodes)) as advance:
             async with self._workflow.opened():
                 for name in self._sets:
                     await self._check_references(name, advance)
                     await self._check_empty(name, advance)
+                    await self._check_guesses(name, advance)
         self._compare_prompts()
         return self._report
 
@@ -169,6 +172,14 @@ class TaskValidation:
         for task, episode in await self._played(f"{name} empty", self._sets[name], advance):
             if not self._failed(name, task, episode, "an empty reply") and self._is_full(episode):
                 self._find(FindingKind.EMPTY, name, task, _ending_of(episode))
+
+    async def _check_guesses(self, name: str, advance: _Advance) -> None:
+        guesses = self._guesses[name]
+        tasks = [task for task in self._sets[name] if task.id in guesses]
+        self._replies = {f"{name} guess.{at}": guesses[task.id] for at, task in enumerate(tasks)}
+        for task, episode in await self._played(f"{name} guess", tasks, advance):
+            if not self._failed(name, task, episode, "a guess") and episode.episode_return > _MARGIN:
+                self._find(FindingKind.GUESS, name, task, f"{guesses[task.id]!r:.120}: {_ending_of(episode)}")
 
     async def _played(self, name: str, tasks: Sequence[Task], advance: _Advance) -> list[tuple[Task, Trajectory]]:
         if not tasks:
@@ -245,6 +256,13 @@ def _references(workflow: RolloutWorkflow, tasks: Sequence[Task]) -> dict[str, s
                 )
             found[task.id] = texts
     return found
+
+
+def _guesses(workflow: RolloutWorkflow, tasks: Sequence[Task]) -> dict[str, str]:
+    """Return the guesses by task; empty for a workflow whose rewards only exist in a group."""
+    if isinstance(workflow, GroupWorkflow):
+        return {}
+    return {task.id: guess for task in tasks if (guess := workflow.guess(task)) is not None}
 
 
 def _ending_of(episode: Trajectory) -> str:

@@ -50,6 +50,11 @@ def decode_value(text: str) -> object:
     return _value(json.loads(text))
 
 
+def read_value_tree(text: str) -> ValueTree:
+    """Return the tree of a text that `encode_value` has written."""
+    return cast("ValueTree", json.loads(text))
+
+
 def tree_text(tree: ValueTree) -> str:
     """Return the tree as text."""
     return json.dumps(tree, separators=(",", ":"))

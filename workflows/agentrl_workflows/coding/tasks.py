@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from itertools import count as counting
 from random import Random
@@ -120,8 +121,14 @@ def coding_tasks(
     """
     if split not in (None, "train", "held_out"):
         raise ConfigError(f"coding tasks: expected the split train or held_out, got {split!r}")
-    made = make_coding_tasks(count, seed=seed, levels=levels)
+    made = _made(count, seed, tuple(levels))
     return [each.as_task(at) for at, each in enumerate(made) if split is None or each.is_held_out == (split == "held_out")]
+
+
+@lru_cache(maxsize=2)
+def _made(count: int, seed: int, levels: tuple[int, ...]) -> tuple[CodingTask, ...]:
+    """Return the tasks; both splits of a run come from one set, which takes half a minute."""
+    return tuple(make_coding_tasks(count, seed=seed, levels=levels))
 
 
 def make_coding_tasks(count: int, *, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[CodingTask]:

@@ -1,0 +1,135 @@
+"""Coding tasks: sound by construction, without twins, the same each time, and sound for the real grader."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import anyio
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.reward.code import CodeGrader, read_tests
+from agentrl.reward.code.compare import value_matches
+from agentrl.reward.code.constants import best_constant
+from agentrl.reward.code.values import encode_value
+from agentrl.sandbox.base import BoxSandbox
+from agentrl.sandbox.bubblewrap import open_bubblewrap
+from agentrl.sandbox.types import Limits, python_program
+from agentrl_workflows.coding import LEVELS, CodingTask, coding_tasks, make_coding_tasks
+from agentrl_workflows.coding.answers import compute_answers
+from tests.support.sandboxes import usable_host
+
+# Runs the calls of many solutions, of our own making, in one sandbox.
+RUN_ALL = """
+import json, signal, sys
+from pathlib import Path
+sys.path.insert(0, ".")
+from values import encode_value
+def late(*_):
+    raise TimeoutError
+signal.signal(signal.SIGPROF, late)
+def results(source, calls):
+    found, space = [], {}
+    signal.setitimer(signal.ITIMER_PROF, 2)
+    try:
+        exec(source, space)
+        for call in calls:
+            try:
+                found.append(encode_value(eval(call, space)))
+            except TimeoutError:
+                break
+            except Exception as error:
+                found.append(type(error).__name__)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return found + ["late"] * (len(calls) - len(found))
+jobs = json.loads(Path("jobs.json").read_text())
+print(json.dumps([results(source, calls) for source, calls in jobs]))
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> BoxSandbox:
+    usable_host()
+    return anyio.run(open_bubblewrap)
+
+
+@pytest.fixture(scope="module")
+def some() -> list[CodingTask]:
+    return make_coding_tasks(56, seed=3)
+
+
+async def passed(sandbox: BoxSandbox, sources: list[tuple[CodingTask, str]]) -> list[float]:
+    """Return the share of hidden tests that each source passes in the sandbox."""
+    jobs = json.dumps([[source, [call for call, _ in task.calls[1:]]] for task, source in sources])
+    with open(encode_value.__code__.co_filename, "rb") as module:  # noqa: ASYNC230 - a small file
+        files = {"jobs.json": jobs.encode(), "values.py": module.read()}
+    limits = Limits(wall_s=1800, cpu_s=1200, memory_mb=2048, output_kb=65_536)
+    result = await sandbox.run(python_program(RUN_ALL, files=files), limits)
+    assert result.is_success, result.text[-500:]
+    shares: list[float] = []
+    for (task, _), found in zip(sources, json.loads(result.stdout), strict=True):
+        cases = read_tests(task.as_task(0)["tests"]).cases
+        right = [value_matches(encode_value(case.expected), text, None) for case, text in zip(cases, found, strict=True)]
+        shares.append(sum(right) / len(right))
+    return shares
+
+
+async def assert_sound(sandbox: BoxSandbox, tasks: list[CodingTask]) -> None:
+    assert {share for share in await passed(sandbox, [(task, task.draft.reference) for task in tasks])} == {1.0}
+    wrong = [(task, source) for task in tasks for source in task.draft.wrong]
+    assert max(await passed(sandbox, wrong)) < 1.0
+    assert min(len(task.draft.wrong) for task in tasks) >= 3
+    constants = [best_constant(read_tests(task.as_task(0)["tests"])) for task in tasks]
+    assert max(found[1] for found in constants if found) < 1.0
+
+
+async def test_references_pass_and_wrong_solutions_and_constants_fail(sandbox: BoxSandbox, some: list[CodingTask]) -> None:
+    assert Counter(task.level for task in some) == dict.fromkeys(LEVELS, 14)
+    assert len({task.question for task in some}) == 56
+    await assert_sound(sandbox, some)
+
+
+async def test_the_grader_agrees(sandbox: BoxSandbox, some: list[CodingTask]) -> None:
+    made = next(task for task in some if task.level == 4)
+    task, grader = made.as_task(0), CodeGrader(sandbox)
+    tests = read_tests(task["tests"])
+    assert await grader(task["reference"], tests) == 1.0
+    assert await grader("", tests) == 0.0
+    assert await grader(f"```python\n{made.draft.wrong[0]}```", tests) == 0.0
+    assert task["tests"]["calls"][0][0] not in task["question"]
+
+
+def test_the_same_arguments_give_the_same_tasks_and_the_splits_share_none() -> None:
+    whole = coding_tasks(16, seed=5, levels=[1])
+    train, held_out = (coding_tasks(16, seed=5, levels=[1], split=split) for split in ("train", "held_out"))  # pyright: ignore[reportArgumentType]
+    assert [each.question for each in make_coding_tasks(16, seed=5, levels=[1])] == [each["question"] for each in whole]
+    assert sorted(task.id for task in [*train, *held_out]) == sorted(task.id for task in whole)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected the split train or held_out"):
+        coding_tasks(8, split="test")  # pyright: ignore[reportArgumentType] - a run file's mistake
+    with pytest.raises(ConfigError, match="expected levels of"):
+        coding_tasks(8, levels=[5])
+
+
+def test_a_solution_that_loops_is_late_and_one_that_raises_has_an_error() -> None:
+    sources = ("def f(x):\n    while x:\n        pass\n    return x", "def f(x):\n    return 1 // x")
+    looping, raising = compute_answers([(source, "f", [(0,), (1,), (0,)]) for source in sources])
+    assert looping == ["0", "!late", "!late"]
+    assert raising == ["!ZeroDivisionError", "1", "!ZeroDivisionError"]
+
+
+@pytest.mark.external
+@pytest.mark.timeout(3600)
+async def test_all_tasks_of_the_example_run_are_sound_and_no_two_behave_alike(sandbox: BoxSandbox) -> None:
+    tasks = make_coding_tasks(2400, seed=0)
+    assert len({task.question for task in tasks}) == 2400
+    await assert_sound(sandbox, tasks)

@@ -167,7 +167,9 @@ async def test_the_sandbox_converts_private_tests_and_lets_no_pickle_name_a_glob
     cases = json.loads(STDIN["private_test_cases"])
     published = packed(pickle.dumps(json.dumps(cases)))
     plain = {**STDIN, "question_id": "xyz_b"}
-    number = await convert_private_tests(write(tmp_path, {**STDIN, "private_test_cases": published}, plain), tmp_path / "a.jsonl")
+    number = await convert_private_tests(
+        write(tmp_path, {**STDIN, "private_test_cases": published}, plain), tmp_path / "a.jsonl"
+    )
     tasks = livecodebench_tasks(str(tmp_path / "a.jsonl"))
     assert number == 2
     assert [task["tests"]["runs"] for task in tasks] == [[["1 2\n", "3\n"], ["5 -7\n", "-2\n"]]] * 2

@@ -10,7 +10,8 @@ from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError, WorkflowError
 from agentrl.reward.code import CallCase, CaseOutcome, CodeGrade, CodeGrader, FunctionTests, HiddenTests, read_tests
 from agentrl.reward.code.constants import best_constant
-from agentrl.sandbox import open_warm_python
+from agentrl.reward.code.grader import DEFAULT_LIMITS
+from agentrl.sandbox import Limits, open_warm_python
 from agentrl.types import Task
 from agentrl_workflows.sandboxed import SandboxedWorkflow
 
@@ -34,6 +35,7 @@ class CodeFeedback(SandboxedWorkflow):
         retry_request: what the model reads after the feedback.
         sandbox: fields of a `SandboxConfig`.
         start: `cold`: a new sandbox for each test; `warm`: forks of an interpreter, cheaper and less apart from each other.
+        limits: fields of `Limits` of one test that take the place of the grader's own.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class CodeFeedback(SandboxedWorkflow):
         retry_request: str = "\nCorrect the program, and answer with the whole of it in one block of Python code.",
         sandbox: Mapping[str, Any] | None = None,
         start: Literal["cold", "warm"] = "cold",
+        limits: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(sandbox)
         if max_attempts < 1 or not 0 < retry_factor <= 1:
@@ -53,6 +56,7 @@ class CodeFeedback(SandboxedWorkflow):
             raise ConfigError(f"expected credit partial or full and start cold or warm, got {credit!r} and {start!r}")
         self._max_attempts, self._retry_factor, self._retry_request = max_attempts, retry_factor, retry_request
         self._is_partial, self._is_warm = credit == "partial", start == "warm"
+        self._limits = Limits.model_validate({**DEFAULT_LIMITS.model_dump(), **(limits or {})})
         self._grader: CodeGrader | None = None
 
     def guess(self, task: Task) -> str | None:
@@ -71,7 +75,7 @@ class CodeFeedback(SandboxedWorkflow):
         """
         async with super().opened(), AsyncExitStack() as stack:
             runner = await stack.enter_async_context(open_warm_python(self.sandbox)) if self._is_warm else self.sandbox
-            self._grader = CodeGrader(runner, partial_credit=self._is_partial)
+            self._grader = CodeGrader(runner, limits=self._limits, partial_credit=self._is_partial)
             yield
 
     async def run(self, task: Task, client: Client) -> float:

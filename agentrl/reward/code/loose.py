@@ -74,7 +74,7 @@ def _number(tree: ValueTree) -> int | float | complex:
 
 def _numbers_equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bool:
     wanted, given = _number(expected), _number(found)
-    if wanted == given or (wanted != wanted and given != given):  # noqa: PLR0124 - not a number
+    if wanted == given or (wanted != wanted and given != given):
         return True
     if tolerance is None or not isinstance(wanted, float) or isinstance(given, complex):
         return False

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from agentrl.errors import ConfigError
 
 Inputs: TypeAlias = Sequence[tuple[object, ...]]
-WORDS = [
+WORDS: Final = [
     "apple",
     "bread",
     "candle",

@@ -36,7 +36,10 @@ _SIGNS: Final[Mapping[type[ast.unaryop], Callable[[Any], object]]] = {
 FOLDED_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = {
     **{each.__name__: each for each in (abs, bool, dict, float, frozenset, int, len, list, max, min, round, set)},
     **{each.__name__: each for each in (sorted, str, sum, tuple)},
-    **{f"math.{name}": getattr(math, name) for name in ("sqrt", "floor", "ceil", "log", "log2", "log10", "sin", "cos", "fabs")},
+    **{
+        f"math.{name}": getattr(math, name)
+        for name in ("sqrt", "floor", "ceil", "log", "log2", "log10", "sin", "cos", "fabs")
+    },
 }
 _NAMES: Final[Mapping[str, float]] = {"math.pi": math.pi, "math.e": math.e, "math.inf": math.inf, "math.tau": math.tau}
 

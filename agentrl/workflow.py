@@ -98,7 +98,7 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
         return task.data.get("reference")
 
     def guess(self, task: Task) -> str | None:
-        """Return a reply that knows nothing of the task and may yet earn something, for `agentrl validate`; None: there is none.
+        """Return a reply that knows nothing and may yet earn something, for `agentrl validate`; None: there is none.
 
         It is played for every call of an episode, and the task is named if the return is positive.
         """

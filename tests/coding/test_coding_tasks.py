@@ -82,7 +82,7 @@ async def passed(sandbox: BoxSandbox, sources: list[tuple[CodingTask, str]]) -> 
 
 
 async def assert_sound(sandbox: BoxSandbox, tasks: list[CodingTask]) -> None:
-    assert {share for share in await passed(sandbox, [(task, task.draft.reference) for task in tasks])} == {1.0}
+    assert set(await passed(sandbox, [(task, task.draft.reference) for task in tasks])) == {1.0}
     wrong = [(task, source) for task in tasks for source in task.draft.wrong]
     assert max(await passed(sandbox, wrong)) < 1.0
     assert min(len(task.draft.wrong) for task in tasks) >= 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import pickle
+import pickle  # noqa: TID251 - what the sandbox must read, or refuse
 import re
 import zlib
 from collections.abc import Callable, Mapping
@@ -40,7 +40,8 @@ HUMANEVAL: dict[str, Any] = {
     "entry_point": "mean",
     "canonical_solution": "    return sum(values) / len(values)\n",
     "test": "METADATA = {'author': 'me'}\n\n\ndef check(candidate):\n"
-    "    import math\n    assert math.fabs(candidate([1.0, 2.0]) - 3.0 / 2.0) < 1e-6\n    assert candidate([4.0]) == 4.0, 'one value'\n    assert True\n",
+    "    import math\n    assert math.fabs(candidate([1.0, 2.0]) - 3.0 / 2.0) < 1e-6\n"
+    "    assert candidate([4.0]) == 4.0, 'one value'\n    assert True\n",
 }
 STDIN: dict[str, Any] = {
     "question_title": "Sum",

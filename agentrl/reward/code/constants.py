@@ -16,12 +16,12 @@ _CONSTANTS: Final[tuple[object, ...]] = (None, 0, 1, -1, True, False, "", [], {}
 
 
 def best_constant(tests: HiddenTests) -> tuple[str, float] | None:
-    """Return the program whose constant answer passes the most tests, and their share; None if no constant passes one.
+    r"""Return the program whose constant answer passes the most tests, and their share; None if no constant passes one.
 
     Example:
         >>> from agentrl.reward.code import call_tests
         >>> best_constant(call_tests([("f(1)", "2"), ("f(2)", "2"), ("f(3)", "0")]))
-        ('def f(*_, **__):\\n    return 2\\n', 0.6666666666666666)
+        ('def f(*_, **__):\\n    return 2\n', 0.6666666666666666)
     """
     if isinstance(tests, ProgramTests):
         texts = dict.fromkeys(["", *(case.expected for case in tests.cases)])

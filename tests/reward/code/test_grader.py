@@ -76,9 +76,10 @@ async def test_feedback_holds_nothing_that_a_submission_wrote(said_by_it: str, l
 @pytest.mark.parametrize("outcome", [{"exit_status": 34}, {"signal": 34}, {"exit_status": 0}])
 async def test_feedback_on_a_program_holds_no_output_status_or_signal(outcome: dict[str, int]) -> None:
     def answer(program: Program) -> Result:
-        ended = Ending.EXITED if "exit_status" in outcome else Ending.KILLED
+        status, signal = outcome.get("exit_status"), outcome.get("signal")
+        ended = Ending.KILLED if status is None else Ending.EXITED
         ready = f"{program.argv[-1]}\n".encode()
-        return Result(ended=ended, stdout=ready + b"3 4", stderr=b"3 4", wall_s=3.4, **outcome)
+        return Result(ended=ended, exit_status=status, signal=signal, stdout=ready + b"3 4", stderr=b"3 4", wall_s=3.4)
 
     grade = await CodeGrader(answering(answer)).grade(CODE, ProgramTests(cases=(StdinCase(stdin="3 4", expected="7"),)))
     assert not {"3", "4"} & set(grade.feedback())

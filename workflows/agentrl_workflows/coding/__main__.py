@@ -1,7 +1,7 @@
 """Writes coding tasks to files: `python -m agentrl_workflows.coding FOLDER --count 2400 --seed 0`.
 
-The files are `train.jsonl` and `held_out.jsonl`, for `tasks.path` of a run file. It takes about half a minute. `agentrl validate`
-plays references, empty replies and constants through the real grader.
+The files are `train.jsonl` and `held_out.jsonl`, for `tasks.path` of a run file. It takes about half a minute.
+`agentrl validate` plays references, empty replies and constants through the real grader.
 """
 
 from __future__ import annotations

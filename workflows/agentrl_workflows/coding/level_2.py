@@ -213,7 +213,7 @@ def run_lengths(rng: Random) -> Draft:
     return {join!r}.join(parts)
 """,
         [(f"n >= {least}", f"n > {least}"), ("runs[-1][0] == c", "any(run[0] == c for run in runs)"), ("runs.append([c, 1])", "runs.append([c, 0])")],
-        [(text,) for text in ["".join(rng.choice(alphabet) * rng.randint(1, 4) for _ in range(n)) for n in (5, 0, 1, 3, 4, 6, 7, 2, 8, 6)] + [alphabet, alphabet[0] * 12]],
+        [(text,) for text in [*("".join(rng.choice(alphabet) * rng.randint(1, 4) for _ in range(n)) for n in (5, 0, 1, 3, 4, 6, 7, 2, 8, 6)), alphabet, alphabet[0] * 12]],
     )
 
 
@@ -247,7 +247,7 @@ def ciphers(rng: Random) -> Draft:
     return ''.join(found)
 """,
         [(f"97 {sign} {step}", f"97 {'+' if back else '-'} {step}"), (") % 26 + 97", ") % 25 + 97"), (f"            {other}", f"            {'pass' if other != 'pass' else 'found.append(c)'}")],
-        [(text,) for text in (sentences(rng, count=6) + ["xyz abc!", "a", "Zoo, 12 zebras", letters(rng, "aeiouxyz -", 12), letters(rng, "vwxyz", 9)])],
+        [(text,) for text in [*sentences(rng, count=6), "xyz abc!", "a", "Zoo, 12 zebras", letters(rng, "aeiouxyz -", 12), letters(rng, "vwxyz", 9)]],
     )
 
 

@@ -1,8 +1,8 @@
 """Turns the assertions of code data sets into hidden tests, without running any of them.
 
 Invariant: an assertion that says more than "this call returns this value" is refused, never weakened. Values are compared as
-`==` compares them (`comparison: python`), and a tuple equals a list. One difference remains: a tolerance of one assertion holds
-for all floats of its task.
+`==` compares them (`comparison: python`), and a tuple equals a list. One difference remains: a tolerance of one assertion
+holds for all floats of its task.
 """
 
 from __future__ import annotations

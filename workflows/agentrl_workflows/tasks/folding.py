@@ -33,9 +33,26 @@ _SIGNS: Final[Mapping[type[ast.unaryop], Callable[[Any], object]]] = {
     ast.UAdd: operator.pos,
     ast.Not: operator.not_,
 }
+_BUILT_IN: Final[Any] = (
+    abs,
+    bool,
+    dict,
+    float,
+    frozenset,
+    int,
+    len,
+    list,
+    max,
+    min,
+    round,
+    set,
+    sorted,
+    str,
+    sum,
+    tuple,
+)
 FOLDED_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = {
-    **{each.__name__: each for each in (abs, bool, dict, float, frozenset, int, len, list, max, min, round, set)},
-    **{each.__name__: each for each in (sorted, str, sum, tuple)},
+    **cast("dict[str, Callable[..., object]]", {each.__name__: each for each in _BUILT_IN}),
     **{
         f"math.{name}": getattr(math, name)
         for name in ("sqrt", "floor", "ceil", "log", "log2", "log10", "sin", "cos", "fabs")
@@ -78,9 +95,11 @@ def _value(node: ast.expr) -> object:
     if isinstance(node, ast.BinOp):
         left, right = _value(node.left), _value(node.right)
         _check_growth(node.op, left, right)
-        return _OPERATORS[type(node.op)](left, right)
+        operate = cast("Callable[[object, object], object]", _OPERATORS[type(node.op)])
+        return operate(left, right)
     if isinstance(node, ast.UnaryOp):
-        return _SIGNS[type(node.op)](_value(node.operand))
+        sign = cast("Callable[[object], object]", _SIGNS[type(node.op)])
+        return sign(_value(node.operand))
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         made = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
         return made(map(_value, node.elts))

@@ -106,7 +106,7 @@ class TaskValidation:
         self._workflow = load_workflow(run.workflow, run.workflow_args)
         self._sets = {name: tasks if limit is None else tasks[:limit] for name, tasks in whole.items() if tasks}
         self._references = {name: _references(self._workflow, tasks) for name, tasks in self._sets.items()}
-        self._guesses = {name: _guesses(self._workflow, tasks) for name, tasks in self._sets.items()}
+        self._guesses = {name: _workflow_guesses(self._workflow, tasks) for name, tasks in self._sets.items()}
         self._replies: dict[str, str | Sequence[str]] = {}
         """By id of the episode."""
         self._prompts: dict[str, bytes] = {}
@@ -259,7 +259,7 @@ def _references(workflow: RolloutWorkflow, tasks: Sequence[Task]) -> dict[str, s
     return found
 
 
-def _guesses(workflow: RolloutWorkflow, tasks: Sequence[Task]) -> dict[str, str]:
+def _workflow_guesses(workflow: RolloutWorkflow, tasks: Sequence[Task]) -> dict[str, str]:
     """Return the guesses by task; empty for a workflow whose rewards only exist in a group."""
     if isinstance(workflow, GroupWorkflow):
         return {}

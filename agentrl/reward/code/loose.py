@@ -47,7 +47,7 @@ def _equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bo
         return next(parts) == next(parts)
     ours, theirs = cast("list[ValueTree]", expected)[1:], cast("list[ValueTree]", found)[1:]
     if kind == "set":
-        return {_canonical(each) for each in ours} == {_canonical(each) for each in theirs}
+        return {_equality_key(each) for each in ours} == {_equality_key(each) for each in theirs}
     if len(ours) != len(theirs):
         return False
     if kind == "dict":
@@ -65,7 +65,7 @@ def group_of(tree: ValueTree) -> str:
     return "number" if isinstance(tree, (bool, int)) else type(tree).__name__
 
 
-def _number(tree: ValueTree) -> int | float | complex:
+def _number_of(tree: ValueTree) -> int | float | complex:
     if isinstance(tree, (bool, int)):
         return tree
     value = decode_value(tree_text(tree))
@@ -73,7 +73,7 @@ def _number(tree: ValueTree) -> int | float | complex:
 
 
 def _numbers_equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bool:
-    wanted, given = _number(expected), _number(found)
+    wanted, given = _number_of(expected), _number_of(found)
     if wanted == given or (wanted != wanted and given != given):
         return True
     if tolerance is None or not isinstance(wanted, float) or isinstance(given, complex):
@@ -81,11 +81,11 @@ def _numbers_equal(expected: ValueTree, found: ValueTree, tolerance: float | Non
     return math.isclose(wanted, given, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _canonical(tree: ValueTree) -> str:
+def _equality_key(tree: ValueTree) -> str:
     """Return a text that is the same for all values that are equal in Python."""
     kind = group_of(tree)
     if kind == "number":
-        number = _number(tree)
+        number = _number_of(tree)
         if isinstance(number, complex) and number.imag == 0:
             number = number.real
         if isinstance(number, float) and number.is_integer():
@@ -94,12 +94,12 @@ def _canonical(tree: ValueTree) -> str:
     if kind not in ("sequence", "set", "dict"):
         part = cast("list[ValueTree]", tree)[1] if kind == "bytes" else tree
         return f"{kind}:{json.dumps(part)}"
-    parts = [_canonical(each) for each in cast("list[ValueTree]", tree)[1:]]
+    parts = [_equality_key(each) for each in cast("list[ValueTree]", tree)[1:]]
     return json.dumps([kind, *(sorted(set(parts)) if kind == "set" else parts)])
 
 
 def _by_key(pairs: Sequence[ValueTree]) -> dict[str, ValueTree]:
-    return {_canonical(key): value for key, value in cast("Sequence[tuple[ValueTree, ValueTree]]", pairs)}
+    return {_equality_key(key): value for key, value in cast("Sequence[tuple[ValueTree, ValueTree]]", pairs)}
 
 
 def apply_views(views: Sequence[str], tree: ValueTree) -> tuple[ValueTree] | None:
@@ -117,7 +117,7 @@ def apply_views(views: Sequence[str], tree: ValueTree) -> tuple[ValueTree] | Non
     return (tree,)
 
 
-def _items(tree: ValueTree) -> list[ValueTree]:
+def _item_trees(tree: ValueTree) -> list[ValueTree]:
     if isinstance(tree, str):
         return [*tree]
     kind = tree[0] if isinstance(tree, list) else ""
@@ -128,23 +128,23 @@ def _items(tree: ValueTree) -> list[ValueTree]:
     return cast("list[ValueTree]", tree)[1:]
 
 
-def _set(tree: ValueTree) -> ValueTree:
-    unique = {_canonical(each): each for each in _items(tree)}.values()
+def _as_set(tree: ValueTree) -> ValueTree:
+    unique = {_equality_key(each): each for each in _item_trees(tree)}.values()
     return ["set", *sorted(unique, key=tree_text)]  # in the order of `encode_value`
 
 
 def _sorted(tree: ValueTree) -> ValueTree:
-    decoded = [(decode_value(tree_text(each)), each) for each in _items(tree)]
+    decoded = [(decode_value(tree_text(each)), each) for each in _item_trees(tree)]
     return ["list", *(each for _, each in sorted(decoded, key=lambda pair: cast("int", pair[0])))]
 
 
 VIEWS: Final[Mapping[str, Callable[[ValueTree], ValueTree]]] = {
-    "set": _set,
-    "frozenset": _set,
-    "list": lambda tree: ["list", *_items(tree)],
-    "tuple": lambda tree: ["tuple", *_items(tree)],
+    "set": _as_set,
+    "frozenset": _as_set,
+    "list": lambda tree: ["list", *_item_trees(tree)],
+    "tuple": lambda tree: ["tuple", *_item_trees(tree)],
     "sorted": _sorted,
-    "len": lambda tree: len(_items(_set(tree) if isinstance(tree, list) and tree[0] in _SETS else tree)),
+    "len": lambda tree: len(_item_trees(_as_set(tree) if isinstance(tree, list) and tree[0] in _SETS else tree)),
 }
 """Functions that a test may apply to a result before it compares; they run on the text of the value."""
 

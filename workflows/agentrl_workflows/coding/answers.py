@@ -47,7 +47,7 @@ def compute_answers(jobs: Sequence[tuple[str, str, Sequence[tuple[object, ...]]]
     return cast("list[list[str]]", json.loads(done.stdout))
 
 
-class _Source(importlib.abc.InspectLoader):
+class _SolutionLoader(importlib.abc.InspectLoader):
     """Loads a module from its text."""
 
     def __init__(self, text: str) -> None:
@@ -59,8 +59,8 @@ class _Source(importlib.abc.InspectLoader):
         return self._text
 
 
-def _load(source: str) -> ModuleType:
-    loader = _Source(source)
+def _load_solution(source: str) -> ModuleType:
+    loader = _SolutionLoader(source)
     spec = importlib.util.spec_from_loader("solution", loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -95,7 +95,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, _late)
     found: list[list[str]] = []
     for source, name, inputs in cast("list[list[str]]", json.loads(sys.stdin.buffer.read())):
-        function = getattr(_load(source), name)
+        function = getattr(_load_solution(source), name)
         texts = [encode_arguments(each) for each in cast("list[object]", decode_value(inputs))]
         found.append(_answers(function, texts))
     sys.stdout.write(json.dumps(found))

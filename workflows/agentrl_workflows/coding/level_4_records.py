@@ -278,7 +278,7 @@ def stores(rng: Random) -> Draft:
     )
 
 
-def templates(rng: Random) -> Draft:
+def filled_templates(rng: Random) -> Draft:
     """A text with places to fill in."""
     left, right = rng.choice([("{", "}"), ("<", ">"), ("[", "]"), ("$(", ")")])
     change_names = rng.sample([("up", "in upper case", "value.upper()"), ("rev", "backwards", "value[::-1]"), ("len", "its number of characters", "str(len(value))"), ("two", "twice", "value * 2"), ("first", "its first character (nothing of an empty value)", "value[:1]"), ("cut", "without its last character", "value[:-1]")], 3)
@@ -324,5 +324,5 @@ FAMILIES: tuple[Family, ...] = (
     records,
     tournaments,
     stores,
-    templates,
+    filled_templates,
 )

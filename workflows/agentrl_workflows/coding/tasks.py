@@ -121,12 +121,12 @@ def coding_tasks(
     """
     if split not in (None, "train", "held_out"):
         raise ConfigError(f"coding tasks: expected the split train or held_out, got {split!r}")
-    made = _made(count, seed, tuple(levels))
+    made = _made_once(count, seed, tuple(levels))
     return [each.as_task(at) for at, each in enumerate(made) if split is None or each.is_held_out == (split == "held_out")]
 
 
 @lru_cache(maxsize=2)
-def _made(count: int, seed: int, levels: tuple[int, ...]) -> tuple[CodingTask, ...]:
+def _made_once(count: int, seed: int, levels: tuple[int, ...]) -> tuple[CodingTask, ...]:
     """Return the tasks; both splits of a run come from one set, which takes half a minute."""
     return tuple(make_coding_tasks(count, seed=seed, levels=levels))
 

@@ -182,8 +182,8 @@ def _private_cases(record: DataRecord) -> list[object]:
     written = record.value("private_test_cases", kind="tests")
     if isinstance(written, str) and not written.lstrip().startswith("["):
         raise record.error(
-            "'private_test_cases' is compressed pickle, which can run any code when it is read; agentrl never unpickles "
-            "agentrl never unpickles here. Convert the file once, in the sandbox: python -m agentrl_workflows.tasks.private_tests FILE NEW_FILE; or set "
+            "'private_test_cases' is compressed pickle, which can run any code when it is read. agentrl never unpickles: "
+            "convert the file in the sandbox: python -m agentrl_workflows.tasks.private_tests FILE NEW_FILE; or set "
             "private_tests: false"
         )
     return record.listed("private_test_cases")

@@ -79,7 +79,7 @@ def folded(node: ast.expr) -> ast.expr:
     else:
         return node
     try:
-        text = _written(_value(node))
+        text = _written(_constant_value(node))
         return ast.parse(text, mode="eval").body
     except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{ast.unparse(node)[:200]!r} is no constant: {error}") from None
@@ -91,28 +91,31 @@ def _written(value: object) -> str:
     return "set()" if value == set() and isinstance(value, set) else repr(value)
 
 
-def _value(node: ast.expr) -> object:
+def _constant_value(node: ast.expr) -> object:
     if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
+        left, right = _constant_value(node.left), _constant_value(node.right)
         _check_growth(node.op, left, right)
         operate = cast("Callable[[object, object], object]", _OPERATORS[type(node.op)])
         return operate(left, right)
     if isinstance(node, ast.UnaryOp):
         sign = cast("Callable[[object], object]", _SIGNS[type(node.op)])
-        return sign(_value(node.operand))
+        return sign(_constant_value(node.operand))
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         made = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
-        return made(map(_value, node.elts))
+        return made(map(_constant_value, node.elts))
     if isinstance(node, ast.Dict):
-        return {_value(cast("ast.expr", key)): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+        return {
+            _constant_value(cast("ast.expr", key)): _constant_value(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+        }
     if isinstance(node, ast.Call) and not node.keywords:
-        return _called(ast.unparse(node.func), [_value(each) for each in node.args])
+        return _applied(ast.unparse(node.func), [_constant_value(each) for each in node.args])
     if isinstance(node, ast.Attribute):
         return _NAMES[ast.unparse(node)]
     return ast.literal_eval(node)
 
 
-def _called(name: str, values: list[object]) -> object:
+def _applied(name: str, values: list[object]) -> object:
     if name == "range":
         numbers = range(*cast("list[int]", values))
         _check_size(len(numbers))

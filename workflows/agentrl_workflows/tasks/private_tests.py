@@ -67,10 +67,10 @@ async def decode_private_tests(sandbox: Sandbox, record: DataRecord) -> list[dic
             cases = orjson.loads(result.stdout)
         except orjson.JSONDecodeError as error:
             raise record.error(f"'private_test_cases': the sandbox sent no JSON: {error}") from None
-    return [_checked(record, case) for case in (cast("list[object]", cases) if isinstance(cases, list) else [cases])]
+    return [_checked_test(record, case) for case in (cast("list[object]", cases) if isinstance(cases, list) else [cases])]
 
 
-def _checked(record: DataRecord, case: object) -> dict[str, str]:
+def _checked_test(record: DataRecord, case: object) -> dict[str, str]:
     found = cast("dict[str, object]", case) if isinstance(case, dict) else {}
     texts = {name: str(found[name]) for name in ("input", "output", "testtype") if isinstance(found.get(name), str)}
     if "input" not in texts or "output" not in texts:

@@ -21,7 +21,7 @@ def best_constant(tests: HiddenTests) -> tuple[str, float] | None:
     Example:
         >>> from agentrl.reward.code import call_tests
         >>> best_constant(call_tests([("f(1)", "2"), ("f(2)", "2"), ("f(3)", "0")]))
-        ('def f(*_, **__):\\n    return 2\n', 0.6666666666666666)
+        ('def f(*_, **__):\n    return 2\n', 0.6666666666666666)
     """
     if isinstance(tests, ProgramTests):
         texts = dict.fromkeys(["", *(case.expected for case in tests.cases)])

@@ -54,7 +54,7 @@ def train_command(
     Args:
         config: YAML file that describes the run.
         overrides: Fields of the file to override, such as --trainer.lr 1e-5 --name second-try.
-        dry_run: Print the resolved plan and start nothing; errors and what this machine lacks come first (exit status 1).
+        dry_run: Print the resolved plan and start nothing; errors and what this machine lacks come last (exit status 1).
         replace: Delete an existing runs/NAME/ first; without this flag an existing one is an error.
         resume: Continue from the newest checkpoint in runs/NAME/; a complete run only prints where its summary is.
         accept_changed_tasks: With --resume, continue with tasks that are not those of the checkpoint.
@@ -71,7 +71,7 @@ def train_command(
         problems, missing = plan_problems(run), missing_here(run)
         lacks = "".join([f"error: {line}\n" for line in problems] + [f"not on this machine: {line}\n" for line in missing])
         warnings = "".join(f"warning: {line}\n" for line in reward_warnings(run))
-        print(f"{lacks}{describe_plan(run)}\n{warnings}\n{resolved_yaml(run)}", end="")
+        print(f"{describe_plan(run)}\n\n{resolved_yaml(run)}{warnings}{lacks}", end="")
         sys.exit(1 if problems or missing else 0)
     from agentrl.jobs.ending import describe_interrupted_run
     from agentrl.jobs.train import train_run

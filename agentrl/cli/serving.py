@@ -23,6 +23,7 @@ def serve_command(
     served_model_name: str | None = None,
     template_option: tuple[str, ...] = (),
     unsupported: Literal["refuse", "prompt"] = "refuse",
+    allow_origin: tuple[str, ...] = (),
     fault: tuple[str, ...] = (),
 ) -> None:
     """Serve a checkpoint with the embedded server: SGLang's HTTP protocol, and the OpenAI API under /v1.
@@ -39,6 +40,7 @@ def serve_command(
         served_model_name: Name of the model in the OpenAI API; the default is the name of the checkpoint's folder.
         template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
         unsupported: Structured output and forced tool calls: refuse them, or ask for them in the prompt.
+        allow_origin: Origin of a web page that may call the OpenAI API, such as http://localhost:3000; may be repeated.
         fault: A fault of SGLang to imitate, for tests of clients; may be repeated. `sglang` stands for all of them.
     """
     from agentrl.cli.environments import parse_named_values
@@ -57,6 +59,7 @@ def serve_command(
         served_model_name=served_model_name,
         template_options=parse_named_values(template_option),
         unsupported=unsupported,
+        allowed_origins=allow_origin,
     )
 
 

@@ -328,7 +328,7 @@ def _check_fixed(given: Mapping[str, object]) -> None:
 
 def _refuse_constraints(given: Mapping[str, object]) -> None:
     """Refuse what only constrained decoding could honour."""
-    asks = "`sampling.unsupported: prompt` asks for it in the prompt"
+    asks = "`sampling.unsupported: prompt` (`agentrl serve --unsupported prompt`) asks for it in the prompt"
     if given.get("parallel_tool_calls", True) is not True:
         why = f"decoding is unconstrained; leave it out and take the first call in the workflow, or {asks}"
         _refuse_argument("parallel_tool_calls", given["parallel_tool_calls"], why)

@@ -16,6 +16,8 @@ from agentrl.servers.http.errors import decode_body
 
 MAX_CHOICES = 128
 """Most choices of one call for each prompt."""
+_HARMLESS = frozenset({"reasoning_effort", "verbosity"})
+"""What programs send unasked to any model; a policy has no such setting."""
 _NOT_IN_BODY = frozenset({"timeout", "extra_body", "extra_headers", "extra_query"})
 
 
@@ -60,6 +62,9 @@ def read_openai_call(body: bytes, served: str) -> OpenAICall:
         CallRefused: another model is named, or `stream`, `n` or `stream_options` is wrong.
     """
     sent = {name: value for name, value in decode_body(body, dict[str, object]).items() if value is not None}
+    sent = {name: value for name, value in sent.items() if name not in _HARMLESS}
+    if not sent.get("logprobs"):
+        sent.pop("top_logprobs", None)  # of log-probs that the call does not ask for
     model, stream, n = sent.pop("model", served), sent.pop("stream", False), sent.pop("n", 1)
     if model != served:
         raise CallRefused(

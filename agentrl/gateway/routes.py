@@ -68,6 +68,10 @@ class Gateway:
             "max_model_len": context,
         }
 
+        async def root(request: web.Request) -> web.Response:
+            routes = ["POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models"]
+            return json_reply({"object": "server", "model": self._model, "max_model_len": context, "routes": routes})
+
         async def models(request: web.Request) -> web.Response:
             return json_reply({"object": "list", "data": [entry]})
 
@@ -78,6 +82,7 @@ class Gateway:
             message = f"there is no model {name!r} here; this server has {self._model!r}"
             return openai_refusal(message, status=404, code="model_not_found")
 
+        app.router.add_get("/", root)
         app.router.add_get("/v1/models", models)
         app.router.add_get("/v1/models/{name:.+}", model)
 

@@ -39,6 +39,7 @@ def serve_checkpoint(
     served_model_name: str | None = None,
     template_options: Mapping[str, bool | int | str] | None = None,
     unsupported: Literal["refuse", "prompt"] = "refuse",
+    allowed_origins: Sequence[str] = (),
 ) -> None:
     """Serve until an interrupt ends the process; print the URL once the server answers.
 
@@ -60,6 +61,7 @@ def serve_checkpoint(
         max_running_requests=max_running_requests,
         max_context_tokens=max_context_tokens,
         faults=parse_faults(faults),
+        allowed_origins=tuple(allowed_origins),
     )
     console = Console(file=sys.stderr, soft_wrap=True, markup=False, highlight=False)
     name = served_model_name or model.resolve().name

@@ -73,7 +73,7 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
 def run_sft_with_progress(
     model: str | Path, output: Path, config: SftConfig, examples: Sequence[EncodedExample]
 ) -> SftReport:
-    """Run `run_sft` behind a progress bar and return its report."""
+    """Run `run_sft` and return its report; a terminal shows a bar, and a file or pipe gets a line at each tenth."""
     from agentrl.trainer.sft import run_sft
 
     columns = (
@@ -86,13 +86,13 @@ def run_sft_with_progress(
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("sft", total=config.steps, loss=float("nan"))
-        return run_sft(
-            model,
-            output,
-            config,
-            examples,
-            on_progress=lambda step, loss: progress.update(bar, completed=step, loss=loss),
-        )
+
+        def show(step: int, loss: float) -> None:
+            progress.update(bar, completed=step, loss=loss)
+            if not console.is_terminal and step * 10 // config.steps > (step - 1) * 10 // config.steps:
+                console.print(f"warm start: step {step}/{config.steps}, loss {loss:.3f}", highlight=False)
+
+        return run_sft(model, output, config, examples, on_progress=show)
 
 
 def _conversation(

@@ -48,7 +48,8 @@ def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
         result["return_mean"], result["return_std"] = float(np.mean(returns)), float(np.std(returns))
         result |= _reward_parts(done) | _by_outcome(done)
     result["turns_mean"] = float(np.mean([len(e.turns) for e in episodes]))
-    result["output_tokens_mean"] = float(np.mean([e.num_output_tokens for e in episodes]))
+    if any(e.num_output_tokens for e in episodes):  # the ids at an endpoint of others are not known
+        result["output_tokens_mean"] = float(np.mean([e.num_output_tokens for e in episodes]))
     limits = Counter(f"limits.{e.stop_reason}" for e in episodes if e.failure is None and e.stop_reason in _LIMITS)
     result |= dict(sorted(limits.items()))
     recorded: dict[str, list[float]] = defaultdict(list)

@@ -215,7 +215,7 @@ def step_line(s: Snapshot) -> str:
         parts.append(f"signal {s.signal_share:.0%}")
     if s.staleness_mean is not None:
         parts.append(f"staleness mean {s.staleness_mean:.2f} max {s.staleness_max:g} of {s.max_staleness}")
-    if s.tokens_per_s is not None:
+    if s.tokens_per_s:  # the last step may have sampled nothing
         parts.append(f"{s.tokens_per_s:.0f} tokens/s")
     parts += [f"{s.failed_episodes} failed", f"{s.dropped_groups} dropped", f"{s.wall_s:.0f} s"]
     if s.eta_s is not None:
@@ -251,7 +251,7 @@ def picture(s: Snapshot) -> Group:
         table.add_row("success", f"{s.success_rate:.3f}{reward}{signal}")
     if s.staleness_mean is not None:
         table.add_row("staleness", f"mean {s.staleness_mean:.2f}, max {s.staleness_max:g}, bound {s.max_staleness}")
-    rate = f"{s.tokens_per_s:.0f} a second, " if s.tokens_per_s is not None else ""
+    rate = f"{s.tokens_per_s:.0f} a second, " if s.tokens_per_s else ""
     table.add_row("tokens", f"{rate}{s.sampled_tokens} in all")
     table.add_row(
         "rollout",

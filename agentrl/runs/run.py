@@ -6,9 +6,9 @@ Work that was lost when a process was killed is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +18,7 @@ from agentrl.observe.timeline import Activity, read_timeline
 from agentrl.runs.plot import plot_curves
 from agentrl.runs.reading import read_index, read_metrics, read_record, read_record_lines, read_trained_lines
 from agentrl.runs.stored import StoredEpisode, stored_trajectory
-from agentrl.runs.table import EpisodeTable
+from agentrl.runs.table import EpisodeTable, MetricLines
 from agentrl.runs.tokenizer import TokenTexts
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ class Run:
         file = self.path / "config.yaml"
         return load_config(file) if file.is_file() else None
 
-    def metrics(self, event: str | None = None) -> list[Mapping[str, Any]]:
+    def metrics(self, event: str | None = None) -> MetricLines:
         """Return the lines of `metrics.jsonl` in order, those of one event (`step`, `evaluation`, ...) if given."""
-        return [line for line in read_metrics(self.path) if event is None or line["event"] == event]
+        return MetricLines(line for line in read_metrics(self.path) if event is None or line["event"] == event)
 
     def timeline(self) -> list[Activity]:
         """Return who worked and who waited when, in the order in which the activities ended."""

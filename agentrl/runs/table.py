@@ -5,8 +5,8 @@ Invariant: a table keeps the order in which the episodes ended, except where a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import msgspec
 
@@ -76,11 +76,7 @@ class EpisodeTable(Sequence[EpisodeSummary]):
         Raises:
             ConfigError: pandas is not installed.
         """
-        try:
-            import pandas  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise ConfigError("EpisodeTable.to_pandas needs pandas; pip install 'agentrl[tables]'") from None
-        return pandas.DataFrame(self.to_dicts(), columns=_COLUMNS)
+        return _pandas_frame(self.to_dicts(), _COLUMNS)
 
     def to_polars(self) -> polars.DataFrame:
         """Return a polars data frame with one row for each episode; `forks` is JSON text, `players` a list.
@@ -88,12 +84,8 @@ class EpisodeTable(Sequence[EpisodeSummary]):
         Raises:
             ConfigError: polars is not installed.
         """
-        try:
-            import polars  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise ConfigError("EpisodeTable.to_polars needs polars; pip install 'agentrl[tables]'") from None
         rows = [{**row, "forks": msgspec.json.encode(row["forks"]).decode()} for row in self.to_dicts()]
-        return polars.DataFrame(rows, schema=_COLUMNS, infer_schema_length=None)
+        return _polars_frame(rows, _COLUMNS)
 
     def _by_return(self, *, reverse: bool) -> list[EpisodeSummary]:
         done = [(row.episode_return, row) for row in self._rows if row.episode_return is not None]
@@ -101,3 +93,49 @@ class EpisodeTable(Sequence[EpisodeSummary]):
 
 
 _COLUMNS = list(EpisodeSummary.__struct_fields__)
+
+
+class MetricLines(list[Mapping[str, Any]]):
+    """Lines of `metrics.jsonl`, in their order."""
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a pandas data frame: a row for each line, a column for each key; nested keys have dots in their names.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        return _pandas_frame([_flat(line) for line in self], None)
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return the same as a polars data frame.
+
+        Raises:
+            ConfigError: polars is not installed.
+        """
+        return _polars_frame([_flat(line) for line in self], None)
+
+
+def _flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _pandas_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> pandas.DataFrame:
+    try:
+        import pandas  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError("to_pandas needs pandas; pip install 'agentrl[tables]'") from None
+    return pandas.DataFrame(rows, columns=columns)
+
+
+def _polars_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> polars.DataFrame:
+    try:
+        import polars  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError("to_polars needs polars; pip install 'agentrl[tables]'") from None
+    return polars.DataFrame(rows, schema=columns, infer_schema_length=None)

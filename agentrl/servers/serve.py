@@ -27,6 +27,7 @@ from agentrl.servers.embedded.faults import SGLangFault, parse_faults
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.app import AddRoutes, create_app
 from agentrl.servers.http.guard import BODY_S
+from agentrl.servers.http.origins import AllowedOrigins
 from agentrl.servers.listening import HEADERS_S, Connections, check_address, listening
 from agentrl.watchdog.parent import open_parent
 
@@ -52,6 +53,8 @@ class ServeOptions:
     random_seed: int = 0
     exit_with_stdin: bool = False
     """Stop when standard input closes, so that the server ends with the parent process that holds it open."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the OpenAI API."""
     faults: frozenset[SGLangFault] = frozenset()
     """Faults of SGLang to reproduce, for tests of clients."""
 
@@ -98,6 +101,7 @@ async def serving(
     headers_s: float = HEADERS_S,
     body_s: float = BODY_S,
     add_routes: AddRoutes | None = None,
+    origins: AllowedOrigins | None = None,
 ) -> AsyncGenerator[str]:
     """Serve `engine` inside the block and yield the base URL. Needs the asyncio event loop.
 
@@ -110,6 +114,7 @@ async def serving(
         headers_s: seconds that a client has to send the headers of a request.
         body_s: seconds that a client has to send the body of a request.
         add_routes: adds routes beside SGLang's own.
+        origins: of web pages that may call the OpenAI API; None: no page may.
 
     Raises:
         ConfigError: for an address off loopback without a key, or an address that cannot be bound.
@@ -124,6 +129,7 @@ async def serving(
         connections=connections,
         body_s=body_s,
         add_routes=add_routes,
+        origins=origins,
     )
     async with listening(app, connections, host=host, port=port, api_key=api_key) as url:
         try:
@@ -143,6 +149,7 @@ async def serve_until_stopped(
     on_signal: Callable[[signal.Signals], None] | None = None,
     blocking_health: bool = False,
     add_routes: AddRoutes | None = None,
+    origins: AllowedOrigins | None = None,
 ) -> None:
     """Serve `engine` until SIGTERM, SIGINT or, on request, the end of standard input. Needs the asyncio event loop.
 
@@ -156,6 +163,7 @@ async def serve_until_stopped(
         on_signal: called with the signal that stopped the server, after it has stopped; later signals are still ignored.
         blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
         add_routes: adds routes beside SGLang's own.
+        origins: of web pages that may call the OpenAI API; None: no page may.
 
     Raises:
         ConfigError: for an address off loopback without a key, or an address that cannot be bound.
@@ -167,7 +175,13 @@ async def serve_until_stopped(
     with anyio.open_signal_receiver(*handled) as signals:
         async with anyio.create_task_group() as group:
             served = serving(
-                engine, host=host, port=port, api_key=api_key, blocking_health=blocking_health, add_routes=add_routes
+                engine,
+                host=host,
+                port=port,
+                api_key=api_key,
+                blocking_health=blocking_health,
+                add_routes=add_routes,
+                origins=origins,
             )
             async with served as url:
                 if on_ready is not None:
@@ -223,6 +237,7 @@ def run_server(
         ConfigError: if the model, the device or the address cannot be used.
     """
     check_address(options.host, options.api_key)
+    origins = AllowedOrigins(options.allowed_origins)
     import torch
 
     from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
@@ -253,6 +268,7 @@ def run_server(
             on_signal=on_signal,
             blocking_health=SGLangFault.BLOCKING_HEALTH in options.faults,
             add_routes=add_routes,
+            origins=origins,
         )
 
     anyio.run(main)

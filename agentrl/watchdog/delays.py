@@ -5,6 +5,7 @@ Invariant: only code of the user is named, each function once. Time is counted w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextvars import ContextVar
 
@@ -12,6 +13,10 @@ from agentrl.watchdog.stacks import user_place
 
 logger = logging.getLogger(__name__)
 
+BEAT_S = 0.05
+"""Seconds between two beats of a running loop."""
+LOOK_S = 0.05
+"""Seconds between two looks of a thread at the beats."""
 NAME_AFTER_S = 0.2
 """Seconds without a beat of the loop from which a block counts."""
 
@@ -53,3 +58,12 @@ def loop_blocked_s() -> float:
     """Return the seconds for which code has blocked the watched loop around the present task so far."""
     delays = current_delays.get()
     return 0.0 if delays is None else delays.blocked_s
+
+
+def under_asyncio() -> bool:
+    """Return whether an asyncio loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -25,10 +25,11 @@ import anyio
 
 from agentrl.concurrency import STRAY_CANCELLATION, stray_cancellation_raises
 from agentrl.errors import RunStopped, StallError
-from agentrl.watchdog.delays import NAME_AFTER_S, LoopDelays, current_delays
+from agentrl.watchdog.delays import BEAT_S, LOOK_S, NAME_AFTER_S, LoopDelays, current_delays, under_asyncio
 from agentrl.watchdog.signals import TERMINATING, Ending, exit_process, interrupt_from
 from agentrl.watchdog.stacks import blocking_code, indented, is_in_user_code, workflow_code
 from agentrl.watchdog.threads import GRACE_S, run_without_waiting
+from agentrl.watchdog.waits import ProcessorWaits
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +39,12 @@ STALL_TIMEOUT_S = 900.0
 """Seconds the loop may be blocked where no run file sets `engine.stall_timeout_s`."""
 WARN_AFTER_S = 10.0
 """Seconds without a beat before the first warning; each later warning comes at twice the time of the one before."""
-BEAT_S = 0.05
-"""Seconds between two beats of a running loop."""
 IGNORING_S = 0.5
 """Seconds between two looks at the tasks that ignore their cancellation."""
 UNRESPONSIVE_S = 1.0
 """Seconds without a beat after which the loop will not see a cancellation, so the blocking code is interrupted instead."""
 REPEAT_S = 5.0
 """Seconds after an interrupt in which further interrupts change nothing, because the command is already ending."""
-_LOOK_S = 0.05
 _STOPPED_S = 0.5
 """Seconds between two looks of the thread beyond which the process was stopped."""
 _INTERRUPT = signal.SIGURG
@@ -105,7 +103,11 @@ class WatchedBlock:
 
 @asynccontextmanager
 async def watched_loop(
-    stall_timeout_s: float, *, warn_after_s: float = WARN_AFTER_S, on_exit: Callable[[Ending], str] | None = None
+    stall_timeout_s: float,
+    *,
+    warn_after_s: float = WARN_AFTER_S,
+    on_exit: Callable[[Ending], str] | None = None,
+    processor_wait_s: Callable[[], float] | None = None,
 ) -> AsyncGenerator[WatchedBlock]:
     """Watch the event loop while the block runs.
 
@@ -117,6 +119,7 @@ async def watched_loop(
         warn_after_s: seconds before the first warning is logged.
         on_exit: lets the process exit as a whole. Called in another thread, with what ends the block, when a workflow has
             kept the block alive for `GRACE_S` seconds; saves the results and returns where they are.
+        processor_wait_s: the seconds for which this thread has waited for a busy machine; None: the system's count.
 
     Raises:
         StallError: code blocked the loop, or ignored its cancellation, for `stall_timeout_s`; the message names the code.
@@ -125,10 +128,10 @@ async def watched_loop(
 
     Cancellation: the thread and the signal handlers are removed.
     """
-    if threading.current_thread() is not threading.main_thread() or not _under_asyncio():
+    if threading.current_thread() is not threading.main_thread() or not under_asyncio():
         yield WatchedBlock(None)
         return
-    watch = _Watch(stall_timeout_s, warn_after_s, on_exit)
+    watch = _Watch(stall_timeout_s, warn_after_s, on_exit, processor_wait_s or ProcessorWaits().seconds)
     outer = current_delays.set(watch.delays)
     try:
         with watch.installed(), watch.scope:
@@ -144,13 +147,19 @@ async def watched_loop(
 class _Watch:
     """One watched block: `_beat` runs on the loop, `_watch_beats` in a thread, the signal handlers in the main thread."""
 
-    def __init__(self, stall_timeout_s: float, warn_after_s: float, on_exit: Callable[[Ending], str] | None) -> None:
+    def __init__(
+        self,
+        stall_timeout_s: float,
+        warn_after_s: float,
+        on_exit: Callable[[Ending], str] | None,
+        processor_wait_s: Callable[[], float],
+    ) -> None:
         self.scope = anyio.CancelScope()
         self.ending: Ending | None = None
         """What ends the block, once something does."""
         self.delays = LoopDelays()
         self._stall_timeout_s, self._warn_after_s = stall_timeout_s, warn_after_s
-        self._on_exit = on_exit
+        self._on_exit, self._processor_wait_s = on_exit, processor_wait_s
         self._ignoring: dict[asyncio.Task[Any], float] = {}
         """Tasks whose workflows run on after a cancellation, with the seconds since, counted while the loop runs."""
         self._ignoring_code: list[str] = []
@@ -227,9 +236,9 @@ class _Watch:
         return time.monotonic() - self._beat_at >= UNRESPONSIVE_S
 
     def _watch_beats(self) -> None:
-        is_named = False
+        is_named, waited_s = False, self._processor_wait_s()
         seen, silent_s, ending_s, warn_s, looked_at = 0, 0.0, 0.0, self._warn_after_s, time.monotonic()
-        while not self._left.wait(_LOOK_S):
+        while not self._left.wait(LOOK_S):
             now = time.monotonic()
             # Time in which the whole process was stopped, by Ctrl-Z or a debugger, does not count.
             passed = min(now - looked_at, _STOPPED_S)
@@ -240,12 +249,14 @@ class _Watch:
                 self._exit_if_kept_alive()
             if self._num_beats != seen:
                 seen, silent_s, warn_s, is_named = self._num_beats, 0.0, self._warn_after_s, False
+                waited_s = self._processor_wait_s()
             elif self.ending is not None:
                 if silent_s >= UNRESPONSIVE_S:
                     silent_s = 0.0  # code that blocks again gets the same time
                     signal.pthread_kill(self._thread_id, _INTERRUPT)
             else:
-                if silent_s >= NAME_AFTER_S and not is_named:  # before a warning, however late this look is
+                own_s = silent_s - (self._processor_wait_s() - waited_s)
+                if own_s >= NAME_AFTER_S and not is_named:  # before a warning, however late this look is
                     self.delays.name(self._thread_id)
                     is_named = True
                 if silent_s >= self._stall_timeout_s:
@@ -316,11 +327,3 @@ def _may_block(task_name: str) -> bool:
     The loop cancels all other tasks, and waits for their shielded work, such as a line being written.
     """
     return not task_name.startswith("agentrl.") or task_name.startswith(_EPISODES)
-
-
-def _under_asyncio() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -15,7 +15,9 @@ import pytest
 from agentrl.errors import StallError
 from agentrl.watchdog.delays import LoopDelays, loop_blocked_s
 from agentrl.watchdog.loop import run_watched, watched_loop
+from agentrl.watchdog.naming import blocks_named
 from agentrl.watchdog.signals import Terminated, sigterm_raises
+from agentrl.watchdog.waits import ProcessorWaits
 
 FOREVER_S = 1000.0
 
@@ -44,7 +46,7 @@ async def many(job: Callable[[], None]) -> None:
 
 def watched(job: Callable[[], Awaitable[None]], *, stall_timeout_s: float, warn_after_s: float = 10.0) -> None:
     async def main() -> None:
-        async with watched_loop(stall_timeout_s, warn_after_s=warn_after_s):
+        async with watched_loop(stall_timeout_s, warn_after_s=warn_after_s, processor_wait_s=lambda: 0.0):
             await job()
 
     anyio.run(main)
@@ -166,6 +168,50 @@ def test_a_short_block_is_named_once_and_counted(caplog: pytest.LogCaptureFixtur
         assert anyio.run(main) > 0.8
     [message] = caplog.messages
     assert "test_loop.py" in message
+    assert "the blocking line" in message
+
+
+def test_code_that_waits_for_a_busy_machine_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    began = time.monotonic()
+
+    async def main() -> None:
+        async with watched_loop(60, processor_wait_s=lambda: time.monotonic() - began):
+            time.sleep(0.6)  # noqa: ASYNC251 - stands for a thread that gets no processor
+            await anyio.lowlevel.checkpoint()
+
+    with caplog.at_level(logging.WARNING):
+        anyio.run(main)
+    assert caplog.messages == []
+
+
+def test_the_waits_of_a_thread_for_a_processor_are_counted() -> None:
+    own = ProcessorWaits()
+    before = own.seconds()
+    time.sleep(0.01)  # the thread runs again afterwards, and its count never falls
+    assert own.seconds() >= before >= 0
+    assert ProcessorWaits(thread=2**30).seconds() == 0  # no such thread
+
+
+def test_outside_a_watched_loop_code_that_blocks_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    named = threading.Event()
+
+    class Named(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            named.set()
+
+    async def main() -> None:
+        with blocks_named(), blocks_named():  # the inner one leaves it to the outer one
+            await anyio.sleep(0.1)  # some beats
+            named.wait(60)  # the blocking line
+
+    handler = Named()
+    logging.getLogger("agentrl.watchdog.delays").addHandler(handler)
+    try:
+        with caplog.at_level(logging.WARNING):
+            anyio.run(main)
+    finally:
+        logging.getLogger("agentrl.watchdog.delays").removeHandler(handler)
+    [message] = caplog.messages
     assert "the blocking line" in message
 
 

@@ -21,6 +21,7 @@ from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy, replies_in_order
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
+from agentrl.watchdog.naming import blocks_named
 from agentrl.workflow import as_workflow
 
 
@@ -57,9 +58,10 @@ async def run_episode(
     if replies is not None and model is None and url is None:
         policy = ScriptedPolicy(replies_in_order(replies))
         async with flow.opened():
-            return await run_policy_episode(
-                flow, task, backend=policy, renderer=policy.renderer, rollout=rollout, sampling=sampling or UNLIMITED
-            )
+            with blocks_named():
+                return await run_policy_episode(
+                    flow, task, backend=policy, renderer=policy.renderer, rollout=rollout, sampling=sampling or UNLIMITED
+                )
     if model is None or replies is not None:
         raise ConfigError("run_episode: pass either model, a local checkpoint, or replies, the answers of a script")
     renderer = Renderer.load(model, template_options=sampling.template_options if sampling else None)
@@ -67,11 +69,12 @@ async def run_episode(
     with tempfile.TemporaryDirectory(prefix="agentrl-") as logs:
         serving = launch_pool(inference, model_path=model, vocab_size=renderer.vocab_size, log_dir=logs)
         async with serving as pool, flow.opened():
-            return await run_policy_episode(
-                flow,
-                task,
-                backend=pool,
-                renderer=renderer.within(pool.max_context_tokens),
-                rollout=rollout,
-                sampling=sampling or SamplingConfig(),
-            )
+            with blocks_named():
+                return await run_policy_episode(
+                    flow,
+                    task,
+                    backend=pool,
+                    renderer=renderer.within(pool.max_context_tokens),
+                    rollout=rollout,
+                    sampling=sampling or SamplingConfig(),
+                )

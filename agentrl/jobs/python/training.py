@@ -21,7 +21,11 @@ from agentrl.errors import RunStopped
 from agentrl.jobs.ending import describe_interrupted_run
 from agentrl.jobs.python.arguments import GivenTasks, read_run
 from agentrl.jobs.train import Existing, train_run
+from agentrl.observe.episode_record import Purpose
 from agentrl.observe.progress import Progress
+from agentrl.runs.run import open_run
+from agentrl.runs.table import EpisodeTable, MetricLines
+from agentrl.watchdog.naming import blocks_named
 from agentrl.watchdog.signals import interrupt_note, sigterm_raises
 from agentrl.watchdog.threads import run_without_waiting
 
@@ -51,6 +55,14 @@ class TrainedRun:
         if self.report.checkpoint is None:
             raise RunStopped(f"{self.path} has no checkpoint")
         return Path(self.report.checkpoint)
+
+    def metrics(self, event: str | None = None) -> MetricLines:
+        """Return the lines of `metrics.jsonl`, those of one event (`step`, `evaluation`, ...) if given."""
+        return open_run(self.path).metrics(event)
+
+    def episodes(self, step: int | None = None, purpose: Purpose | None = None) -> EpisodeTable:
+        """Return the finished attempts, as `agentrl.open_run(path).episodes` does."""
+        return open_run(self.path).episodes(step, purpose)
 
 
 def train(
@@ -115,13 +127,14 @@ async def train_async(
     Cancellation: servers and trainer are ended, within 5 seconds; the run directory keeps what was recorded.
     """
     given = read_run("agentrl.train_async", workflow, tasks, eval_tasks, model, overrides)
-    report = await train_run(
-        given.config,
-        existing=existing,
-        accept_changed_tasks=accept_changed_tasks,
-        progress=progress,
-        objects=given.objects,
-    )
+    with blocks_named():
+        report = await train_run(
+            given.config,
+            existing=existing,
+            accept_changed_tasks=accept_changed_tasks,
+            progress=progress,
+            objects=given.objects,
+        )
     return TrainedRun(config=given.config, report=report)
 
 
@@ -131,10 +144,15 @@ def run_blocking(job: Callable[[], Awaitable[Result]]) -> Result:
     Raises:
         KeyboardInterrupt: Ctrl-C; the job was cancelled and has ended.
     """
+
+    async def named() -> Result:
+        with blocks_named():
+            return await job()
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         with sigterm_raises():
-            return run_without_waiting(job)
+            return run_without_waiting(named)
     with start_blocking_portal(backend="asyncio") as portal:  # an interrupt here cancels the job, and waits for its end
-        return portal.start_task_soon(job).result()
+        return portal.start_task_soon(named).result()

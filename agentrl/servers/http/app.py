@@ -22,6 +22,7 @@ from agentrl.servers.http.errors import json_reply, openai_refusal, refusal
 from agentrl.servers.http.generate import GenerateRoute
 from agentrl.servers.http.guard import BODY_S, Refusal, guard
 from agentrl.servers.http.info import InfoRoutes
+from agentrl.servers.http.origins import AllowedOrigins
 from agentrl.servers.listening import Connections
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
@@ -39,6 +40,7 @@ def create_app(
     connections: Connections | None = None,
     body_s: float = BODY_S,
     add_routes: AddRoutes | None = None,
+    origins: AllowedOrigins | None = None,
 ) -> web.Application:
     """Return the application, which runs the engine from start-up to clean-up.
 
@@ -52,9 +54,12 @@ def create_app(
         connections: learn of each request; None: no deadline holds for headers.
         body_s: seconds that a client has to send the body of a request.
         add_routes: adds routes beside SGLang's own, such as those of `agentrl.gateway`.
+        origins: of web pages that may call the OpenAI API; None: no page may.
     """
-    check = guard(api_key, connections or Connections(), _turned_away, body_s=body_s)
+    check = guard(api_key, connections or Connections(), _turned_away, body_s=body_s, origins=origins)
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, check])
+    if origins is not None:
+        app.on_response_prepare.append(origins.mark)
     GenerateRoute(engine).add_to(app)
     ControlRoutes(engine).add_to(app)
     GroupRoutes(engine.groups).add_to(app)

@@ -14,6 +14,7 @@ import anyio
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from agentrl.servers.http.origins import AllowedOrigins
 from agentrl.servers.listening import Connections
 from agentrl.servers.loopback import names_loopback
 
@@ -34,6 +35,7 @@ def guard(
     turn_away: Callable[[web.Request, Refusal], web.Response],
     *,
     body_s: float = BODY_S,
+    origins: AllowedOrigins | None = None,
 ) -> Middleware:
     """Return the middleware that lets a request pass, with its whole body, or turns it away.
 
@@ -42,14 +44,18 @@ def guard(
         connections: of the server, which learn of each request.
         turn_away: makes the response to a refused request.
         body_s: seconds that a client has to send the body of a request.
+        origins: of web pages that may call; None: no page may.
     """
+    pages = origins or AllowedOrigins()
     expected = None if api_key is None else b"Bearer " + api_key.encode()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         connections.headers_came(request.protocol)
         try:
-            refusal = _unwanted(request, expected)
+            if (answer := pages.preflight(request)) is not None:
+                return answer
+            refusal = _unwanted(request, expected, pages)
             if refusal is None and not await _body_came(request, body_s):
                 refusal = Refusal(408, f"the body was not complete after {body_s:g} s")
             if refusal is not None:
@@ -65,12 +71,12 @@ def guard(
     return check
 
 
-def _unwanted(request: web.Request, expected: bytes | None) -> Refusal | None:
+def _unwanted(request: web.Request, expected: bytes | None, pages: AllowedOrigins) -> Refusal | None:
     if expected is not None:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, expected):
             return Refusal(401, "this server requires a key: send Authorization: Bearer <key>")
-    elif (why := _foreign(request)) is not None:
+    elif (why := _foreign(request, pages)) is not None:
         return Refusal(403, f"{why}; a server without a key answers programs of this machine only")
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
@@ -89,7 +95,7 @@ async def _body_came(request: web.Request, seconds: float) -> bool:
     return not wait.cancelled_caught
 
 
-def _foreign(request: web.Request) -> str | None:
+def _foreign(request: web.Request, pages: AllowedOrigins) -> str | None:
     """Return what shows that a web page sent the request, which needs no key; None for a program's own.
 
     A page can send requests to this machine, but it cannot hide its origin, name another host than its own in `Host`, or
@@ -99,7 +105,7 @@ def _foreign(request: web.Request) -> str | None:
     if not names_loopback(host):
         return f"Host {host!r} is not this machine"
     origin = request.headers.get("Origin")
-    if origin is not None and origin != f"http://{host}":
+    if origin is not None and origin != f"http://{host}" and not pages.admit(request):
         return f"Origin {origin!r} is another site"
     if request.can_read_body and request.content_type != "application/json":
         return f"Content-Type {request.content_type!r} is not application/json"

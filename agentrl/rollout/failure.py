@@ -26,6 +26,8 @@ from agentrl.errors import (
 from agentrl.foreign import shortened, visible
 from agentrl.types import EpisodeFailure, StopReason
 
+_COROUTINE: Final = "'coroutine' object"
+_MISSING_AWAIT: Final = "; an await is missing: write `await client.chat.completions.create(...)`"
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
@@ -44,8 +46,9 @@ def failure_stop_reason(error: AgentRLError) -> StopReason:
 
 def episode_failure(error: AgentRLError) -> EpisodeFailure:
     """Return the record of an error, with its traceback, shortened."""
+    message = f"{error}{_MISSING_AWAIT}" if _COROUTINE in str(error) else str(error)
     return EpisodeFailure(
-        kind=type(error).__name__, message=visible(shortened(str(error))), traceback=visible(shortened(user_trace(error)))
+        kind=type(error).__name__, message=visible(shortened(message)), traceback=visible(shortened(user_trace(error)))
     )
 
 

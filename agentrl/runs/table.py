@@ -104,7 +104,7 @@ class MetricLines(list[Mapping[str, Any]]):
         Raises:
             ConfigError: pandas is not installed.
         """
-        return _pandas_frame([_flat(line) for line in self], None)
+        return _pandas_frame([_dotted(line) for line in self], None)
 
     def to_polars(self) -> polars.DataFrame:
         """Return the same as a polars data frame.
@@ -112,14 +112,14 @@ class MetricLines(list[Mapping[str, Any]]):
         Raises:
             ConfigError: polars is not installed.
         """
-        return _polars_frame([_flat(line) for line in self], None)
+        return _polars_frame([_dotted(line) for line in self], None)
 
 
-def _flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _dotted(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in line.items():
         if isinstance(value, Mapping):
-            flat |= _flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+            flat |= _dotted(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

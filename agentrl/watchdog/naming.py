@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -31,6 +32,17 @@ def blocks_named() -> Generator[None]:
         current_delays.reset(outer)
         beats.stop()
         thread.join()
+
+
+@contextmanager
+def coroutines_traced() -> Generator[None]:
+    """Let Python's warning of a coroutine that nothing awaited name the line that made it."""
+    before = sys.get_coroutine_origin_tracking_depth()
+    sys.set_coroutine_origin_tracking_depth(max(before, 2))  # the caller of `create`, and the one above it
+    try:
+        yield
+    finally:
+        sys.set_coroutine_origin_tracking_depth(before)
 
 
 class _Beats:

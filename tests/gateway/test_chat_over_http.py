@@ -251,3 +251,16 @@ async def test_structured_output_is_refused_by_name_or_asked_for_in_the_prompt(c
         ids = (completion.model_extra or {})["prompt_token_ids"]
     assert completion.choices[0].message.parsed == Number(number=3)
     assert "It must fit this JSON schema" in Renderer.load(checkpoint).decode(ids, skip_special=True)
+
+
+async def test_fields_that_programs_send_unasked_change_nothing(checkpoint: Path) -> None:
+    async with served(script_engine(checkpoint, lambda call: "3"), checkpoint) as server:
+        body = {"messages": HI, "reasoning_effort": "medium", "verbosity": "low", "top_logprobs": 5}
+        async with server.session.post(f"{server.url}/v1/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+        body = {"messages": HI, "logprobs": True, "top_logprobs": 5}
+        async with server.session.post(f"{server.url}/v1/chat/completions", json=body) as response:
+            assert response.status == 400
+            assert "top_logprobs" in await response.text()
+        async with server.session.get(f"{server.url}/") as response:
+            assert (await response.json())["model"] == MODEL

@@ -51,7 +51,10 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(
     assert [file.name for file in tmp_path.iterdir()] == ["data.jsonl"]
 
 
-def test_directories_above_the_output_are_made(tmp_path: Path, checkpoint: Path) -> None:
+def test_directories_above_the_output_are_made_and_a_pipe_gets_lines(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write(tmp_path / "data.jsonl", [USER, ASSISTANT])
     warm_start(make_run(checkpoint, data), tmp_path / "a" / "b" / "student")
+    assert "warm start: step 1/1, loss " in capsys.readouterr().err
     assert (tmp_path / "a" / "b" / "student" / "model.safetensors").exists()

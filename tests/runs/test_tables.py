@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.runs.table import EpisodeTable
+from agentrl.runs.table import EpisodeTable, MetricLines
 from tests.support.summaries import episode_summary
 
 pytestmark = pytest.mark.external
@@ -42,3 +42,11 @@ def test_an_empty_table_has_the_columns(table: EpisodeTable) -> None:
     empty = EpisodeTable([])
     assert list(empty.to_pandas().columns) == list(table.to_pandas().columns)
     assert list(empty.to_polars().columns) == list(table.to_polars().columns)
+
+
+def test_metrics_have_a_column_for_each_nested_key() -> None:
+    lines = MetricLines([{"step": 1, "trainer": {"lr": 0.5}}, {"step": 2, "evaluation": {"success": {"rate": 1.0}}}])
+    frame: Any = lines.to_pandas()
+    assert list(frame.columns) == ["step", "trainer.lr", "evaluation.success.rate"]
+    assert frame["trainer.lr"].sum() == 0.5
+    assert lines.to_polars()["evaluation.success.rate"].to_list() == [None, 1.0]

@@ -164,8 +164,8 @@ def missing_here(config: RunConfig) -> list[str]:
     try:
         if not Path(config.model.directory).is_dir():
             missing.append(
-                f"model.path: there is no directory {config.model.path}; put a HF checkpoint there, or name a model of the hub "
-                "(hf://org/name) after `agentrl download hf://org/name`"
+                f"model.path: there is no directory {config.model.path}; put a HF checkpoint there, or name a model of the "
+                "hub (hf://org/name) after `agentrl download hf://org/name`"
             )
     except ConfigError as error:
         missing.append(str(error))

@@ -21,7 +21,7 @@ from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy, replies_in_order
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
-from agentrl.watchdog.naming import blocks_named
+from agentrl.watchdog.naming import blocks_named, coroutines_traced
 from agentrl.workflow import as_workflow
 
 
@@ -58,7 +58,7 @@ async def run_episode(
     if replies is not None and model is None and url is None:
         policy = ScriptedPolicy(replies_in_order(replies))
         async with flow.opened():
-            with blocks_named():
+            with blocks_named(), coroutines_traced():
                 return await run_policy_episode(
                     flow, task, backend=policy, renderer=policy.renderer, rollout=rollout, sampling=sampling or UNLIMITED
                 )
@@ -69,7 +69,7 @@ async def run_episode(
     with tempfile.TemporaryDirectory(prefix="agentrl-") as logs:
         serving = launch_pool(inference, model_path=model, vocab_size=renderer.vocab_size, log_dir=logs)
         async with serving as pool, flow.opened():
-            with blocks_named():
+            with blocks_named(), coroutines_traced():
                 return await run_policy_episode(
                     flow,
                     task,

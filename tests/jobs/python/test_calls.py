@@ -43,6 +43,8 @@ def check(trained: TrainedRun, folder: Path) -> None:
     assert trained.report.train_steps == 1
     assert trained.path == folder / "first"
     assert (trained.checkpoint / "config.json").is_file()
+    assert [line["step"] for line in trained.metrics("step")] == [1]
+    assert len(trained.episodes()) > 0
     assert json.loads((trained.path / "summary.json").read_text())["error"] is None
     written = yaml.safe_load(trained.config.to_yaml())
     assert parse_config(written) == trained.config

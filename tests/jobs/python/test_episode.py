@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import pytest
 
 import agentrl
@@ -32,3 +35,15 @@ async def test_a_model_and_replies_exclude_each_other_and_one_is_needed() -> Non
     for model, replies in ((None, None), ("model", ["a"])):
         with pytest.raises(ConfigError, match="pass either model, a local checkpoint, or replies"):
             await agentrl.run_episode(CalculatorAgent(), TASK, model=model, replies=replies)
+
+
+async def test_a_forgotten_await_is_named_with_the_line_that_lacks_it() -> None:
+    async def forgets(task: Task, client: agentrl.Client) -> float:
+        completion: Any = client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return float(completion.choices[0].message.content == "3")
+
+    with pytest.warns(RuntimeWarning, match=r"(?s)was never awaited.*test_episode\.py"):  # noqa: PT031
+        trajectory = await agentrl.run_episode(forgets, TASK, replies=["3"])
+        gc.collect()
+    assert trajectory.failure is not None
+    assert "an await is missing" in trajectory.failure.message

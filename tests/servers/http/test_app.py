@@ -16,9 +16,11 @@ import aiohttp
 import anyio
 import anyio.lowlevel
 import pytest
+from aiohttp import web
 
 from agentrl.errors import ConfigError
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
+from agentrl.servers.http.origins import AllowedOrigins
 from agentrl.servers.serve import serving
 from tests.support.tiny import tiny_checkpoint
 
@@ -360,3 +362,48 @@ async def test_closing_the_server_answers_what_is_in_flight(models: list[Path]) 
             while not replies:
                 await anyio.lowlevel.checkpoint()
     assert replies[0]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_a_page_of_a_named_origin_may_call_the_openai_api_and_nothing_else(models: list[Path]) -> None:
+    page = "http://localhost:3000"
+    engine = EmbeddedEngine(EngineOptions(model_path=str(models[0]), max_context_tokens=2048, turn_s=0))
+
+    def add_routes(app: web.Application, _engine: object) -> None:
+        async def answer(_: web.Request) -> web.Response:
+            return web.json_response({"id": "m"})
+
+        app.router.add_post("/v1/chat/completions", answer)
+
+    async with (
+        serving(engine, api_key="k", origins=AllowedOrigins([page]), add_routes=add_routes) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        asks = {"Origin": page, "Access-Control-Request-Headers": "authorization"}
+        async with session.options(f"{url}/v1/chat/completions", headers=asks) as response:
+            assert response.status == 204  # a browser sends no key with its question
+            assert response.headers["Access-Control-Allow-Headers"] == "authorization"
+        for origin, path, marked in (
+            (page, "/v1/chat/completions", page),
+            ("http://evil.example", "/v1/chat/completions", None),
+            (page, "/pause_generation", None),
+        ):
+            sent = {"Origin": origin, "Authorization": "Bearer k"}
+            async with session.post(f"{url}{path}", json={}, headers=sent) as response:
+                assert response.headers.get("Access-Control-Allow-Origin") == marked, path
+        async with session.options(f"{url}/pause_generation", headers=asks) as response:
+            assert response.status in (401, 405)
+    with pytest.raises(ConfigError, match="expected an origin"):
+        AllowedOrigins(["localhost:3000"])
+
+
+async def test_without_a_key_a_page_of_a_named_origin_still_sends_json_to_this_machine(models: list[Path]) -> None:
+    page = "http://localhost:3000"
+    engine = EmbeddedEngine(EngineOptions(model_path=str(models[0]), max_context_tokens=2048, turn_s=0))
+    async with serving(engine, origins=AllowedOrigins([page])) as url, aiohttp.ClientSession() as session:
+        for headers, status in (
+            ({"Origin": page, "Content-Type": "application/json"}, 404),  # no such route, so it passed
+            ({"Origin": page, "Content-Type": "text/plain"}, 403),
+            ({"Origin": page, "Content-Type": "application/json", "Host": "evil.example"}, 403),
+        ):
+            async with session.post(f"{url}/v1/chat/completions", data=b"{}", headers=headers) as response:
+                assert response.status == status, headers

@@ -48,8 +48,8 @@ class WarmPython:
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `python3 PATH.py ...`, a file of the program, as `Sandbox.run` does; the sandbox itself runs all else.
 
-        The result has no `peak_memory_bytes`; `wall_s` begins with the fork. A program that makes more than
-        `limits.num_files` files in one directory gets the error "no space left", instead of an end.
+        The result has no `peak_memory_bytes`; `wall_s` begins with the fork. A program that passes a limit by which its
+        session ends, of memory or files, is run again by the sandbox itself.
 
         Raises:
             EnvironmentFault: the sandbox could not do its part.

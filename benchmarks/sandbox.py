@@ -1,8 +1,8 @@
 """Programs in the sandbox: seconds to run a one-line Python program, against a bare start of the same Python.
 
 Measures one program at a time (bare, bubblewrap), as many at a time as there are cores (a pool), a session's opening and
-a call in it, grades of code with four tests each (in sandboxes, and in forks of warm interpreters), and what 1,000 runs
-leave behind: process namespaces, descriptors, files in the temporary directory.
+a call in it, programs and grades of code with four tests each (in sandboxes, and in forks of warm interpreters), and
+what 1,000 runs leave behind: process namespaces, descriptors, files in the temporary directory.
 
 Run: `python -m benchmarks.sandbox [--runs 1000]` (about a minute). It prints and writes benchmarks/results/sandbox.json.
 """
@@ -22,7 +22,7 @@ import anyio
 
 from agentrl.reward.code import CodeGrader, call_tests
 from agentrl.reward.code.grader import ProgramRunner
-from agentrl.sandbox import Limits, SandboxPool, open_bubblewrap, open_warm_python, python_program
+from agentrl.sandbox import Limits, Program, Result, SandboxPool, open_bubblewrap, open_warm_python, python_program
 from agentrl.sandbox.bubblewrap.host import find_host
 from benchmarks.machine import describe_machine
 
@@ -87,6 +87,24 @@ async def grades_per_second(runner: ProgramRunner, count: int) -> float:
     return round(count / (time.perf_counter() - began), 1)
 
 
+async def programs_per_second(run: Callable[[Program], Awaitable[Result]], count: int) -> float:
+    """Return how many one-line programs a second `run` does, as many at a time as there are cores."""
+    program = python_program(PROGRAM)
+    await run(program)
+    limiter = anyio.CapacityLimiter(os.cpu_count() or 1)
+    began = time.perf_counter()
+
+    async def run_one() -> None:
+        async with limiter:
+            result = await run(program)
+        assert result.text == "42", result
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(run_one)
+    return round(count / (time.perf_counter() - began), 1)
+
+
 async def measure(runs: int) -> dict[str, object]:
     """Return every figure."""
     sandbox = await open_bubblewrap(limits=Limits(wall_s=60))
@@ -122,8 +140,12 @@ async def measure(runs: int) -> dict[str, object]:
             opened.append(time.perf_counter() - began)
             calls += [await timed(lambda: session.python("1 + 1")) for _ in range(20)]
     graded = {"sandboxes": await grades_per_second(pool, few)}
+    ran = {"sandboxes": await programs_per_second(pool.run, few)}
+    async with sandbox.session() as session:
+        ran["one_session"] = await programs_per_second(session.run, few)
     async with open_warm_python(pool) as warm:
         graded["warm_interpreters"] = await grades_per_second(warm, few)
+        ran["warm_interpreters"] = await programs_per_second(warm.run, few)
     overhead_ms = 1e3 * (sorted(alone)[few // 2] - sorted(bares)[few // 2])
     return {
         "bare": quantiles(bares),
@@ -138,6 +160,7 @@ async def measure(runs: int) -> dict[str, object]:
         },
         "session_first_call": quantiles(opened),
         "session_call": quantiles(calls),
+        "programs_per_second": ran,
         "grades_per_second": graded,
         "left_behind": {name: after[name] - before[name] for name in before},
     }

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl.sandbox.box import Starter, run_in_box
-from agentrl.sandbox.resident import open_session
+from agentrl.errors import ConfigError
+from agentrl.sandbox.box import ForkStarter, Starter, run_in_box
+from agentrl.sandbox.resident import open_forks, open_session
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits, Program, Result, check_files
 from agentrl.sandbox.usage_record import note_use
@@ -61,12 +63,42 @@ class Sandbox(Protocol):
         """
         ...
 
+    def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
+        """Open a sandbox with a warm Python; `Session.run_python` forks it, each time behind walls of the program's own.
+
+        Args:
+            limits: None: those that the sandbox was made with.
+
+        Raises:
+            ConfigError: this backend has no walls between the programs of one sandbox.
+            EnvironmentFault: the sandbox could not be started.
+
+        Cancellation: every process of the sandbox is dead first.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forking:
+    """How a backend starts a warm Python."""
+
+    starter: ForkStarter
+    command: tuple[str, ...]
+    """Python and the path of `inside/programs.py`, as the boxes see them."""
+
 
 class BoxSandbox:
     """A sandbox on this machine; its starter isolates the programs."""
 
     def __init__(
-        self, name: str, starter: Starter, supervisor: tuple[str, ...], *, is_isolated: bool, limits: Limits | None = None
+        self,
+        name: str,
+        starter: Starter,
+        supervisor: tuple[str, ...],
+        *,
+        is_isolated: bool,
+        limits: Limits | None = None,
+        forks: Forking | None = None,
     ) -> None:
         """Run programs in boxes.
 
@@ -76,8 +108,9 @@ class BoxSandbox:
             supervisor: Python and the path of the supervisor of sessions, as the boxes see them.
             is_isolated: whether programs are kept from this machine.
             limits: of calls that bring none.
+            forks: None: this backend cannot part the programs of one sandbox.
         """
-        self._supervisor = supervisor
+        self._supervisor, self._forking = supervisor, forks
         self.name, self.is_isolated = name, is_isolated
         self.limits = limits or Limits()
         self._starter = starter
@@ -94,3 +127,13 @@ class BoxSandbox:
         check_files(files or {})
         note_use(self.name, is_isolated=self.is_isolated)
         return open_session(self._starter, self._supervisor, limits or self.limits, files)
+
+    def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
+        """Open a warm Python as `Sandbox.forks` describes."""
+        if self._forking is None:
+            raise ConfigError(
+                f"sandbox: the backend {self.name} cannot keep the programs of one warm interpreter apart; use the backend "
+                "bubblewrap, or start each program in a sandbox of its own (`start: cold`)"
+            )
+        note_use(self.name, is_isolated=self.is_isolated)
+        return open_forks(self._forking.starter, self._forking.command, limits or self.limits)

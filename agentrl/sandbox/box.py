@@ -103,6 +103,18 @@ async def wait_until_ready(stderr: PipeReader) -> None:
     raise EnvironmentFault(f"sandbox: cannot start: {reason or 'it ended without a word'}")
 
 
+class ForkStarter(Protocol):
+    """What starts the boxes of a warm start."""
+
+    def start(self, program: Program, limits: Limits, *, forks: bool) -> AbstractAsyncContextManager[Box]:
+        """Start `program`, which has the rights to put up walls within its box, and yield the box.
+
+        Raises:
+            EnvironmentFault: the sandbox cannot be started.
+        """
+        ...
+
+
 class Verdict:
     """Why a box is ended before its program's own end: the first reason that was found."""
 

@@ -65,6 +65,15 @@ class SandboxPool:
         """Open a session, as `Sandbox.session` describes, when one of the pool's is free."""
         return self._session(files, limits)
 
+    def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
+        """Open a warm Python, as `Sandbox.forks` describes, when one of the pool's sessions is free."""
+        return self._forks(limits)
+
+    @asynccontextmanager
+    async def _forks(self, limits: Limits | None) -> AsyncGenerator[Session]:
+        async with self._sessions, self._sandbox.forks(limits=limits) as session:
+            yield session
+
     @asynccontextmanager
     async def _session(self, files: Mapping[str, bytes] | None, limits: Limits | None) -> AsyncGenerator[Session]:
         async with AsyncExitStack() as stack:

@@ -67,11 +67,13 @@ class ResultBody(msgspec.Struct, kw_only=True):
     peak_memory_bytes: int | None = None
 
 
-class SessionBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class SessionBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A session to open."""
 
     files: dict[str, str] = {}
     limits: dict[str, float | int | None] | None = None
+    forks: bool = False
+    """Whether it is to fork a warm Python, as `Sandbox.forks` does, and nothing else; such a session has no files."""
 
 
 class CallBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -139,9 +141,16 @@ class RemoteSandbox:
         note_use(self.name, is_isolated=self.is_isolated)
         return self._session(files, limits or self.limits)
 
+    def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
+        """Open a warm Python as `Sandbox.forks` describes; what the server's sandbox cannot is an EnvironmentFault."""
+        note_use(self.name, is_isolated=self.is_isolated)
+        return self._session(None, limits or self.limits, forks=True)
+
     @asynccontextmanager
-    async def _session(self, files: Mapping[str, bytes] | None, limits: Limits) -> AsyncGenerator[Session]:
-        body = SessionBody(limits=limits.model_dump())
+    async def _session(
+        self, files: Mapping[str, bytes] | None, limits: Limits, *, forks: bool = False
+    ) -> AsyncGenerator[Session]:
+        body = SessionBody(limits=limits.model_dump(), forks=forks)
         link = RemoteLink(self, _decode(await self._open(msgspec.json.encode(body)), _Opened).session)
         try:
             async with session_over(link, limits, files) as session:

@@ -9,18 +9,20 @@ import json
 import struct
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
 from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.box import WATCH_S, Box, Starter, Verdict
+from agentrl.sandbox.box import WATCH_S, Box, ForkStarter, Starter, Verdict
 from agentrl.sandbox.kernel_limits import process_limits
 from agentrl.sandbox.session import Session, session_over
 from agentrl.sandbox.types import MIB, Ending, Limits, Program
 
 START_S: Final = 30.0
+_WARM_PROCESSES: Final = 3
+"""Processes of a warm start, beyond the one that a sandbox of a program's own has; they count as the program's user."""
 IDLE_WATCH_S: Final = 0.2
 """Seconds between two looks at a session between its calls, when only background jobs can grow."""
 
@@ -131,16 +133,48 @@ async def open_session(
     Cancellation: every process of the sandbox is dead first.
     """
     program = Program(argv=(*command, json.dumps(_options(limits))))
-    async with starter.start(program, limits, resident=True) as box:
-        link = BoxLink(box, limits)
-        await link.begin()
-        async with task_group() as tasks:
-            tasks.start_soon(link.watch)
-            tasks.start_soon(link.drain)
-            async with session_over(link, limits, files) as session:
-                yield session
-            tasks.cancel_scope.cancel()
+    async with (
+        starter.start(program, limits, resident=True) as box,
+        _linked(box, limits) as link,
+        session_over(link, limits, files) as session,
+    ):
+        yield session
 
 
-def _options(limits: Limits) -> dict[str, object]:
+@asynccontextmanager
+async def open_forks(starter: ForkStarter, command: tuple[str, ...], limits: Limits) -> AsyncGenerator[Session]:
+    """Start a warm Python in a box, and yield a session that has nothing but `run_python`.
+
+    Args:
+        starter: of the box.
+        command: Python and the path of the first process, as the sandbox sees them.
+        limits: of the box, and of each program.
+
+    Raises:
+        EnvironmentFault: it cannot be started.
+
+    Cancellation: every process of the sandbox is dead first.
+    """
+    options = _options(limits)
+    kept = {**options["limits"], "NPROC": limits.processes + _WARM_PROCESSES, "CPU": limits.cpu_s}
+    sizes = {"/work": limits.work_mb, "/tmp": limits.temp_mb, "/dev/shm": limits.shared_mb}
+    options |= {"limits": kept, "sizes": {path: size * MIB for path, size in sizes.items()}, "num_files": limits.num_files}
+    program = Program(argv=(*command, json.dumps(options)))
+    async with starter.start(program, limits, forks=True) as box, _linked(box, limits) as link:
+        yield Session(link, limits)
+
+
+@asynccontextmanager
+async def _linked(box: Box, limits: Limits) -> AsyncGenerator[BoxLink]:
+    """Yield the way to the supervisor in `box`, and watch what its programs use."""
+    link = BoxLink(box, limits)
+    await link.begin()
+    async with task_group() as tasks:
+        tasks.start_soon(link.watch)
+        tasks.start_soon(link.drain)
+        yield link
+        tasks.cancel_scope.cancel()
+
+
+def _options(limits: Limits) -> dict[str, Any]:
     return {"limits": process_limits(limits), "output": limits.output_kb * 1024, "cpu_s": limits.cpu_s}

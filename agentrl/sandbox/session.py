@@ -194,6 +194,27 @@ class Session:
         await self.delete([name for name in now.files if name not in snapshot.files])
         await self.write({name: data for name, data in snapshot.files.items() if now.files.get(name) != data})
 
+    async def run_python(self, program: Program, *, timeout_s: float | None = None) -> Result:
+        """Run `python3 FILE ...` in a fork of a warm interpreter; only what `Sandbox.forks` opens can, and nothing else.
+
+        Args:
+            program: its files and directories, processes and network are its own.
+            timeout_s: None: `limits.wall_s`. At the end of it every process of the program is killed.
+
+        Raises:
+            EnvironmentFault: the sandbox could not do its part.
+
+        Cancellation: the sandbox is ended.
+        """
+        request = {
+            "do": "fork",
+            "argv": program.argv[1:],
+            "files": encode_files(program.files),
+            "stdin": base64.b64encode(program.stdin).decode(),
+            "environment": program.environment,
+        }
+        return await self._run(request, timeout_s)
+
     async def _run(self, request: Mapping[str, object], timeout_s: float | None) -> Result:
         patience = self.limits.wall_s if timeout_s is None else timeout_s
         async with self._turn:

@@ -1,18 +1,16 @@
 """Runs short Python programs in forks of a warm interpreter: a few milliseconds each instead of the start of a sandbox.
 
-Invariant: between a program and the machine stand the same walls as in any session. Between two programs of one session
-stand only a process of its own, a directory of its own, and a look at what the earlier one left: processes or files end the
-session. Programs that attack each other on purpose need `Sandbox.run`, which gives each a sandbox of its own.
+Invariant: each program has namespaces of its own for processes, mounts, network and IPC, directories of its own and no
+rights. It sees neither the interpreter nor another program, and all of it has ended before the next one starts. Where the
+machine or the backend cannot do that, nothing runs.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -21,15 +19,13 @@ from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.base import Sandbox
-from agentrl.sandbox.inside import forks_source
 from agentrl.sandbox.pool import SandboxPool
-from agentrl.sandbox.session import Session
-from agentrl.sandbox.types import Ending, Limits, Program, Result, encode_files
+from agentrl.sandbox.types import Limits, Program, Result
+from agentrl.sandbox.wallcheck import check_walls
 
-_UNCLEAN: Final = 255
-_SIGNALLED: Final = 128
 _PROGRAMS_PER_SESSION: Final = 500
-_START_S: Final = 30.0
+_AT_START: Final = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+"""The settings of the warm interpreter that Python reads once; a program that brings others starts a Python of its own."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,7 +48,8 @@ class WarmPython:
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `python3 PATH.py ...`, a file of the program, as `Sandbox.run` does; the sandbox itself runs all else.
 
-        The result has no `peak_memory_bytes`; `wall_s` begins with the fork.
+        The result has no `peak_memory_bytes`; `wall_s` begins with the fork. A program that passes a limit by which its
+        session ends, of memory or files, is run again by the sandbox itself.
 
         Raises:
             EnvironmentFault: the sandbox could not do its part.
@@ -60,8 +57,7 @@ class WarmPython:
         Cancellation: the session that runs the program has ended first.
         """
         limits = limits or self._limits
-        command, *arguments = program.argv
-        if command != "python3" or not arguments or arguments[0] not in program.files:
+        if not _can_fork(program):
             return await self._sandbox.run(program, limits)
         request = _Request(program=program, limits=limits)
         await self._requests.send(request)
@@ -83,7 +79,7 @@ class WarmPython:
 async def open_warm_python(
     sandbox: Sandbox | SandboxPool, *, limits: Limits | None = None, sessions: int | None = None
 ) -> AsyncGenerator[WarmPython]:
-    """Open sessions of `sandbox` when programs come, and yield what runs programs in them.
+    """Open sessions of `sandbox` when programs come, and yield what runs programs in them; a self-test comes first.
 
     Args:
         sandbox: where the sessions live.
@@ -91,13 +87,14 @@ async def open_warm_python(
         sessions: programs at a time; None: one for each core that this process may use.
 
     Raises:
-        ConfigError: `sessions` is below 1.
+        ConfigError: `sessions` is below 1, or the programs of a session would not be apart here.
 
     Cancellation: every process of the sessions is dead first.
     """
     count = len(os.sched_getaffinity(0)) if sessions is None else sessions
     if count < 1:
         raise ConfigError(f"open_warm_python: sessions must be at least 1, got {count}")
+    await check_walls(sandbox)
     send, receive = anyio.create_memory_object_stream[_Request]()
     async with task_group() as tasks:
         for _ in range(count):
@@ -126,19 +123,17 @@ async def _serve_in_session(
     """Serve `first` and the requests after it until the session is used up; return a request that needs another session."""
     request, limits = first, first.limits
     try:
-        async with sandbox.session(limits=limits) as session:
-            started = await session.python(forks_source(), timeout_s=_START_S)
-            if not started.is_success:
-                raise EnvironmentFault(f"sandbox: the warm interpreter does not start: {started.text}")
+        async with sandbox.forks(limits=limits) as session:
             for served in range(_PROGRAMS_PER_SESSION):
                 if request.limits != limits:
                     return request
-                with request.scope:
-                    request.result = await _run_in(session, request)
-                if request.result is None and not request.scope.cancelled_caught:
-                    if served:
+                try:
+                    with request.scope:
+                        request.result = await session.run_python(request.program)
+                except EnvironmentFault:
+                    if served:  # it did not begin, and a new session may do what this one does no longer
                         return request
-                    raise EnvironmentFault("sandbox: a new session has processes or files already")
+                    raise
                 request.done.set()
                 if request.result is None or request.result.state_lost:
                     return None
@@ -155,19 +150,10 @@ async def _serve_in_session(
         raise
 
 
-async def _run_in(session: Session, request: _Request) -> Result | None:
-    """Return the result of a program; None if it did not start because an earlier one has left something."""
-    program = request.program
-    job = {
-        "argv": program.argv[1:],
-        "files": encode_files(program.files),
-        "stdin": base64.b64encode(program.stdin).decode(),
-        "environment": dict(program.environment),
-        "cpu_s": request.limits.cpu_s,
-    }
-    result = await session.python(f"run_program({json.dumps(job)!r})", timeout_s=request.limits.wall_s)
-    if result.ended is not Ending.EXITED or result.exit_status is None or result.exit_status <= _SIGNALLED:
-        return result
-    if result.exit_status == _UNCLEAN:
-        return None
-    return replace(result, ended=Ending.KILLED, exit_status=None, signal=result.exit_status - _SIGNALLED)
+def _can_fork(program: Program) -> bool:
+    """Return whether a Python that has started already can become `program`."""
+    command, *arguments = program.argv
+    settings = {name: value for name, value in program.environment.items() if name.startswith("PYTHON")}
+    return (
+        command == "python3" and bool(arguments) and arguments[0] in program.files and settings.items() <= _AT_START.items()
+    )

@@ -156,7 +156,9 @@ class SandboxService:
         """Keep a session open until it is deleted or idle."""
         is_open = False
         try:
-            opened = self._sandbox.session(files=decode_files(body.files), limits=self._limits_of(body.limits))
+            limits = self._limits_of(body.limits)
+            files = decode_files(body.files)
+            opened = self._sandbox.forks(limits=limits) if body.forks else self._sandbox.session(files=files, limits=limits)
             async with opened as session:
                 served = self._sessions[name] = _Served(session)
                 task_status.started(None)

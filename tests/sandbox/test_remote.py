@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import SandboxConfig, open_sandbox
+from agentrl.sandbox import SandboxConfig, open_sandbox, open_warm_python
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.remote import open_remote
 from agentrl.sandbox.types import Ending, Limits, Program, python_program
@@ -45,6 +45,15 @@ async def until_gone(token: str) -> None:
     with anyio.fail_after(60):
         while processes_with(token):  # noqa: ASYNC110 - nothing of ours happens when another process ends
             await anyio.sleep(0.02)
+
+
+async def test_warm_programs_run_on_the_other_machine_and_nothing_else_does_beside_them(url: str) -> None:
+    async with open_remote(url, api_key="key", limits=PATIENT) as remote:
+        async with open_warm_python(remote, sessions=1) as warm:
+            assert (await warm.run(python_program("print(input())", stdin=b"in"))).text == "in"
+        async with remote.forks() as session:
+            with pytest.raises(EnvironmentFault, match="expected the request fork, got 'python'"):
+                await session.python("1")
 
 
 async def test_a_program_runs_as_it_does_here(url: str) -> None:

@@ -21,10 +21,11 @@ import os, sys
 import anyio
 import anyio._backends._asyncio, asyncio
 from agentrl.sandbox.bubblewrap import open_bubblewrap
-from agentrl.sandbox.inside import supervisor_files
+from agentrl.sandbox import open_warm_python
+from agentrl.sandbox.inside import supervisor_files, warm_files
 from agentrl.sandbox.types import Limits, python_program
 GREEDY = "import os, time\\nfor _ in range(6):\\n  if os.fork() == 0: x = b'x' * (60 << 20); time.sleep(60)\\ntime.sleep(60)"
-supervisor_files()
+supervisor_files(), warm_files()
 if os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(64001, 64001, 64001)
@@ -35,6 +36,11 @@ async def main():
     async with sandbox.session(files={"a": b"1"}, limits=Limits(memory_mb=160, wall_s=60)) as session:
         print((await session.python("x = open('a').read(); x")).text, (await session.snapshot()).files)
         print((await session.shell("sleep 60", timeout_s=0.1)).ended, (await session.python(GREEDY)).ended)
+    spoil = "import os, time\\nopen('/tmp/left', 'w')\\nif os.fork() == 0: os.setsid(); time.sleep(600)"
+    look = "import os; print(os.getuid(), os.listdir('/tmp'), [n for n in os.listdir('/proc') if n.isdecimal()])"
+    async with open_warm_python(sandbox, sessions=1) as warm:
+        for source in (spoil, look):
+            print((await warm.run(python_program(source))).text)
 anyio.run(main)
 """
 
@@ -125,4 +131,4 @@ def test_an_ordinary_user_runs_programs_as_root_does() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ORDINARY], cwd=root, capture_output=True, text=True, timeout=300, check=False
     )
-    assert (done.stdout, done.stderr) == ("1000\n'1' {'a': b'1'}\ntimeout memory\n", "")
+    assert (done.stdout, done.stderr) == ("1000\n'1' {'a': b'1'}\ntimeout memory\n\n1000 [] ['1', '2']\n", "")

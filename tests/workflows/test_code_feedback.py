@@ -59,6 +59,29 @@ async def test_a_second_attempt_learns_no_argument_of_a_hidden_test(play: Player
     assert "31337" not in play.read(await play(CodeFeedback(), task, program, RIGHT, RIGHT))[1]
 
 
+async def test_a_submission_that_attacks_warm_grading_changes_no_episode_after_it(play: Player) -> None:
+    attack = """```python
+import os, signal, threading, time
+def spoil():
+    while True:
+        for name in ("/work/solution.py", "/tmp/x", "/dev/shm/x"):
+            with open(name, "w") as file:
+                file.write("def f(x): return 2 * x if x <= 5 else 100")
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=spoil).start()
+    time.sleep(600)
+os.set_blocking(2, False)
+os.kill(os.getppid(), signal.SIGSTOP)
+def f(x): return None
+```"""
+    workflow = CodeFeedback(max_attempts=1, start="warm")
+    rewards = [(await play(workflow, TASK, text)).final_reward for text in (attack, code("return 0"), RIGHT)]
+    both = f"{attack}\n{RIGHT}"  # the last block counts
+    rewards.append((await play(workflow, TASK, both)).final_reward)
+    assert rewards == [0.0, 0.0, 1.0, 1.0]
+
+
 async def test_the_last_attempt_counts_in_part_or_in_full(play: Player) -> None:
     for credit, texts, reward in (
         ("partial", [RIGHT], 1.0),

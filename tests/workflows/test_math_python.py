@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
@@ -68,6 +68,9 @@ class BrokenSandbox:
     async def session(self, *, files: object = None, limits: Limits | None = None) -> AsyncGenerator[Session]:
         raise EnvironmentFault("sandbox: cannot be started")
         yield
+
+    def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
+        return self.session(limits=limits)
 
 
 async def test_a_sandbox_that_breaks_is_an_environment_fault_and_no_reward(play: Player) -> None:

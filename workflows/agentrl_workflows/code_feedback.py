@@ -34,7 +34,7 @@ class CodeFeedback(SandboxedWorkflow):
         retry_factor: factor of the reward for each attempt that failed.
         retry_request: what the model reads after the feedback.
         sandbox: fields of a `SandboxConfig`.
-        start: `cold`: a new sandbox for each test; `warm`: forks of an interpreter, cheaper and less apart from each other.
+        start: `cold`: a new sandbox for each test; `warm`: forks of an interpreter, as apart and cheaper.
         limits: fields of `Limits` of one test that take the place of the grader's own.
     """
 

@@ -21,6 +21,8 @@ FIRST: Final = f"{SUPERVISOR_FOLDER}/sh"
 """The shell that is process 1. Its file can be executed and not read, so the kernel lets no one at that process's memory."""
 _SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/alternatives")
+_RIGHTS_OF_WALLS: Final = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP")
+"""In the sandbox's own user namespace: for namespaces and mounts, for a loopback, and to give up rights for good."""
 _USER: Final = 1000
 PASSWD: Final = f"sandbox:x:{_USER}:{_USER}::{WORK}:/bin/sh\n".encode()
 
@@ -31,7 +33,7 @@ def bwrap_arguments(
     *,
     environment: Mapping[str, str],
     files: Mapping[str, int],
-    seccomp: int,
+    seccomp: int | None,
     passwd: int,
     shell: int,
     status: int,
@@ -43,14 +45,18 @@ def bwrap_arguments(
         limits: sizes of the three directories.
         environment: what the caller adds to the four variables.
         files: descriptors of contents, by absolute path.
-        seccomp: descriptor of the filter.
+        seccomp: descriptor of the filter; None: the first process puts programs behind walls of their own, and has the
+            rights over the sandbox that this takes.
         passwd: descriptor of the list of users.
         shell: descriptor of the program that is process 1.
         status: descriptor that bubblewrap writes the program's process id and exit status to.
     """
     words = ["--unshare-all", "--unshare-user", "--disable-userns", "--assert-userns-disabled", "--new-session"]
     words += ["--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
-    words += ["--uid", str(_USER), "--gid", str(_USER), "--seccomp", str(seccomp), "--json-status-fd", str(status)]
+    words += ["--uid", str(_USER), "--gid", str(_USER), "--json-status-fd", str(status)]
+    for name in _RIGHTS_OF_WALLS if seccomp is None else ():
+        words += ["--cap-add", name]
+    words += [] if seccomp is None else ["--seccomp", str(seccomp)]
     variables = {"PATH": host.search_path, "HOME": WORK, "LANG": "C.UTF-8", "TMPDIR": "/tmp", **environment}
     for name, value in variables.items():
         words += ["--setenv", name, value]
@@ -74,7 +80,9 @@ def bwrap_arguments(
         words += ["--file", str(descriptor), path]
     words += ["--perms", "0111", "--file", str(shell), FIRST]
     # The watch takes the sandbox's /proc as the sign that everything above is in place.
-    words += ["--proc", "/proc", "--ro-bind", "/dev/null", "/proc/cmdline", "--ro-bind", "/proc/sys", "/proc/sys"]
+    words += ["--proc", "/proc"]
+    if seccomp is not None:  # the kernel mounts no further /proc where one is covered in part
+        words += ["--ro-bind", "/dev/null", "/proc/cmdline", "--ro-bind", "/proc/sys", "/proc/sys"]
     words += ["--remount-ro", "/", "--chdir", WORK]
     return words
 

@@ -23,7 +23,7 @@ from agentrl.sandbox.bubblewrap.arguments import FIRST, PASSWD, SUPERVISOR_FOLDE
 from agentrl.sandbox.bubblewrap.cgroup import ControlGroup, ControlGroups
 from agentrl.sandbox.bubblewrap.host import Host, UserIds
 from agentrl.sandbox.bubblewrap.usage import Usage
-from agentrl.sandbox.inside import supervisor_files
+from agentrl.sandbox.inside import supervisor_files, warm_files
 from agentrl.sandbox.kernel_limits import limited
 from agentrl.sandbox.pipes import PipedProcess, PipeReader
 from agentrl.sandbox.types import MIB, Ending, Limits, Program
@@ -165,8 +165,16 @@ class BubblewrapStarter:
         self._host, self._seccomp, self._uids, self._groups = host, seccomp, uids, groups
 
     @asynccontextmanager
-    async def start(self, program: Program, limits: Limits, *, resident: bool = False) -> AsyncGenerator[BubblewrapBox]:
+    async def start(
+        self, program: Program, limits: Limits, *, resident: bool = False, forks: bool = False
+    ) -> AsyncGenerator[BubblewrapBox]:
         """Start `program`, yield its box, and kill it when the block ends.
+
+        Args:
+            program: the command.
+            limits: of the box.
+            resident: the program is the supervisor of a session.
+            forks: the program is the one that forks a warm Python, and puts its forks behind walls of their own.
 
         Raises:
             EnvironmentFault: bubblewrap cannot be started, or too many sandboxes do not end.
@@ -176,13 +184,13 @@ class BubblewrapStarter:
         await self._settle()
         uid = self._uids.take()
         try:
-            box = self._launch(program, limits, uid, resident=resident)
+            box = self._launch(program, limits, uid, resident=resident, forks=forks)
         except BaseException:
             self._uids.give_back_unused(uid)
             raise
         try:
             await box.begin()
-            if not resident:
+            if not (resident or forks):
                 await box.wait_until_ready()
             yield box
         finally:
@@ -202,12 +210,15 @@ class BubblewrapStarter:
                 "or its kernel hangs"
             )
 
-    def _launch(self, program: Program, limits: Limits, uid: int, *, resident: bool) -> BubblewrapBox:
+    def _launch(self, program: Program, limits: Limits, uid: int, *, resident: bool, forks: bool) -> BubblewrapBox:
         files = {f"{WORK}/{name}": data for name, data in program.files.items()}
         if resident:
             files |= {f"{SUPERVISOR_FOLDER}/{name}": data for name, data in supervisor_files().items()}
+        if forks:
+            files |= {f"{SUPERVISOR_FOLDER}/{name}": data for name, data in warm_files().items()}
+            files[f"{SUPERVISOR_FOLDER}/seccomp"] = self._seccomp
         argv = list(program.argv)
-        if not resident:
+        if not (resident or forks):
             argv = limited(self._host.prlimit, limits, [FIRST, "-c", _FIRST, "sh", *argv])
         with ExitStack() as stack:
             descriptors = _in_descriptors({**files, "seccomp": self._seccomp, "passwd": PASSWD}, stack)
@@ -220,7 +231,7 @@ class BubblewrapStarter:
                 limits,
                 environment=program.environment,
                 files={path: descriptors[path] for path in files},
-                seccomp=descriptors["seccomp"],
+                seccomp=None if forks else descriptors["seccomp"],
                 passwd=descriptors["passwd"],
                 shell=descriptors["shell"],
                 status=writing,

@@ -11,12 +11,16 @@ from pathlib import Path
 
 @cache
 def supervisor_files() -> dict[str, bytes]:
-    """Return the sources of the supervisor and of the Python session, by file name."""
-    folder = Path(__file__).parent
-    return {name: (folder / name).read_bytes() for name in ("supervisor.py", "interpreter.py")}
+    """Return the sources of what runs a session, by file name."""
+    return _sources("supervisor.py", "interpreter.py", "capture.py")
 
 
 @cache
-def forks_source() -> str:
-    """Return the piece of Python that makes a session run programs in forks of its interpreter."""
-    return (Path(__file__).parent / "forks.py").read_text()
+def warm_files() -> dict[str, bytes]:
+    """Return the sources of what forks a warm Python, by file name."""
+    return _sources("programs.py", "forks.py", "walls.py", "capture.py")
+
+
+def _sources(*names: str) -> dict[str, bytes]:
+    folder = Path(__file__).parent
+    return {name: (folder / name).read_bytes() for name in names}

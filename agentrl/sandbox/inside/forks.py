@@ -1,112 +1,221 @@
-"""Runs Python programs in forks of a session's interpreter; a piece of the session defines it, each later one calls it.
+"""The parent of a warm start: forks a Python that has started already, once for each program.
 
-Invariant: before a program starts, no process and no file of an earlier one is left; otherwise it does not start, and the
-piece ends with `UNCLEAN`. A program ends with its process group, and has no descriptor but its three.
+Invariant: it never reads a program, so none finds another in its memory. Its processes are out of a program's sight; the
+program's own are in a namespace that ends, with every thread, before its result is reported. Whatever fails before the
+program begins is reported as a fault, and whatever fails from then on is the program's doing.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
-import contextlib
-import ctypes
+import gc
 import importlib
 import json
 import os
 import resource
 import runpy
-import shutil
 import signal
+import socket
 import sys
 import traceback
 import typing
+from contextlib import suppress
+from pathlib import Path
 
-UNCLEAN = 255
-"""Exit status of a piece that did not start its program."""
-FOLDER = "program"
+FOLDER = str(Path(__file__).parent)
+sys.path.insert(0, FOLDER)
+from capture import hide  # noqa: E402
+from walls import enter_namespaces, furnish, give_up_rights  # noqa: E402
+
+FAULT = 255
+"""Exit status of a program's first process that started no program."""
 _SIGNALLED = 128
+_CONTROL = 3
 _PRELOADED = (importlib, typing)
 """What nearly every program imports."""
+_NAMES = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+for _name in ("capture", "walls"):
+    del sys.modules[_name]  # programs may have modules of these names
 
 
-def _processes() -> set[str]:
-    return {name for name in os.listdir("/proc") if name.isdecimal()}
+class Forked(typing.NamedTuple):
+    """What a fork gets: its job, its three streams, and the socket on which it reports."""
+
+    job: int
+    streams: list[int]
+    report: socket.socket
 
 
-_own = _processes()
-with contextlib.suppress(OSError, AttributeError):
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: programs must not write to this process's memory
+class Settings(typing.NamedTuple):
+    """What all programs have in common."""
+
+    limits: dict[str, int]
+    sizes: dict[str, int]
+    num_files: int
+    seccomp: bytes
 
 
-def _is_clean() -> bool:
-    """Return whether only the processes of the session itself are alive, and its directories are empty."""
-    for name in _processes() - _own:
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            if file.read().rpartition(")")[2].split()[0] not in "ZX":
-                return False
-    return not any(os.listdir(folder) for folder in (".", "/tmp", "/dev/shm"))
+def _own_limits() -> dict[str, tuple[int, int]]:
+    return {name: resource.getrlimit(getattr(resource, name)) for name in _NAMES}
 
 
-def _become(job: dict[str, typing.Any]) -> None:
-    """Turn this process, a fork, into the program."""
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(FOLDER)
+def _restore_limits(wanted: dict[str, tuple[int, int]]) -> None:
+    """Set this process's limits to `wanted`, and end it if one cannot be had: every program inherits them."""
+    for name, value in wanted.items():
+        number = getattr(resource, name)
+        if resource.getrlimit(number) != value:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(number, value)
+    if (found := _own_limits()) != wanted:
+        changed = {name: found[name] for name in wanted if found[name] != wanted[name]}
+        sys.exit(f"the limits of the warm interpreter were changed to {changed}; they cannot be raised again")
+
+
+def fork_for_each(control: socket.socket) -> Forked:
+    """Fork for each message, until there are no more; return in the fork alone."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects the forks
+    os.environ.pop("PYTHONHASHSEED", None)
+    hide()
+    limits = _own_limits()
+    gc.collect()
+    gc.freeze()
+    control.send(b"ready")
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 1, 5)
+        if not data:
+            sys.exit(0)
+        _restore_limits(limits)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            job, *streams, report = descriptors
+            return Forked(job, streams, socket.socket(fileno=report))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def part(forked: Forked, settings: Settings) -> None:
+    """Put this fork behind walls of its own, and return in the program's process alone.
+
+    The fork stays outside, and reports the first process of its namespace and how that one ended. The first process stays
+    too: it collects orphans, and its end ends the others.
+    """
+    try:
+        enter_namespaces()
+        if (first := os.fork()) != 0:
+            _report_end(forked, first)
+        job = _move_in(forked, settings)
+        if (program := os.fork()) != 0:
+            _wait_for_program(program)
+        _become_program(forked, job, settings)
+    except Exception as error:  # noqa: BLE001 - of whichever kind, no program has begun
+        with suppress(OSError):
+            forked.report.send(f"fault {type(error).__name__}: {error}".encode()[:4096])
+        os._exit(FAULT)
+
+
+def _report_end(forked: Forked, first: int) -> typing.NoReturn:
+    """Report a descriptor of the first process; when the kernel has ended all others, report its end."""
+    descriptor = os.pidfd_open(first)
+    socket.send_fds(forked.report, [b"started"], [descriptor])
+    for number in (0, 1, 2, forked.job, *forked.streams):
+        os.close(number)
+    _, status = os.waitpid(first, 0)
+    forked.report.send(b"ended %d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def _move_in(forked: Forked, settings: Settings) -> dict[str, typing.Any]:
+    """Be the first process of the namespaces: make the program's directories and files, and return its job."""
+    os.setsid()
+    furnish(settings.sizes, settings.num_files)
+    os.chdir(next(iter(settings.sizes)))
+    with os.fdopen(os.dup(forked.job), "rb") as file:
+        job = json.load(file)
     for name, data in job["files"].items():
         if "/" in name:
             os.makedirs(os.path.dirname(name), exist_ok=True)
         with open(name, "wb") as file:
             file.write(base64.b64decode(data))
-    stdin = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
-    with os.fdopen(os.dup(stdin), "wb") as file:
-        file.write(base64.b64decode(job["stdin"]))
-    os.lseek(stdin, 0, os.SEEK_SET)
-    os.dup2(stdin, 0)
-    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    resource.setrlimit(resource.RLIMIT_CPU, (job["cpu_s"], job["cpu_s"] + 1))
-    os.environ.update(job["environment"])
-    sys.argv = job["argv"]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    return job
 
 
-def _exit_fork(status: int) -> typing.NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+def _wait_for_program(program: int) -> typing.NoReturn:
+    """Be the first process of a namespace until `program` ends, then end with its exit status, or 128 and its signal.
+
+    The program may set limits of this process: one that this process cannot live with is the program's own doing.
+    """
+    status = _SIGNALLED + signal.SIGKILL
+    with suppress(BaseException):
+        while True:
+            found, word = os.wait()
+            if found == program:
+                code = os.waitstatus_to_exitcode(word)
+                status = min(code, FAULT - 1) if code >= 0 else _SIGNALLED - code
+                break
     os._exit(status)
 
 
-def _run_fork(job: dict[str, typing.Any]) -> typing.NoReturn:
-    """Run the program in this process, and end it as Python would."""
-    status = 1
+def _become_program(forked: Forked, job: dict[str, typing.Any], settings: Settings) -> None:
+    """Take the program's streams, limits and rights; the last step closes every other descriptor."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, descriptor in enumerate(forked.streams):
+        os.dup2(descriptor, number)
+    for name, value in settings.limits.items():
+        hard = value + 1 if name == "CPU" else value  # SIGXCPU first
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, hard))
+    give_up_rights(settings.seccomp)
+    os.environ.update(job["environment"])
+    sys.argv = job["argv"]
+    sys.path[:] = [os.path.dirname(os.path.abspath(sys.argv[0])), *(path for path in sys.path if path != FOLDER)]
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with suppress(OSError):  # that of the list itself
+                os.close(int(name))
+
+
+def run_main() -> int:
+    """Run the program as `__main__`; return its exit status, after the traceback if it raised."""
+    path = os.path.abspath(sys.argv[0])
     try:
-        _become(job)
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        status = 0
+        runpy.run_path(path, run_name="__main__")
     except SystemExit as stopped:
-        status = (stopped.code or 0) if stopped.code is None or isinstance(stopped.code, int) else 1
-        if status and not isinstance(stopped.code, int):
-            sys.stderr.write(f"{stopped.code}\n")
-    except BaseException:  # noqa: BLE001 - the program's own
-        traceback.print_exc()
-    _exit_fork(status & 0xFF)
+        if stopped.code is None or isinstance(stopped.code, int):
+            return (stopped.code or 0) & 0xFF
+        sys.stderr.write(f"{stopped.code}\n")
+        return 1
+    except BaseException as error:  # noqa: BLE001 - the program's own
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != path:
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
+        return 1
+    return 0
 
 
-def run_program(text: str) -> typing.NoReturn:
-    """Run one program, and end the piece with its exit status, or with 128 and the number of the signal that ended it."""
-    job = json.loads(text)
-    if not _is_clean():
-        sys.exit(UNCLEAN)
-    os.mkdir(FOLDER)
-    child = os.fork()
-    if child == 0:
-        _run_fork(job)
-    try:
-        _, status = os.waitpid(child, 0)
-    except KeyboardInterrupt:  # the limit of time or output
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    code = os.waitstatus_to_exitcode(status)
-    sys.exit(min(code, UNCLEAN - 1) if code >= 0 else _SIGNALLED - code)
+def _finish() -> None:
+    """Do what Python does at its end, short of freeing objects, which would copy every page that the forks share."""
+    with suppress(BaseException):
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage] - there is no public name
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
+
+
+def main() -> None:
+    """Serve; in a fork, run a program and end as Python does, except that it takes no module apart."""
+    given = json.loads(sys.argv[1])
+    settings = Settings(given["limits"], given["sizes"], given["num_files"], base64.b64decode(given["seccomp"]))
+    forked = fork_for_each(socket.socket(fileno=_CONTROL))
+    part(forked, settings)
+    status = run_main()
+    _finish()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

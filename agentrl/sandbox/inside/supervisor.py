@@ -7,7 +7,6 @@ deadline. What a program may use is limited by the kernel, which this process as
 from __future__ import annotations
 
 import base64
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -17,13 +16,15 @@ import resource
 import select
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end, write_some
 
 INTERRUPT_S = 1.0
 """Seconds that the Python and the shell have to answer an interrupt, before they are killed."""
@@ -34,42 +35,6 @@ while IFS= read -r -d '' _request <&3; do
   printf '%d\n' $? >&4
 done
 """
-Reply = dict[str, Any]
-
-
-class Capture:
-    """What a process writes, up to a limit each."""
-
-    def __init__(self, process: subprocess.Popen[bytes], limit: int) -> None:
-        """Read the pipes of `process`."""
-        self.pipes = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
-        self.limit = limit
-        self.is_over = False
-        for descriptor in self.pipes:
-            os.set_blocking(descriptor, False)
-
-    def read(self, descriptor: int) -> bool:
-        """Read once; return False at the end or when nothing is there."""
-        try:
-            data = os.read(descriptor, 65_536)
-        except BlockingIOError:
-            return False
-        kept = self.pipes[descriptor]
-        room = self.limit - len(kept)
-        kept += data[:room]
-        self.is_over = self.is_over or len(data) > room
-        return bool(data)
-
-    def drain(self) -> None:
-        """Read what is there now, and no more than twice the limit: a job in the background may write for ever."""
-        for descriptor in self.pipes:
-            most = 2 * self.limit // 65_536 + 2
-            while most and self.read(descriptor):
-                most -= 1
-
-    def texts(self) -> list[str]:
-        """Return standard output and standard error as base64."""
-        return [base64.b64encode(kept).decode() for kept in self.pipes.values()]
 
 
 class Bounds:
@@ -130,18 +95,19 @@ class Worker:
 
     def call(self, request: bytes, timeout_s: float) -> Reply:
         """Let it do `request`, and return the reply."""
-        forgotten = Capture(self.process, self.limit)
+        outputs = [stream.fileno() for stream in (self.process.stdout, self.process.stderr) if stream is not None]
+        forgotten = Capture(outputs, self.limit)
         forgotten.drain()  # of jobs in the background, since the last call
         with suppress(BlockingIOError):
             os.read(self.status, 65_536)  # what code wrote there on its own
-        capture = Capture(self.process, self.limit)
+        capture = Capture(outputs, self.limit)
         watched = {self.status, self.dead, *capture.pipes}
         deadline, ended, pending, is_interrupted = time.monotonic() + timeout_s, "exited", request, False
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             ready, writable, _ = select.select(watched, [self.control] if pending else [], [], left_s)
             if writable:
-                pending = _write_some(self.control, pending)
+                pending = write_some(self.control, pending)
             if self.status in ready and (words := os.read(self.status, 4096).split()) and words[-1].isdigit():
                 return self._reply(ended, capture, int(words[-1]) & 0xFF)
             if self.dead in ready:
@@ -242,16 +208,20 @@ class Supervisor:
         except (OSError, subprocess.SubprocessError) as error:
             said = base64.b64encode(f"cannot start {argv[0]}: {error}\n".encode()).decode()
             return {"ended": "exited", "exit_status": 127, "stdout": "", "stderr": said}
-        capture = Capture(process, self.output)
-        ended = _wait(process, capture, base64.b64decode(stdin), timeout_s)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        capture = Capture((process.stdout.fileno(), process.stderr.fileno()), self.output)
+        process_end, stdin_end = os.pidfd_open(process.pid), os.dup(process.stdin.fileno())
+        process.stdin.close()
+        try:
+            ended = wait_for_end(process_end, stdin_end, base64.b64decode(stdin), capture, timeout_s)
+        finally:
+            os.close(process_end)
         _signal_all(process, signal.SIGKILL)
         code = process.wait()
         capture.drain()
-        stdout, stderr = capture.texts()
-        reply: Reply = {"ended": ended, "stdout": stdout, "stderr": stderr}
-        if ended == "exited":
-            reply |= {"exit_status": code} if code >= 0 else {"ended": "killed", "signal": -code}
-        return reply
+        return reply_at_end(ended, code, capture)
 
     def do_write(self, files: dict[str, str]) -> Reply:
         """Write files, with the folders above them."""
@@ -327,48 +297,9 @@ def _high_pipe() -> tuple[int, int]:
     return high
 
 
-def _write_some(descriptor: int, data: bytes) -> bytes:
-    try:
-        return data[os.write(descriptor, data[:65_536]) :]
-    except BlockingIOError:
-        return data
-    except BrokenPipeError:
-        return b""
-
-
 def _signal_all(process: subprocess.Popen[bytes], number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-
-
-def _wait(process: subprocess.Popen[bytes], capture: Capture, data: bytes, timeout_s: float) -> str:
-    """Feed and read `process` until it ends or reaches a limit, and return why."""
-    assert process.stdin is not None
-    writing = process.stdin.fileno()
-    os.set_blocking(writing, False)
-    ended = os.pidfd_open(process.pid)
-    watched = {ended, *capture.pipes}
-    deadline = time.monotonic() + timeout_s
-    try:
-        while True:
-            if not data and not process.stdin.closed:
-                process.stdin.close()
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return "timeout"
-            ready, writable, _ = select.select(watched, [writing] if data else [], [], left_s)
-            if writable:
-                data = _write_some(writing, data)
-            for descriptor in ready:
-                if descriptor != ended and not capture.read(descriptor):
-                    watched.discard(descriptor)
-            if capture.is_over:
-                return "output"
-            if ended in ready:
-                return "exited"
-    finally:
-        os.close(ended)
-        process.stdin.close()
 
 
 def _open_folder(path: str, *, make: bool = False) -> tuple[int, str]:
@@ -399,43 +330,5 @@ def _read_regular(name: str, folder: int, limit: int) -> bytes:
         return data
 
 
-def _read_exactly(descriptor: int, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = os.read(descriptor, count - len(data))
-        if not piece:
-            sys.exit(0)
-        data += piece
-    return data
-
-
-def _hide() -> None:
-    """Keep this process's memory and descriptors from the programs, which run as the same user."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-
-
-def main() -> None:
-    """Answer requests until they end."""
-    requests, replies = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 10) for number in (0, 1))
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    supervisor = Supervisor(json.loads(sys.argv[1]))
-    reply: Reply = {"ready": True}
-    is_hidden = False
-    while True:
-        data = json.dumps(reply).encode()
-        view = memoryview(struct.pack(">I", len(data)) + data)
-        while view:
-            view = view[os.write(replies, view) :]
-        [length] = struct.unpack(">I", _read_exactly(requests, 4))
-        request = json.loads(_read_exactly(requests, length))
-        if not is_hidden:
-            _hide()  # not before the host has looked at it
-            is_hidden = True
-        reply = supervisor.answer(request)
-
-
 if __name__ == "__main__":
-    main()
+    answer_host(lambda: Supervisor(json.loads(sys.argv[1])).answer)

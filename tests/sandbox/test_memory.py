@@ -104,7 +104,7 @@ def test_a_group_of_its_own_is_found_made_and_removed(tmp_path: Path) -> None:
     assert (scope / "cgroup.subtree_control").read_text() == "+memory +pids"
     group = groups.make(Limits(memory_mb=64, processes=8))
     kept = {path.name: path.read_text() for path in group.path.iterdir()}
-    assert kept == {"memory.max": str(64 << 20), "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "10"}
+    assert kept == {"memory.max": str(64 << 20), "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "13"}
     (group.path / "memory.current").write_text("4096\n")
     (group.path / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
     assert (group.memory(), group.ran_out()) == (4096, False)

@@ -16,8 +16,8 @@ from agentrl.sandbox.types import MIB, Limits
 _DRIVER: Final = "agentrl-driver"
 """The group into which this process moves: a group with processes cannot give controllers to groups below it."""
 _CONTROLLERS: Final = ("memory", "pids")
-_OWN_PROCESSES: Final = 2
-"""Those of bubblewrap outside the sandbox's own namespace."""
+_OWN_PROCESSES: Final = 5
+"""Those of bubblewrap outside the namespace of the sandbox, and those of a warm Python between it and its programs."""
 
 
 class ControlGroup:

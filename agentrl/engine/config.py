@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from agentrl.configbase import Config
@@ -29,6 +31,9 @@ class EngineConfig(Config):
     """Steps between evaluations of the current weights on the evaluation tasks; 0: none during the run."""
     eval_episodes: int = Field(default=128, ge=1)
     """Episodes of one evaluation."""
+    eval_weights: Literal["live", "frozen"] = "live"
+    """Whether servers take new weights during an evaluation. `live`: they do, so that its episodes may hold tokens of several
+    versions. `frozen`: they keep one version until it ends; the trainer trains one more batch, and then waits for it."""
     checkpoint_every: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0: by time alone. The last step is always saved."""
     checkpoint_every_s: float = Field(default=600.0, ge=0)

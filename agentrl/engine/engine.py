@@ -5,7 +5,8 @@ Invariant: however `Engine.run` ends, everything that it started has ended and i
 Who waits for what. The dispatcher waits for a free episode slot and for admission (the staleness bound): an episode that
 ends, a version that is published or a group that is dropped lets it continue. Then it waits for the task, if an endless
 source makes it. Each group waits for its episodes, and each episode for its workflow, which waits for model calls; the
-episode's deadline ends that wait. The trainer waits for a batch, then for its worker, then for the servers. The stall timer
+episode's deadline ends that wait. The trainer waits for a batch, then for its worker, then for a frozen evaluation, whose
+episodes have deadlines, then for the servers. The stall timer
 ends the run when nothing moves, and names these waits.
 """
 
@@ -164,6 +165,7 @@ class Engine:
             on_result=self._evaluated,
             on_skip=self._journal.evaluation_skipped,
             due=self._resume.evaluations_due,
+            frozen=self._config.eval_weights == "frozen",
         )
 
     def _make_training(self, trainer: Trainer, inference: Inference, weights: WeightPublisher) -> TrainLoop:
@@ -329,8 +331,9 @@ class Engine:
                 self._backend.release(episode_id)
 
     async def _evaluate(self, step: int) -> EvalReport:
-        """Evaluate with at most a quarter of the slots, beside training, which changes the weights meanwhile."""
-        return await evaluate_with(
+        """Evaluate with at most a quarter of the slots, beside training, which changes live weights meanwhile."""
+        version = self._clock.version
+        report = await evaluate_with(
             partial(self._episode, sampling=self._sampling, group=None),
             self._eval_tasks,
             max_concurrent=max(1, self._rollout.max_concurrent_episodes // 4),
@@ -339,6 +342,9 @@ class Engine:
             name=f"eval.{step}",
             on_episode=partial(self._journal.episode, group=None),
         )
+        if self._config.eval_weights == "frozen":
+            report.check_frozen(version)
+        return report
 
     async def _evaluated(self, step: int, report: EvalReport) -> None:
         self._progress.evaluation(await self._journal.evaluation(step, report))

@@ -1,7 +1,8 @@
 """Evaluate a workflow: a fixed set of episodes, without training.
 
 Invariant: each requested episode is run once and counted. A failed episode has no result: rates and returns are over the
-other episodes, and the report counts the failed ones by reason.
+other episodes, and the report counts the failed ones by reason. Where weights are frozen (`engine.eval_weights`), one policy
+version samples all tokens of an evaluation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from agentrl.concurrency import task_group
 from agentrl.data.digest import check_unique
 from agentrl.engine.buffer import Signal
 from agentrl.engine.diagnostics import task_outcomes
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import Backend
 from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.rollout.config import RolloutConfig
@@ -66,6 +67,15 @@ class EvalReport:
     def versions(self) -> tuple[int, int] | None:
         """Lowest and highest policy version that sampled a token; None for an endpoint, which does not report it."""
         return version_range(self.episodes)
+
+    def check_frozen(self, version: int) -> None:
+        """Raise `InvariantError` unless `version` sampled every token."""
+        lowest, highest = self.versions or (version, version)
+        if not lowest == highest == version:
+            raise InvariantError(
+                f"a frozen evaluation (engine.eval_weights) began at version {version}, which the servers must keep until it "
+                f"ends, but versions {lowest} to {highest} sampled its tokens; does another process update these servers?"
+            )
 
     @property
     def samples(self) -> Mapping[str, tuple[Trajectory, ...]]:
@@ -203,6 +213,7 @@ class EvaluationQueue:
         on_result: Callable[[int, EvalReport], Awaitable[None]],
         on_skip: Callable[[int], None],
         due: Sequence[int] = (),
+        frozen: bool = False,
     ) -> None:
         """Start with the evaluations that an earlier process left.
 
@@ -212,10 +223,11 @@ class EvaluationQueue:
             on_result: records the result for a step; the evaluation is due until it returns.
             on_skip: records a step that is not evaluated, because two earlier ones have no result yet.
             due: steps that wait for their evaluation.
+            frozen: whether `released` waits.
         """
         self._evaluate, self._every, self._on_result, self._on_skip = evaluate, every, on_result, on_skip
         self._due = list(due)
-        self._changed, self._closed = Signal(), False
+        self._changed, self._closed, self._holds = Signal(), False, frozen
 
     @property
     def due(self) -> tuple[int, ...]:
@@ -236,22 +248,40 @@ class EvaluationQueue:
         self._due.append(step)
         self._changed.fire()
 
+    async def released(self) -> None:
+        """Return when servers may take new weights: at once, or when no frozen evaluation is due.
+
+        Cancellation: nothing is left behind.
+        """
+        await self._changed.wait_until(
+            lambda: not (self._holds and self._due), timeout_s=None, what=lambda: "the trainer waits for an evaluation"
+        )
+
+    def release(self) -> None:
+        """Let servers take new weights from now on, because the evaluations that are due end without a result."""
+        self._holds = False
+        self._changed.fire()
+
     def close(self) -> None:
         """End `serve` after the evaluations that are due."""
         self._closed = True
         self._changed.fire()
 
     async def serve(self) -> None:
-        """Evaluate on request until `close`.
+        """Evaluate on request until `close`; `released` waits no more when this ends.
 
         Cancellation: the present evaluation ends without a result, and stays due.
         """
-        while True:
-            await self._changed.wait_until(
-                lambda: self._closed or bool(self._due), timeout_s=None, what=lambda: "evaluations wait for a step"
-            )
-            if not self._due:
-                return
-            step = self._due[0]
-            await self._on_result(step, await self._evaluate(step))
-            self._due.remove(step)
+        try:
+            while True:
+                await self._changed.wait_until(
+                    lambda: self._closed or bool(self._due), timeout_s=None, what=lambda: "evaluations wait for a step"
+                )
+                if not self._due:
+                    return
+                step = self._due[0]
+                await self._on_result(step, await self._evaluate(step))
+                self._due.remove(step)
+                self._changed.fire()
+        finally:
+            self.release()

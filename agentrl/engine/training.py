@@ -2,8 +2,8 @@
 
 Invariant: each batch that is taken becomes one version. Before the batch is taken, while the trainer still has the weights
 that the servers sample with, a few calls of each server are recomputed. Where publications run beside the trainer, that is
-so after at most `MAX_SKIPPED_CHECKS` batches. The trainer waits for its batch, its worker and the servers, in that order,
-and the board lists each wait. A checkpoint holds the weights of a whole step, and its note accounts for every group and
+so after at most `MAX_SKIPPED_CHECKS` batches. The trainer waits for its batch, its worker, a frozen evaluation and the
+servers, in that order, and the board lists each wait. A checkpoint holds the weights of a whole step, and its note accounts for every group and
 evaluation that was asked for.
 """
 
@@ -264,6 +264,7 @@ class TrainLoop:
         """Ask `run` to return after the present step, with its checkpoint."""
         self._interrupted = True
         self._buffer.close()
+        self._evaluations.release()  # they are cancelled, too
 
     async def run(self) -> None:
         """Train to the last step, or until `interrupt`.
@@ -325,6 +326,7 @@ class TrainLoop:
         self._check_logprobs(number, report)
         report = replace(report, metrics={**report.metrics, **checked})
         self._held = _Weights(number, version + 1)
+        await self._wait_for_evaluation(version + 1)
         try:
             await self._publications.begin(publications, beside=self._may_overlap(number))
         except (ServerError, WeightSyncError):
@@ -338,6 +340,13 @@ class TrainLoop:
             await self._publications.finish()  # the trainer could not be used after a cancelled one, and `run` saves
             raise
         return True
+
+    async def _wait_for_evaluation(self, version: int) -> None:
+        """Return when no frozen evaluation keeps the servers from taking `version`."""
+        steps = ", ".join(map(str, self._evaluations.due))
+        whom = f"the frozen evaluation after step {steps} to end, before it sends version {version}"
+        with self._board.waiting("the trainer", whom), self._journal.during("trainer", "wait_for_evaluation"):
+            await self._evaluations.released()
 
     def _may_overlap(self, number: int) -> bool:
         """Return whether the weights of step `number` may reach the servers during the next step."""

@@ -259,7 +259,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("output_tokens_mean", "tokens", "sampled per episode"),
         ("limits.STOP_REASON", "episodes", "ended by a limit"),
         ("workflow.NAME", "as recorded", "mean of what `client.record(NAME=...)` recorded"),
-        ("min_version", "version", "lowest of the sampled tokens: training continues meanwhile"),
+        ("min_version", "version", "lowest of the sampled tokens; with `engine.eval_weights: frozen`, the highest, too"),
         ("max_version", "version", "highest of the sampled tokens"),
         ("greedy", "", "whether it sampled at temperature 0"),
         ("seconds", "seconds", "the evaluation took"),

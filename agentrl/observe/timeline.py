@@ -21,6 +21,7 @@ ActivityName: TypeAlias = Literal[
     "train",
     "wait_for_batch",
     "wait_for_servers",
+    "wait_for_evaluation",
     "publish",
     "update",
     "pause",

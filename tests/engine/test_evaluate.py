@@ -1,9 +1,9 @@
-"""Evaluation by itself."""
+"""Evaluation by itself, and beside training: `engine.eval_weights`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -11,11 +11,15 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.engine.evaluate import EvalReport, evaluate_policy
-from agentrl.errors import ConfigError
+from agentrl.engine.resume import RunState
+from agentrl.errors import ConfigError, InvariantError
 from agentrl.observe.progress import NoProgress, Snapshot
+from agentrl.observe.timeline import MIN_WAIT_S, read_timeline
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
+from agentrl.trainer.base import StepReport, TrainBatch
+from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
 from tests.engine.harness import TASKS, lines, make_engine, run
@@ -152,3 +156,160 @@ async def test_a_cancelled_evaluation_ends_its_episodes(renderer: Renderer) -> N
     assert reports == []
     assert len(begun) == 3
     assert sorted(ended) == sorted(begun)
+
+
+class Counted(ScriptedTrainer):
+    """Lets others wait until it has trained a number of batches."""
+
+    stepped = anyio.Event()
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        report = await super().step(batch)
+        self.stepped.set()
+        self.stepped = anyio.Event()
+        return report
+
+    async def has_trained(self, count: int) -> None:
+        while len(self.batches) < count:
+            await self.stepped.wait()
+
+
+class Spanning:
+    """A run that evaluates every second version with one episode, which makes a call, awaits `between` and makes another."""
+
+    def __init__(self, run_dir: Path, renderer: Renderer, *, steps: int = 4, **engine: object) -> None:
+        self.steps, self.trainer = steps, Counted(steps_while_sending=True)
+        self.between: Callable[[int], Awaitable[None]] = self.trainer_waits
+        self.waits: list[tuple[str, ...]] = []
+        self._snapshots: list[Callable[[], Snapshot]] = []
+        spanning = self
+
+        async def judge(task: Task, client: Client) -> float:
+            answer = await ask(client, task["question"])
+            if client.episode.id.startswith("eval."):
+                await spanning.between(int(client.episode.id.split(".")[1]))
+                await ask(client, "Again.")
+            return float(answer == "good")
+
+        class Watching(NoProgress):
+            async def show(self, snapshot: Callable[[], Snapshot]) -> None:
+                spanning._snapshots.append(snapshot)
+                await anyio.sleep_forever()
+
+        self.engine = make_engine(
+            run_dir,
+            renderer,
+            workflow=workflow_of(judge),
+            trainer=self.trainer,
+            steps=steps,
+            eval_tasks=TASKS[:1],
+            algorithm={"max_staleness": 2},
+            progress=Watching(),
+            engine={"eval_every": 2, "eval_episodes": 1, **engine},
+            interrupt_s=PATIENCE_S,
+        )
+
+    async def trainer_waits(self, step: int) -> None:
+        """Return when the trainer has trained the batch after `step`, if there is one, and can do no more; note the waits."""
+        await self.trainer.has_trained(min(step + 1, self.steps))
+        await anyio.wait_all_tasks_blocked()
+        await anyio.sleep(MIN_WAIT_S)  # the timeline leaves out shorter waits
+        self.waits.append(self._snapshots[0]().waits)
+
+
+def versions_of(run_dir: Path) -> list[tuple[int, int, int]]:
+    """Return the step and the lowest and highest version of each evaluation."""
+    return [(e["step"], e["min_version"], e["max_version"]) for e in lines(run_dir / "metrics.jsonl", "evaluation")]
+
+
+def published_after(run_dir: Path, step: int) -> list[int]:
+    """Return the versions that were published after the evaluation of `step` was recorded."""
+    events = lines(run_dir / "metrics.jsonl")
+    ended = next(i for i, event in enumerate(events) if event["event"] == "evaluation" and event["step"] == step)
+    return [event["version"] for event in events[ended:] if event["event"] == "publishing"]
+
+
+async def test_an_evaluation_of_live_weights_that_spans_an_update_samples_both_versions(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    spanning = Spanning(tmp_path, renderer)
+    spanning.between = lambda step: spanning.trainer.has_trained(4)  # the servers have version 4 before the trainer begins
+    await run(spanning.engine)
+    [(step, lowest, highest), *_] = versions_of(tmp_path)
+    assert (step, lowest) == (2, 3)
+    assert highest in (4, 5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_an_evaluation_of_frozen_weights_samples_one_version_and_the_update_follows_its_end(
+    tmp_path: Path, renderer: Renderer, overlap: bool
+) -> None:
+    spanning = Spanning(tmp_path, renderer, eval_weights="frozen", overlap_publication=overlap)
+    report = await run(spanning.engine)
+    assert versions_of(tmp_path) == [(2, 3, 3), (4, 5, 5)]
+    assert published_after(tmp_path, 2) == [4, 5]
+    assert published_after(tmp_path, 4) == []
+    assert (report.train_steps, report.policy_version) == (4, 5)
+    [wait] = [line for line in spanning.waits[0] if line.startswith("the trainer")]
+    assert wait.startswith("the trainer waits for the frozen evaluation after step 2 to end, before it sends version 4 since")
+    waited = [(entry.actor, entry.step) for entry in read_timeline(tmp_path) if entry.activity == "wait_for_evaluation"]
+    assert waited == [("trainer", 3)]
+
+
+async def test_a_frozen_evaluation_whose_episodes_fail_lets_the_update_follow(tmp_path: Path, renderer: Renderer) -> None:
+    async def fail(step: int) -> None:
+        await spanning.trainer_waits(step)
+        raise LookupError
+
+    spanning = Spanning(tmp_path, renderer, eval_weights="frozen")
+    spanning.between = fail
+    report = await run(spanning.engine)
+    assert [line["failed"] for line in report.evaluations] == [1, 1]
+    assert published_after(tmp_path, 2) == [4, 5]
+
+
+async def test_a_frozen_evaluation_that_ends_the_run_lets_the_trainer_save_the_step_that_waited(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async def fail(step: int) -> None:
+        await spanning.trainer_waits(step)
+        raise InvariantError("this episode is impossible")
+
+    spanning = Spanning(tmp_path, renderer, eval_weights="frozen")
+    spanning.between = fail
+    with pytest.raises(InvariantError, match="this episode is impossible"):
+        await run(spanning.engine)
+    assert [Path(path).name for path in spanning.trainer.saved] == ["step-000003"]
+    assert versions_of(tmp_path) == []
+
+
+async def test_a_run_that_is_cancelled_in_a_frozen_evaluation_saves_the_step_that_waited_and_leaves_it_due(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async def cancel(step: int) -> None:
+        await spanning.trainer_waits(step)
+        tasks.cancel_scope.cancel()
+        await anyio.sleep_forever()
+
+    spanning = Spanning(tmp_path, renderer, eval_weights="frozen")
+    spanning.between = cancel
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(spanning.engine.run)
+    assert [Path(path).name for path in spanning.trainer.saved] == ["step-000003"]
+    state = RunState.from_note(spanning.trainer.notes[-1], where="here")
+    assert (state.policy_version, state.evaluations_due) == (4, (2,))
+
+
+async def test_a_run_ends_after_the_frozen_evaluation_of_its_last_weights(tmp_path: Path, renderer: Renderer) -> None:
+    spanning = Spanning(tmp_path, renderer, steps=2, eval_weights="frozen")
+    report = await run(spanning.engine)
+    assert versions_of(tmp_path) == [(2, 3, 3)]
+    assert (report.train_steps, report.policy_version) == (2, 3)
+
+
+async def test_a_frozen_evaluation_that_samples_another_version_is_an_error(renderer: Renderer) -> None:
+    report = await evaluated(renderer)
+    report.check_frozen(5)
+    with pytest.raises(InvariantError, match=r"began at version 4, .* but versions 5 to 5 sampled its tokens"):
+        report.check_frozen(4)

@@ -18,6 +18,7 @@ const ACTIVITY_COLORS = {
   spot_check: "series-6",
   wait_for_batch: "wait",
   wait_for_servers: "wait",
+  wait_for_evaluation: "wait-2",
   wait_for_bound: "wait",
   wait_for_slot: "wait-2",
 };

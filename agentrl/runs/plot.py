@@ -1,6 +1,7 @@
 """The curves of a run as a matplotlib figure: return, success, staleness and evaluations, by training step.
 
-Invariant: a curve shows the recorded values and nothing between them but a line.
+Invariant: a curve shows the recorded values and nothing between them but a line. Each evaluation names the policy versions
+that sampled it.
 """
 
 from __future__ import annotations
@@ -50,3 +51,12 @@ def _draw(axes: Axes, events: Sequence[Mapping[str, Any]], key: str, label: str,
     points = [(event["step"], event[key]) for event in events if event.get(key) is not None]
     if points:
         axes.plot([step for step, _ in points], [value for _, value in points], style, label=label)
+    for event in events:
+        if event.get(key) is not None and event.get("min_version") is not None:
+            place = (event["step"], event[key])
+            axes.annotate(_versions(event), place, xytext=(0, 5), textcoords="offset points", fontsize="x-small")
+
+
+def _versions(evaluation: Mapping[str, Any]) -> str:
+    lowest, highest = evaluation["min_version"], evaluation["max_version"]
+    return f"v{lowest}" if lowest == highest else f"v{lowest}-{highest}"

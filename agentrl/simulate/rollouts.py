@@ -100,6 +100,7 @@ class Rollouts:
         self._bound_s = self._slot_s = 0.0
         self._dropped_in_a_row = 0
         self._due: list[int] = []
+        self._after_evaluation: Callable[[], None] | None = None
         self._evaluation_left = self._evaluation_next = self._evaluation_running = 0
         buffer.on_drop = lambda index: self.groups.pop(index, None) and None
 
@@ -135,6 +136,13 @@ class Rollouts:
         self._due.append(step)
         if len(self._due) == 1:
             self._begin_evaluation()
+
+    def when_evaluated(self, then: Callable[[], None]) -> None:
+        """Call `then` when no evaluation is unfinished: now, or when the last one has ended."""
+        if self._due:
+            self._after_evaluation = then
+        else:
+            then()
 
     def _wait_for_slot(self) -> None:
         self._queued = True
@@ -287,5 +295,8 @@ class Rollouts:
             self.evaluations += 1
             if self._due:
                 self._begin_evaluation()
+            elif self._after_evaluation is not None:
+                then, self._after_evaluation = self._after_evaluation, None
+                then()
         self._next_in_queue()
         self.dispatch()

@@ -117,8 +117,12 @@ class SimulatedTrainer:
         )
 
     def _trained(self) -> None:
+        assert self._rollouts is not None
         self._train_s = self._now - self._took
-        self._when_updated(self._publish)
+        if self._shape.freezes_evaluation:
+            self._rollouts.when_evaluated(lambda: self._when_updated(self._publish))
+        else:
+            self._when_updated(self._publish)
 
     def _when_updated(self, then: Callable[[], None]) -> None:
         """Call `then` when the servers load no weights."""

@@ -251,7 +251,9 @@ async def test_an_evaluation_of_frozen_weights_samples_one_version_and_the_updat
     assert published_after(tmp_path, 4) == []
     assert (report.train_steps, report.policy_version) == (4, 5)
     [wait] = [line for line in spanning.waits[0] if line.startswith("the trainer")]
-    assert wait.startswith("the trainer waits for the frozen evaluation after step 2 to end, before it sends version 4 since")
+    assert wait.startswith(
+        "the trainer waits for the frozen evaluation after step 2 to end, before it sends version 4 since"
+    )
     waited = [(entry.actor, entry.step) for entry in read_timeline(tmp_path) if entry.activity == "wait_for_evaluation"]
     assert waited == [("trainer", 3)]
 

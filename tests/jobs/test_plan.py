@@ -66,6 +66,19 @@ def test_the_plan_names_the_choice(flags: list[str], expected: str) -> None:
     assert expected in describe_plan(parse_config(GOOD, flags))
 
 
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ("live", "every 5 steps, 128 episodes, beside training, which changes the weights meanwhile"),
+        ("frozen", "every 5 steps, 128 episodes, of one version: the next one waits for their end"),
+    ],
+)
+def test_the_plan_says_whether_an_evaluation_holds_one_version(weights: str, expected: str) -> None:
+    tasks = {"path": "tasks.jsonl", "eval_path": "held-out.jsonl"}
+    run = parse_config(GOOD | {"tasks": tasks, "engine": {"eval_every": 5, "eval_weights": weights}})
+    assert expected in describe_plan(run)
+
+
 @pytest.mark.parametrize("flags", [[], ["--seed", "3", "--trainer.betas", "[0.9, 0.99]", "--inference.threads", "2"]])
 def test_the_resolved_yaml_reads_back_to_the_same_run(flags: list[str]) -> None:
     run = parse_config(GOOD, flags)

@@ -14,6 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import EpisodeFiles
 from agentrl.observe.episode_record import INDEX_HEADER
 from agentrl.observe.records import encode_line
+from agentrl.runs.plot import plot_curves
 from agentrl.runs.reading import read_index
 from agentrl.runs.run import Run, open_run
 from agentrl.runs.table import EpisodeTable
@@ -180,7 +181,19 @@ async def test_a_run_plots_its_curves(finished: Run) -> None:
     assert [*panels] == ["return", "success", "staleness"]
     [line, evaluated] = panels["success"].lines
     assert np.asarray(line.get_xdata()).tolist() == [1, 2, 3, 4]
-    assert np.asarray(evaluated.get_xdata()).tolist() == [event["step"] for event in finished.metrics("evaluation")]
+    evaluations = list(finished.metrics("evaluation"))
+    assert np.asarray(evaluated.get_xdata()).tolist() == [event["step"] for event in evaluations]
+    ranges = [sorted({event["min_version"], event["max_version"]}) for event in evaluations]
+    assert [text.get_text() for text in panels["success"].texts] == [f"v{'-'.join(map(str, some))}" for some in ranges]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
+def test_each_evaluation_of_a_curve_names_the_versions_that_sampled_it() -> None:
+    ranges = ({"min_version": 3, "max_version": 3}, {"min_version": 5, "max_version": 7}, {})
+    evaluations = [{"step": step, "success_rate": 0.5, **some} for step, some in enumerate(ranges)]
+    figure = plot_curves([], evaluations, title="run")
+    [success] = [axes for axes in figure.axes if axes.get_title() == "success"]
+    assert [text.get_text() for text in success.texts] == ["v3", "v5-7"]
 
 
 def test_a_missing_package_of_a_table_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

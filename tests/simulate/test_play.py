@@ -94,6 +94,13 @@ def test_evaluations_share_slots_and_do_not_change_the_number_of_groups() -> Non
     assert run.groups["consumed"] == 24
 
 
+def test_a_frozen_evaluation_that_outlasts_the_next_batch_holds_its_publication() -> None:
+    rare = replace(SHAPE, max_staleness=4, eval_every=2, eval_episodes=200)
+    live, frozen = (play_run(replace(rare, freezes_evaluation=freezes), FLEET, COSTS, EVEN) for freezes in (False, True))
+    assert frozen.evaluations == 2  # after steps 2 and 4, before the steps after them count; the last one has not ended
+    assert frozen.step_s > live.step_s > 0
+
+
 def test_a_checkpoint_delays_the_next_step() -> None:
     costs = replace(COSTS, update=replace(COSTS.update, checkpoint_s=10))
     without = play_run(SHAPE, FLEET, COSTS, EVEN).seconds
@@ -145,6 +152,7 @@ SHAPES = st.builds(
     overlaps_publication=st.booleans(),
     eval_every=st.sampled_from((0, 1, 2)),
     eval_episodes=st.just(3),
+    freezes_evaluation=st.booleans(),
     checkpoint_every=st.sampled_from((0, 2)),
 )
 SOURCES = st.builds(

@@ -257,11 +257,11 @@ def _updates(config: RunConfig) -> str:
 
 def _evaluation(config: RunConfig) -> str:
     engine = config.engine
-    beside = {
+    weights = {
         "live": "beside training, which changes the weights meanwhile",
-        "frozen": "beside the training of one batch, whose weights are sent after it: one version samples it",
+        "frozen": "of one version: the next one waits for their end",
     }[engine.eval_weights]
-    when = f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, {beside}" if engine.eval_every else "none"
+    when = f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, {weights}" if engine.eval_every else "none"
     often = [f"every {engine.checkpoint_every} steps"] if engine.checkpoint_every else []
     often += [f"every {engine.checkpoint_every_s:g} s"] if engine.checkpoint_every_s else []
     saved = ", ".join([*often, "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"

@@ -125,6 +125,8 @@ class RunShape:
     eval_every: int = 0
     """Steps between evaluations; 0: none."""
     eval_episodes: int = 0
+    freezes_evaluation: bool = False
+    """Whether the trainer publishes no weights during an evaluation (`engine.eval_weights: frozen`)."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: none."""
     overlaps_publication: bool = False

@@ -29,6 +29,7 @@ def shape_of_run(run: RunConfig, steps: int | None = None) -> RunShape:
         min_group_size=rollout.min_group_size,
         eval_every=engine.eval_every,
         eval_episodes=engine.eval_episodes if engine.eval_every else 0,
+        freezes_evaluation=engine.eval_weights == "frozen",
         checkpoint_every=engine.checkpoint_every,
         overlaps_publication=engine.overlap_publication,
         rereads_context=run.inference.pause_mode == "exact",

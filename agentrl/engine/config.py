@@ -32,8 +32,8 @@ class EngineConfig(Config):
     eval_episodes: int = Field(default=128, ge=1)
     """Episodes of one evaluation."""
     eval_weights: Literal["live", "frozen"] = "live"
-    """Whether servers take new weights during an evaluation. `live`: they do, so that its episodes may hold tokens of several
-    versions. `frozen`: they keep one version until it ends; meanwhile the trainer trains one batch, and then waits."""
+    """Whether servers take new weights during an evaluation. `live`: they do, so that its episodes may hold tokens of
+    several versions. `frozen`: they keep one version until it ends; meanwhile the trainer trains one batch, then it waits."""
     checkpoint_every: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0: by time alone. The last step is always saved."""
     checkpoint_every_s: float = Field(default=600.0, ge=0)

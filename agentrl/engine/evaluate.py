@@ -73,8 +73,8 @@ class EvalReport:
         lowest, highest = self.versions or (version, version)
         if not lowest == highest == version:
             raise InvariantError(
-                f"a frozen evaluation (engine.eval_weights) began at version {version}, which the servers must keep until it "
-                f"ends, but versions {lowest} to {highest} sampled its tokens; does another process update these servers?"
+                f"a frozen evaluation (engine.eval_weights) began at version {version}, which the servers must keep until "
+                f"it ends, but versions {lowest} to {highest} sampled its tokens; does another process update these servers?"
             )
 
     @property

@@ -3,8 +3,8 @@
 Invariant: each batch that is taken becomes one version. Before the batch is taken, while the trainer still has the weights
 that the servers sample with, a few calls of each server are recomputed. Where publications run beside the trainer, that is
 so after at most `MAX_SKIPPED_CHECKS` batches. The trainer waits for its batch, its worker, a frozen evaluation and the
-servers, in that order, and the board lists each wait. A checkpoint holds the weights of a whole step, and its note accounts for every group and
-evaluation that was asked for.
+servers, in that order, and the board lists each wait. A checkpoint holds the weights of a whole step, and its note accounts
+for every group and evaluation that was asked for.
 """
 
 from __future__ import annotations

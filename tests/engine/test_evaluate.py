@@ -210,7 +210,7 @@ class Spanning:
         )
 
     async def trainer_waits(self, step: int) -> None:
-        """Return when the trainer has trained the batch after `step`, if there is one, and can do no more; note the waits."""
+        """Return when the trainer has trained the batch after `step`, if any, and can do no more; note the waits."""
         await self.trainer.has_trained(min(step + 1, self.steps))
         await anyio.wait_all_tasks_blocked()
         await anyio.sleep(MIN_WAIT_S)  # the timeline leaves out shorter waits

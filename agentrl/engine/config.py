@@ -33,7 +33,7 @@ class EngineConfig(Config):
     """Episodes of one evaluation."""
     eval_weights: Literal["live", "frozen"] = "live"
     """Whether servers take new weights during an evaluation. `live`: they do, so that its episodes may hold tokens of
-    several versions. `frozen`: they keep one version until it ends; meanwhile the trainer trains one batch, then it waits."""
+    several versions. `frozen`: they keep one version until it ends; meanwhile the trainer trains one batch and waits."""
     checkpoint_every: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0: by time alone. The last step is always saved."""
     checkpoint_every_s: float = Field(default=600.0, ge=0)

@@ -175,8 +175,8 @@ def read_tests(data: JsonValue) -> HiddenTests:
     Args:
         data: `{"calls": [["add(1, 2)", "3"], ...]}` for a function, `{"runs": [["1 2\n", "3\n"], ...]}` for a program that
             reads the first and writes the second, or `{"asserts": ["assert add(1, 2) == 3", ...]}`; each with an optional
-            `tolerance`, and `comparison` (`exact`, the default, or `python`). Or `{"test_file": "...", "module": "solution"}`,
-            the text of a test file and the name by which it imports the submission (`solution` if it is left out).
+            `tolerance`, and `comparison` (`exact`, the default, or `python`). Or `{"test_file": "..."}`, the text of a
+            test file, with an optional `module`, the name by which it imports the submission (`solution`, the default).
 
     Raises:
         ConfigError: it is none of these.

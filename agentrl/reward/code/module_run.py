@@ -15,6 +15,7 @@ from typing import Final, cast
 
 from agentrl.errors import EnvironmentFault
 from agentrl.foreign import one_line, shortened
+from agentrl.reward.code.module_program import TEST_FILE
 from agentrl.reward.code.module_tests import ModuleTests
 from agentrl.reward.code.protocol import (
     ENVIRONMENT,
@@ -32,12 +33,14 @@ from agentrl.reward.code.protocol import (
     sent_line,
 )
 from agentrl.reward.code.runner import SOLUTION
-from agentrl.reward.code.test_runner import TEST_FILE
 from agentrl.reward.code.values import decode_value, encode_arguments
 from agentrl.sandbox.types import Program, Result
 
 MAX_CALLS: Final = 100
 """Calls of the submission by one test function; each is a run of two sandboxes."""
+_SUBMISSION_COMMAND: Final = ("python3", f"{FOLDER}/runner.py")
+_TEST_COMMAND: Final = ("/bin/sh", "-c", f"exec python3 {FOLDER}/module_program.py")
+"""By a shell, so that a warm interpreter, in which submissions have run, never runs a test: it passes on all but Python."""
 MAX_ANSWER_CHARS: Final = 4_000_000
 """Text of all answers in one test function."""
 
@@ -78,7 +81,7 @@ class ModuleTestRun:
         """Run the test with these answers; return its next call, or its end."""
         job = {"module": self._tests.module, "test": self._test, "answers": answers}
         files = {f"{FOLDER}/{TEST_FILE}.py": self._tests.source.encode(errors="surrogatepass")} | _test_files()
-        result, output, nonce = await self._result("test_runner.py", files, job)
+        result, output, nonce = await self._result(_TEST_COMMAND, files, job)
         line = sent_line(output or b"", nonce)
         stopped = ending(result)
         if stopped is None and line is not None and line[0] == "call":
@@ -100,14 +103,16 @@ class ModuleTestRun:
             detail = error_text(answers[-1][2])
             return self._graded(CaseOutcome.RAISED, detail, error_kind(detail))
         error = None if name == "AssertionError" else error_kind(name)
-        return self._graded(CaseOutcome.WRONG_VALUE, f"failed {self._test}", error)
+        return self._graded(
+            CaseOutcome.WRONG_VALUE, "failed an assertion" if error is None else f"{name} in the test", error
+        )
 
     async def _answer(self, calls: list[list[str]]) -> CaseGrade | tuple[str, str]:
         """Run the submission through these calls; return the kind and text of its last answer, or why it has none."""
         *earlier, (entry, arguments, keywords) = calls
         job = {"entry": entry, "arguments": arguments, "keywords": keywords, "earlier": earlier, "in_order": True}
         files = {f"{SOLUTION}.py": self._source.encode(errors="surrogatepass")} | runner_files()
-        result, output, nonce = await self._result("runner.py", files, job)
+        result, output, nonce = await self._result(_SUBMISSION_COMMAND, files, job)
         if stopped := ending(result):
             return self._graded(*stopped)
         if output == b"":
@@ -125,11 +130,11 @@ class ModuleTestRun:
         return self._graded(*FORGED) if value is None else ("value", value)
 
     async def _result(
-        self, runner: str, files: Mapping[str, bytes], job: Mapping[str, object]
+        self, command: tuple[str, ...], files: Mapping[str, bytes], job: Mapping[str, object]
     ) -> tuple[Result, bytes | None, str]:
         nonce = secrets.token_hex(16)
         program = Program(
-            argv=("python3", f"{FOLDER}/{runner}"),
+            argv=command,
             files=files,
             stdin=json.dumps({"nonce": nonce, **job}).encode(),
             environment=ENVIRONMENT,
@@ -163,7 +168,7 @@ def _error_words(text: str) -> list[str | int | None]:
 def _test_files() -> dict[str, bytes]:
     here = Path(__file__).parent
     return {
-        f"{FOLDER}/test_runner.py": (here / "test_runner.py").read_bytes(),
+        f"{FOLDER}/module_program.py": (here / "module_program.py").read_bytes(),
         f"{FOLDER}/agentrl/reward/code/runner.py": (here / "runner.py").read_bytes(),
         f"{FOLDER}/agentrl/reward/code/values.py": (here / "values.py").read_bytes(),
     }

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from agentrl.errors import ConfigError
+from agentrl.reward.code.module_program import TEST_FILE
 from agentrl.reward.code.runner import SOLUTION
-from agentrl.reward.code.test_runner import TEST_FILE
 
 _FROM_PYTEST: Final = frozenset({"raises", "approx", "mark"})
 _HOOKS: Final = frozenset({"setup_module", "teardown_module", "setup_function", "teardown_function", "pytest_plugins"})
@@ -23,7 +23,7 @@ _RESERVED: Final = frozenset({"agentrl", "pytest", TEST_FILE}) | sys.stdlib_modu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTests:
-    """Tests in the text of a test file; every case is one test function.
+    r"""Tests in the text of a test file; every case is one test function.
 
     Raises:
         ConfigError: the file has no test function, or needs what the grader does not support.

@@ -8,8 +8,9 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.code import CodeGrade, CodeGrader, ModuleTests, read_tests
 from agentrl.reward.code.constants import best_constant
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Limits
+from agentrl.sandbox.types import Limits, Program, Result
 from agentrl.types import JsonValue
+from tests.support.sandboxes import AnsweringSandbox
 from tests.support.submissions import Submission, grade_all
 
 LIMITS = Limits(wall_s=60, cpu_s=20, memory_mb=256, processes=32, num_files=512)
@@ -43,6 +44,7 @@ class Same(int):
     def __bool__(self): return True
     __hash__ = int.__hash__
 """
+ANY_OBJECT = ALWAYS_EQUAL.replace("(int)", "").replace("int.", "object.")
 FORGE = """
 import gc, os, sys
 nonces = {v for o in gc.get_objects() if isinstance(o, dict) for k, v in list(o.items()) if k == "nonce"}
@@ -60,7 +62,7 @@ HOSTILE = {
     "hard_exit_in_the_call": "import os\ndef mix(*_): os._exit(0)\nratio = mix",
     "exit_handler": "import atexit, os\natexit.register(os._exit, 0)\ndef mix(*_): return 0\nratio = mix",
     "always_equal": f"{ALWAYS_EQUAL}\ndef mix(*_): return Same(7)\nratio = mix",
-    "object_always_equal": f"{ALWAYS_EQUAL.replace('(int)', '').replace('int.', 'object.')}\ndef mix(*_): return Same()\nratio = mix",
+    "object_always_equal": f"{ANY_OBJECT}\ndef mix(*_): return Same()\nratio = mix",
     "patched_builtins": (
         "import builtins, operator\nbuiltins.AssertionError = type('Quiet', (BaseException,), {})\n"
         "builtins.abs = lambda x: 0\nbuiltins.isinstance = lambda *_: True\noperator.eq = lambda *_: True\n"
@@ -72,7 +74,7 @@ HOSTILE = {
         "sys.modules['solution'].mix = sys.modules['solution'].ratio = lambda *_: 0"
     ),
     "own_files": (
-        "import os\nfor name in ('.grader/hidden_tests.py', '.grader/test_runner.py', 'conftest.py', 'pytest.py', 'json.py'):\n"
+        "import os\nfor name in ('.grader/hidden_tests.py', '.grader/module_program.py', 'pytest.py', 'json.py'):\n"
         "    os.makedirs('.grader', exist_ok=True)\n    open(name, 'w').write('import os; os._exit(0)')\n"
         "def mix(*_): return 0\nratio = mix"
     ),
@@ -83,15 +85,13 @@ HOSTILE = {
     "printed_lines": "print('passed x [\"\",1]', flush=True)\ndef mix(*_): print('passed'); return 0\nratio = mix",
     "raises_skip": "def mix(*_): raise AssertionError('skipped')\nratio = mix",
     "raises_its_own": "class Skipped(BaseException): pass\ndef mix(*_): raise Skipped('zero')\nratio = mix",
-    "raises_at_import": "raise ZeroDivisionError('zero')",
-    "raises_the_right_error": "def mix(*_): raise ZeroDivisionError('zero')\nratio = mix",
     "looks_for_the_tests": (
         "import gc, inspect, re, sys\ndef mix(*_):\n"
         "    text = repr([o for o in gc.get_objects() if isinstance(o, (str, dict, list, tuple))])\n"
         "    frames = repr([f.frame.f_locals for f in inspect.stack()])\n"
         "    return 23 if 'expected' + ': 23' in text + frames else 0\nratio = mix"
     ),
-    "keeps_the_argument": "def mix(numbers, *_):\n    numbers.clear() if isinstance(numbers, list) else 0\n    return 0\nratio = mix",
+    "keeps_the_argument": "def mix(numbers, *_):\n    if _ == (): numbers.clear()\n    return 0\nratio = mix",
 }
 
 
@@ -115,10 +115,33 @@ async def test_a_right_submission_passes_every_test_function(sandbox: BoxSandbox
 
 async def test_no_hostile_submission_gets_a_reward_of_a_test_file(sandbox: BoxSandbox) -> None:
     hostile = [Submission(name=name, source=f"{source}\n", outcomes=frozenset()) for name, source in HOSTILE.items()]
-    grades = await grade_all(CodeGrader(sandbox, limits=LIMITS), hostile, ModuleTests(source=TEST_FILE))
+    tests = ModuleTests(source="from solution import mix\ndef test_it():\n    assert mix([2, 3]) == 23\n")
+    grades = await grade_all(CodeGrader(sandbox, limits=LIMITS), hostile, tests)
     assert {name: grade.reward for name, grade in grades.items() if grade.reward} == {}
-    won = {name for name, grade in grades.items() if any(case.passed for case in grade.cases)}
-    assert won == {"raises_the_right_error"}
+
+
+async def test_an_error_at_import_is_no_error_that_the_test_expects(sandbox: BoxSandbox) -> None:
+    test_file = TEST_FILE.partition("@pytest")[0] + "def test_zero" + TEST_FILE.partition("def test_zero")[2]
+    grade = await graded(sandbox, "raise ZeroDivisionError('zero')\n", test_file)
+    assert (grade.reward, grade.feedback()) == (0.0, "0 of 1 tests passed.\nTest 1: raised ZeroDivisionError")
+    assert (await graded(sandbox, RIGHT, test_file)).reward == 1.0
+
+
+async def test_no_program_holds_both_sides_and_no_warm_interpreter_runs_a_test(
+    sandbox: BoxSandbox,
+) -> None:
+    programs: list[Program] = []
+
+    async def run(program: Program) -> Result:
+        programs.append(program)
+        return await sandbox.run(program, LIMITS)
+
+    grade = await CodeGrader(AnsweringSandbox(run), limits=LIMITS).grade(response(RIGHT), ModuleTests(source=TEST_FILE))
+    assert grade.reward == 1.0
+    hold = [{name for name in ("solution.py", ".grader/hidden_tests.py") if name in each.files} for each in programs]
+    assert all(len(names) == 1 for names in hold)
+    assert {each.argv[0] for each in programs if ".grader/hidden_tests.py" in each.files} == {"/bin/sh"}
+    assert all(b"assert" not in each.stdin for each in programs)
 
 
 async def test_feedback_of_a_test_file_holds_the_outcome_and_the_kind_of_error_alone(sandbox: BoxSandbox) -> None:

@@ -106,7 +106,7 @@ class _Approx:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, expected: object, rel: float | None = None, abs: float | None = None) -> None:  # noqa: A002 - as pytest
+    def __init__(self, expected: object, rel: float | None = None, abs: float | None = None) -> None:
         self._expected = expected
         self._rel = (1e-6 if abs is None else 0.0) if rel is None else rel
         self._abs = 1e-12 if abs is None else abs

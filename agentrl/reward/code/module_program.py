@@ -23,7 +23,7 @@ class _OwnError(Exception):
     """Stands for an exception of a class that the submission defines."""
 
 
-class _Calls:
+class _RecordedCalls:
     """Answers calls in turn, as recorded; it sends the first one that has no answer."""
 
     def __init__(self, channel: Any, answers: list[list[str]]) -> None:  # noqa: ANN401 - a module that comes later
@@ -56,7 +56,7 @@ class _Function:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, calls: _Calls, entry: str) -> None:
+    def __init__(self, calls: _RecordedCalls, entry: str) -> None:
         self._calls, self._entry = calls, entry
 
     def __call__(self, *arguments: object, **keywords: object) -> object:
@@ -143,7 +143,7 @@ class _Mark:
         return marked
 
 
-def _modules(calls: _Calls, name: str) -> Iterator[tuple[str, ModuleType]]:
+def _modules(calls: _RecordedCalls, name: str) -> Iterator[tuple[str, ModuleType]]:
     shim = ModuleType("pytest")
     shim.raises, shim.approx, shim.mark = _Raises, _Approx, _Mark  # type: ignore[attr-defined]
     yield "pytest", shim
@@ -159,7 +159,7 @@ def run_test() -> None:
     job = cast("dict[str, Any]", json.loads(sys.stdin.buffer.read()))
     channel = Channel(job["nonce"])
     channel.send("ready", " " * READY_WIDTH)
-    calls = _Calls(channel, job["answers"])
+    calls = _RecordedCalls(channel, job["answers"])
     sys.modules.update(_modules(calls, job["module"]))
     try:
         test = getattr(importlib.import_module(TEST_FILE), job["test"])

@@ -25,9 +25,9 @@ from agentrl.reward.code.protocol import (
     MAX_DETAIL,
     CaseGrade,
     CaseOutcome,
-    ending,
     error_kind,
     error_text,
+    failed_ending,
     output_after,
     runner_files,
     sent_line,
@@ -83,7 +83,7 @@ class ModuleTestRun:
         files = {f"{FOLDER}/{TEST_FILE}.py": self._tests.source.encode(errors="surrogatepass")} | _test_files()
         result, output, nonce = await self._result(_TEST_COMMAND, files, job)
         line = sent_line(output or b"", nonce)
-        stopped = ending(result)
+        stopped = failed_ending(result)
         if stopped is None and line is not None and line[0] == "call":
             return line[1]
         told = stopped[1] if stopped else " ".join(line or ("it sent nothing",))
@@ -113,7 +113,7 @@ class ModuleTestRun:
         job = {"entry": entry, "arguments": arguments, "keywords": keywords, "earlier": earlier, "in_order": True}
         files = {f"{SOLUTION}.py": self._source.encode(errors="surrogatepass")} | runner_files()
         result, output, nonce = await self._result(_SUBMISSION_COMMAND, files, job)
-        if stopped := ending(result):
+        if stopped := failed_ending(result):
             return self._graded(*stopped)
         if output == b"":
             return self._graded(CaseOutcome.NO_RESULT, "ended before the function returned")
@@ -126,7 +126,7 @@ class ModuleTestRun:
         if kind in KINDS:
             detail = error_text(text)
             return self._graded(KINDS[kind], detail, error_kind(detail) if KINDS[kind] is CaseOutcome.RAISED else None)
-        value = _canonical(text) if kind == "value" else None
+        value = _canonical_value(text) if kind == "value" else None
         return self._graded(*FORGED) if value is None else ("value", value)
 
     async def _result(
@@ -147,7 +147,7 @@ class ModuleTestRun:
         return CaseGrade(outcome=outcome, detail=shortened(one_line(detail), MAX_DETAIL), error=error, wall_s=self._wall_s)
 
 
-def _canonical(text: str) -> str | None:
+def _canonical_value(text: str) -> str | None:
     """Return the text of the plain value that this text stands for, None if a submission made up something else."""
     try:
         return encode_arguments(decode_value(text))

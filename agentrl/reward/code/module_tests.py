@@ -117,7 +117,7 @@ def _import_problems(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]
 
 def _use_problems(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
     """Look for uses of the submission that are no calls, and for parts of pytest that the sandbox has not."""
-    functions, modules = _imported(tree, module)
+    functions, modules = _names_of_submission(tree, module)
     called = {id(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}
     owners = {id(each.value): each for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
     for each in ast.walk(tree):
@@ -135,7 +135,7 @@ def _use_problems(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
             yield each.lineno, f"{name} of the submission, a class; its objects do not travel to the tests"
 
 
-def _imported(tree: ast.Module, module: str) -> tuple[dict[str, str], set[str]]:
+def _names_of_submission(tree: ast.Module, module: str) -> tuple[dict[str, str], set[str]]:
     """Return the functions of the submission by the names that the file gives them, and the names of its module."""
     functions: dict[str, str] = {}
     modules: set[str] = set()

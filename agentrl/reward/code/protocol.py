@@ -115,7 +115,7 @@ def output_after(ready: bytes, result: Result) -> bytes | None:
     return output if newline and first.rstrip() == ready else None
 
 
-def ending(result: Result) -> tuple[CaseOutcome, str] | None:
+def failed_ending(result: Result) -> tuple[CaseOutcome, str] | None:
     """Return the outcome of a run that did not end with status 0."""
     if result.is_success:
         return None
@@ -176,7 +176,7 @@ class CaseRun:
         """
         case = self._tests.cases[self._index]
         output = output_after(self._ready, result)
-        outcome, detail = ending(result) or (FORGED if output is None else self._compared(case, output))
+        outcome, detail = failed_ending(result) or (FORGED if output is None else self._compared(case, output))
         detail = shortened(one_line(detail), MAX_DETAIL)
         is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE) and isinstance(case, CallCase)
         line = sent_line(output, self._nonce) if output is not None and is_value else None

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.reward.code import CodeGrader, read_tests
+from agentrl.reward.code import CodeGrader, FunctionTests, read_tests
 from agentrl.reward.code.compare import value_matches
 from agentrl.reward.code.constants import best_constant
 from agentrl.reward.code.values import encode_value
@@ -75,8 +75,10 @@ async def passed(sandbox: BoxSandbox, sources: list[tuple[CodingTask, str]]) -> 
     assert result.is_success, result.text[-500:]
     shares: list[float] = []
     for (task, _), found in zip(sources, json.loads(result.stdout), strict=True):
-        cases = read_tests(task.as_task(0)["tests"]).cases
-        right = [value_matches(encode_value(case.expected), text, None) for case, text in zip(cases, found, strict=True)]
+        tests = read_tests(task.as_task(0)["tests"])
+        assert isinstance(tests, FunctionTests)
+        expected = [encode_value(case.expected) for case in tests.cases]
+        right = [value_matches(each, text, None) for each, text in zip(expected, found, strict=True)]
         shares.append(sum(right) / len(right))
     return shares
 

@@ -107,6 +107,18 @@ async def test_an_error_reads_with_its_line_and_a_program_of_standard_input_with
     assert second.metrics["success"] == 1
 
 
+@pytest.mark.parametrize("start", ["cold", "warm"])
+async def test_examples_and_hidden_tests_can_be_test_files(play: Player, start: str) -> None:
+    files = [f"from solution import f\ndef test_it():\n    assert f({x}) == {y}\n" for x, y in ((4, 8), (7, 100))]
+    data = {"question": "Write f.", "examples": {"test_file": files[0]}, "tests": {"test_file": files[1]}}
+    workflow = CodeFeedback(max_attempts=3, start=start)  # pyright: ignore[reportArgumentType] - a parameter of the test
+    episode = await play(workflow, Task(id="t", data=data), code("return 0"), HALF, RIGHT)
+    read = play.read(episode)
+    assert "In test_it of the test file, the program failed an assertion." in read[1]
+    assert "0 of 1 tests passed.\nTest 1: wrong value" in read[2]
+    assert (episode.metrics["success"], episode.metrics["attempts"]) == (1, 3)
+
+
 async def test_a_bundled_programming_task_is_solved_by_its_reference(play: Player) -> None:
     task = programming_tasks(split="held_out")[0]
     episode = await play(CodeFeedback(start="warm"), task, task["reference"])

@@ -116,6 +116,8 @@ def describe_failed_example(examples: HiddenTests, grade: CodeGrade) -> str:
         return missing
     case, found = next((case, found) for case, found in zip(examples.cases, grade.cases, strict=True) if not found.passed)
     did = f"returned {found.returned}" if found.returned is not None else found.detail or found.outcome.replace("_", " ")
+    if isinstance(case, str):
+        return f"In {case} of the test file, the program {did}."
     if isinstance(examples, FunctionTests) and isinstance(case, CallCase):
         arguments = [*map(repr, case.arguments), *(f"{name}={value!r}" for name, value in case.keywords.items())]
         return f"{examples.entry}({', '.join(arguments)}) {did}, expected {case.expected!r}."

@@ -21,6 +21,7 @@ from agentrl.reward.code.cases import (
 )
 from agentrl.reward.code.extract import last_code_block, whole_response
 from agentrl.reward.code.grader import CodeGrade, CodeGrader
+from agentrl.reward.code.module_tests import ModuleTests
 from agentrl.reward.code.protocol import CaseGrade, CaseOutcome
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "CodeGrader",
     "FunctionTests",
     "HiddenTests",
+    "ModuleTests",
     "ProgramTests",
     "StdinCase",
     "assert_tests",

@@ -1,4 +1,4 @@
-"""Hidden tests: calls of a function with the values that they return, or runs of a program with what it writes.
+"""Hidden tests: calls of a function and their values, runs of a program and its outputs, or a test file.
 
 Invariant: tests are data. Nothing of them is executed outside the sandbox, and what is expected never enters it.
 """
@@ -14,6 +14,8 @@ from typing import Literal, TypeAlias, cast
 from agentrl.errors import ConfigError
 from agentrl.reward.code.compare import Comparison
 from agentrl.reward.code.loose import VIEWS
+from agentrl.reward.code.module_tests import ModuleTests
+from agentrl.reward.code.runner import SOLUTION
 from agentrl.reward.code.values import encode_value
 from agentrl.types import JsonValue
 
@@ -95,7 +97,7 @@ class ProgramTests:
         _check_tests(self.cases, self.tolerance)
 
 
-HiddenTests: TypeAlias = FunctionTests | ProgramTests
+HiddenTests: TypeAlias = FunctionTests | ProgramTests | ModuleTests
 
 
 def _check_tests(cases: Sequence[object], tolerance: float | None) -> None:
@@ -173,7 +175,8 @@ def read_tests(data: JsonValue) -> HiddenTests:
     Args:
         data: `{"calls": [["add(1, 2)", "3"], ...]}` for a function, `{"runs": [["1 2\n", "3\n"], ...]}` for a program that
             reads the first and writes the second, or `{"asserts": ["assert add(1, 2) == 3", ...]}`; each with an optional
-            `tolerance`, and `comparison` (`exact`, the default, or `python`).
+            `tolerance`, and `comparison` (`exact`, the default, or `python`). Or `{"test_file": "..."}`, the text of a
+            test file, with an optional `module`, the name by which it imports the submission (`solution`, the default).
 
     Raises:
         ConfigError: it is none of these.
@@ -183,7 +186,9 @@ def read_tests(data: JsonValue) -> HiddenTests:
         ProgramTests(cases=(StdinCase(stdin='1 2', expected='3'),), tolerance=None, comparison='exact')
     """
     if not isinstance(data, Mapping):
-        raise ConfigError(f"tests: expected a mapping with calls, runs or asserts, got {data!r:.200}")
+        raise ConfigError(f"tests: expected a mapping with calls, runs, asserts or test_file, got {data!r:.200}")
+    if "test_file" in data:
+        return _test_file(data)
     kinds = sorted(set(data) - {"tolerance", "comparison"})
     comparison = _comparison(data.get("comparison", "exact"))
     tolerance = data.get("tolerance")
@@ -192,7 +197,7 @@ def read_tests(data: JsonValue) -> HiddenTests:
     if kinds == ["asserts"]:
         return assert_tests(_texts(data["asserts"], "asserts"), tolerance=tolerance, comparison=comparison)
     if kinds not in (["calls"], ["runs"]):
-        raise ConfigError(f"tests: expected one of calls, runs and asserts, got {kinds}")
+        raise ConfigError(f"tests: expected one of calls, runs, asserts and test_file, got {kinds}")
     kind: Literal["calls", "runs"] = "calls" if kinds == ["calls"] else "runs"
     pairs: list[tuple[str, str]] = []
     for each in _case_items(data[kind], kind):
@@ -204,6 +209,15 @@ def read_tests(data: JsonValue) -> HiddenTests:
         return call_tests(pairs, tolerance=tolerance, comparison=comparison)
     runs = tuple(StdinCase(stdin=given, expected=text) for given, text in pairs)
     return ProgramTests(cases=runs, tolerance=tolerance, comparison=comparison)
+
+
+def _test_file(data: Mapping[str, JsonValue]) -> ModuleTests:
+    source, module = data["test_file"], data.get("module", SOLUTION)
+    if unknown := sorted(set(data) - {"test_file", "module"}):
+        raise ConfigError(f"tests: expected only test_file and module, since a test file compares by itself, got {unknown}")
+    if not isinstance(source, str) or not isinstance(module, str):
+        raise ConfigError(f"tests: expected texts in test_file and module, got {source!r:.100} and {module!r:.100}")
+    return ModuleTests(source=source, module=module)
 
 
 def _comparison(value: JsonValue) -> Comparison:

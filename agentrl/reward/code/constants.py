@@ -10,6 +10,7 @@ from typing import Final
 from agentrl.reward.code.cases import CallCase, FunctionTests, HiddenTests, ProgramTests
 from agentrl.reward.code.compare import output_matches, value_matches
 from agentrl.reward.code.loose import apply_views
+from agentrl.reward.code.module_tests import ModuleTests
 from agentrl.reward.code.values import encode_value, read_value_tree, tree_text
 
 _CONSTANTS: Final[tuple[object, ...]] = (None, 0, 1, -1, True, False, "", [], {})
@@ -18,11 +19,15 @@ _CONSTANTS: Final[tuple[object, ...]] = (None, 0, 1, -1, True, False, "", [], {}
 def best_constant(tests: HiddenTests) -> tuple[str, float] | None:
     r"""Return the program whose constant answer passes the most tests, and their share; None if no constant passes one.
 
+    It is None for a test file too, since no constant can be tried without running it.
+
     Example:
         >>> from agentrl.reward.code import call_tests
         >>> best_constant(call_tests([("f(1)", "2"), ("f(2)", "2"), ("f(3)", "0")]))
         ('def f(*_, **__):\n    return 2\n', 0.6666666666666666)
     """
+    if isinstance(tests, ModuleTests):
+        return None
     if isinstance(tests, ProgramTests):
         texts = dict.fromkeys(["", *(case.expected for case in tests.cases)])
         scored = [(f"print({text!r}, end='')\n", _share_of_output(text, tests)) for text in texts]

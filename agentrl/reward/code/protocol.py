@@ -18,18 +18,18 @@ from typing import Final, cast
 
 from agentrl.errors import EnvironmentFault
 from agentrl.foreign import one_line, shortened
-from agentrl.reward.code.cases import CallCase, FunctionTests, HiddenTests, StdinCase
+from agentrl.reward.code.cases import CallCase, FunctionTests, ProgramTests, StdinCase
 from agentrl.reward.code.compare import kind_of, output_matches, read_tree, shown_value, value_matches
 from agentrl.reward.code.loose import apply_views, group_of
 from agentrl.reward.code.runner import READY_WIDTH, SOLUTION
 from agentrl.reward.code.values import encode_arguments, encode_value, tree_text
 from agentrl.sandbox.types import Ending, Program, Result, signal_name
 
-_FOLDER: Final = ".grader"
-_ENVIRONMENT: Final = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+FOLDER: Final = ".grader"
+ENVIRONMENT: Final = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 """A submission gets the same reward each time, also if it depends on the order of a set."""
-_SHELL: Final = f'printf "%-{READY_WIDTH}s\\n" "$0" && exec python3 {SOLUTION}.py <{_FOLDER}/stdin'
-_MAX_DETAIL: Final = 400
+_SHELL: Final = f'printf "%-{READY_WIDTH}s\\n" "$0" && exec python3 {SOLUTION}.py <{FOLDER}/stdin'
+MAX_DETAIL: Final = 400
 
 
 class CaseOutcome(StrEnum):
@@ -70,9 +70,10 @@ _LIMITS: Final = {
     Ending.OUTPUT: CaseOutcome.OUTPUT,
     Ending.FILES: CaseOutcome.FILES,
 }
-_FORGED: Final = CaseOutcome.FORGED_RESULT, "tampered with the channel of results"
-_KINDS: Final = {
+FORGED: Final = CaseOutcome.FORGED_RESULT, "tampered with the channel of results"
+KINDS: Final = {
     "error": CaseOutcome.RAISED,
+    "raised": CaseOutcome.RAISED,
     "missing": CaseOutcome.MISSING_FUNCTION,
     "unsupported": CaseOutcome.UNSUPPORTED_VALUE,
 }
@@ -99,10 +100,47 @@ class CaseGrade:
         return self.outcome is CaseOutcome.PASSED
 
 
+def output_after(ready: bytes, result: Result) -> bytes | None:
+    """Return the output after the first line, None if that line is not whole.
+
+    Raises:
+        EnvironmentFault: the run ended before the submission could begin.
+    """
+    first, newline, output = result.stdout.partition(b"\n")
+    if not first.startswith(ready):
+        raise EnvironmentFault(
+            f"code grader: the sandbox ended before the submission began ({result.ended}, {result.wall_s:.1f} s): "
+            f"{shortened(one_line(result.stderr.decode(errors='replace')), MAX_DETAIL)}"
+        )
+    return output if newline and first.rstrip() == ready else None
+
+
+def failed_ending(result: Result) -> tuple[CaseOutcome, str] | None:
+    """Return the outcome of a run that did not end with status 0."""
+    if result.is_success:
+        return None
+    if result.ended in _LIMITS:
+        return _LIMITS[result.ended], f"reached the limit of {result.ended} after {result.wall_s:.1f} s"
+    if result.signal == signals.SIGXCPU:
+        return CaseOutcome.TIMEOUT, "spent its CPU time"
+    said = _last_line(result.stderr)
+    if result.ended is Ending.KILLED:
+        return CaseOutcome.CRASHED, f"ended by {signal_name(result.signal)} {said}".rstrip()
+    return CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {said}".rstrip()
+
+
+def sent_line(output: bytes, nonce: str) -> tuple[str, str] | None:
+    """Return the kind and the text of the only line of an output, None if it is anything else."""
+    words = output.split(b" ", 2)
+    if len(words) != 3 or words[1] != nonce.encode() or words[2].find(b"\n") != len(words[2]) - 1:
+        return None
+    return words[0].decode(errors="replace"), words[2][:-1].decode(errors="replace")
+
+
 class CaseRun:
     """One test case of one submission: `program` goes into a sandbox, `read` grades its result."""
 
-    def __init__(self, source: str, tests: HiddenTests, index: int) -> None:
+    def __init__(self, source: str, tests: FunctionTests | ProgramTests, index: int) -> None:
         """Prepare case `index` of `tests`."""
         self._tests, self._index = tests, index
         self._nonce = secrets.token_hex(16)
@@ -113,9 +151,9 @@ class CaseRun:
         case = self._tests.cases[self._index]
         files = {f"{SOLUTION}.py": source}
         if isinstance(case, StdinCase):
-            files[f"{_FOLDER}/stdin"] = case.stdin.encode(errors="surrogatepass")
+            files[f"{FOLDER}/stdin"] = case.stdin.encode(errors="surrogatepass")
             command = ("/bin/sh", "-c", _SHELL, self._ready.decode())
-            return Program(argv=command, files=files, environment=_ENVIRONMENT)
+            return Program(argv=command, files=files, environment=ENVIRONMENT)
         assert isinstance(self._tests, FunctionTests)
         job = {
             "nonce": self._nonce,
@@ -124,10 +162,10 @@ class CaseRun:
             "keywords": encode_arguments(dict(case.keywords)),
         }
         return Program(
-            argv=("python3", f"{_FOLDER}/runner.py"),
-            files=files | _runner_files(),
+            argv=("python3", f"{FOLDER}/runner.py"),
+            files=files | runner_files(),
             stdin=json.dumps(job).encode(),
-            environment=_ENVIRONMENT,
+            environment=ENVIRONMENT,
         )
 
     def read(self, result: Result) -> CaseGrade:
@@ -137,53 +175,35 @@ class CaseRun:
             EnvironmentFault: the run ended before the submission could begin.
         """
         case = self._tests.cases[self._index]
-        first, newline, output = result.stdout.partition(b"\n")
-        if not first.startswith(self._ready):
-            raise EnvironmentFault(
-                f"code grader: the sandbox ended before the submission began ({result.ended}, {result.wall_s:.1f} s): "
-                f"{shortened(one_line(result.stderr.decode(errors='replace')), _MAX_DETAIL)}"
-            )
-        is_whole = bool(newline) and first.rstrip() == self._ready
-        outcome, detail = self._ending(result) or (self._compared(case, output) if is_whole else _FORGED)
-        detail = shortened(one_line(detail), _MAX_DETAIL)
+        output = output_after(self._ready, result)
+        outcome, detail = failed_ending(result) or (FORGED if output is None else self._compared(case, output))
+        detail = shortened(one_line(detail), MAX_DETAIL)
         is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE) and isinstance(case, CallCase)
-        returned = shortened(shown_value(output[:-1].split(b" ", 2)[2].decode()), _MAX_DETAIL) if is_value else None
+        line = sent_line(output, self._nonce) if output is not None and is_value else None
+        returned = shortened(shown_value(line[1]), MAX_DETAIL) if line else None
         error = error_kind(detail) if outcome is CaseOutcome.RAISED else None
         return CaseGrade(outcome=outcome, detail=detail, error=error, wall_s=result.wall_s, returned=returned)
-
-    def _ending(self, result: Result) -> tuple[CaseOutcome, str] | None:
-        """Return the outcome of a run that did not end with status 0."""
-        if result.is_success:
-            return None
-        if result.ended in _LIMITS:
-            return _LIMITS[result.ended], f"reached the limit of {result.ended} after {result.wall_s:.1f} s"
-        if result.signal == signals.SIGXCPU:
-            return CaseOutcome.TIMEOUT, "spent its CPU time"
-        said = _last_line(result.stderr)
-        if result.ended is Ending.KILLED:
-            return CaseOutcome.CRASHED, f"ended by {signal_name(result.signal)} {said}".rstrip()
-        return CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {said}".rstrip()
 
     def _compared(self, case: CallCase | StdinCase, output: bytes) -> tuple[CaseOutcome, str]:
         tests = self._tests
         if isinstance(case, StdinCase):
             if output_matches(case.expected, output, tests.tolerance, tests.comparison):
                 return CaseOutcome.PASSED, ""
-            return CaseOutcome.WRONG_VALUE, f"wrote {output[: 2 * _MAX_DETAIL].decode(errors='replace')!r}"
+            return CaseOutcome.WRONG_VALUE, f"wrote {output[: 2 * MAX_DETAIL].decode(errors='replace')!r}"
         if not output:
             return CaseOutcome.NO_RESULT, "ended before the function returned"
-        words = output.split(b" ", 2)
-        if len(words) != 3 or words[1] != self._nonce.encode() or words[2].find(b"\n") != len(words[2]) - 1:
-            return _FORGED
-        kind, text = words[0].decode(errors="replace"), words[2][:-1].decode(errors="replace")
-        if kind in _KINDS:
-            return _KINDS[kind], _error_text(text)
+        line = sent_line(output, self._nonce)
+        if line is None:
+            return FORGED
+        kind, text = line
+        if kind in KINDS:
+            return KINDS[kind], error_text(text)
         if kind != "value":
-            return _FORGED
+            return FORGED
         return _value_outcome(case, text, tests)
 
 
-def _value_outcome(case: CallCase, found: str, tests: HiddenTests) -> tuple[CaseOutcome, str]:
+def _value_outcome(case: CallCase, found: str, tests: FunctionTests | ProgramTests) -> tuple[CaseOutcome, str]:
     expected = encode_value(case.expected)
     tree = read_tree(found)
     if tree is None:
@@ -199,7 +219,7 @@ def _value_outcome(case: CallCase, found: str, tests: HiddenTests) -> tuple[Case
     return CaseOutcome.WRONG_VALUE, f"returned another value of type {kind}"
 
 
-def _error_text(text: str) -> str:
+def error_text(text: str) -> str:
     """Return the error that the runner reported, or that a submission forged."""
     try:
         name, message, line = cast("list[object]", json.loads(text))
@@ -221,15 +241,15 @@ def error_kind(told: str) -> str:
 
 
 def _last_line(output: bytes) -> str:
-    lines = output[-4 * _MAX_DETAIL :].decode(errors="replace").strip().splitlines()
+    lines = output[-4 * MAX_DETAIL :].decode(errors="replace").strip().splitlines()
     return f"({lines[-1]})" if lines else ""
 
 
 @cache
-def _runner_files() -> dict[str, bytes]:
+def runner_files() -> dict[str, bytes]:
     """Return the runner, and the module that it imports, at the paths where it finds them in the sandbox."""
     here = Path(__file__).parent
     return {
-        f"{_FOLDER}/runner.py": (here / "runner.py").read_bytes(),
-        f"{_FOLDER}/agentrl/reward/code/values.py": (here / "values.py").read_bytes(),
+        f"{FOLDER}/runner.py": (here / "runner.py").read_bytes(),
+        f"{FOLDER}/agentrl/reward/code/values.py": (here / "values.py").read_bytes(),
     }

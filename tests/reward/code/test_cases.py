@@ -41,7 +41,7 @@ def test_data_of_all_kinds_is_read() -> None:
     ("data", "message"),
     [
         ("f(1) == 2", "expected a mapping"),
-        ({}, "expected one of calls, runs and asserts"),
+        ({}, "expected one of calls, runs, asserts and test_file"),
         ({"calls": [["f(1)", "2"]], "runs": [["", ""]]}, "expected one of"),
         ({"calls": []}, "at least one case"),
         ({"runs": []}, "at least one case"),

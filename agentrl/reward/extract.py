@@ -17,6 +17,21 @@ MAX_SEARCHED_CHARS = 50_000
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BETWEEN_CHARS = 70
+_SEPARATOR = re.compile(r"[,;&]|\b(?:and|or)\b")
+_UNRELATED = re.compile(
+    r"[.?!:=]|\n\s{0,8}\n\s{0,8}\S|(?i:\b(?:no|not|wait|but|instead|rather|actually|correct\w{0,5}|sorry|oops|hmm|so|then|hence|thus)\b)"
+)
+_LATEX_SPACE = re.compile(r"\\(?:quad|qquad|text|textbf|mbox|[,;:! ()\[\]])|[\s${}*]")
+_STATED = re.compile(r"(?i:\banswer(?:\s{1,4}\w{1,12}){0,6}?\s{1,4}is\b\s{0,4}:?|\banswer\s{0,4}:|\banswer(?=\s{1,4}(?:\$|\\[(\[])))")
+_FORMULA = re.compile(
+    r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<![\\$\d])\$((?:\\.|[^$\\]){1,2000})(?<!\\)\$(?!\d)", re.DOTALL
+)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n\s{0,8}\n|<\|")
+_PROSE = re.compile(r"[^\W\d_]{2,}\s{1,8}[^\W\d_]{2,}|(?i:\b(?:and|or|is|the)\b)")
+_COMMAND = re.compile(r"\\[a-zA-Z]{1,30}(?:\{[^{}]{0,200}\})?")
+_LINKED = re.compile(r"\s{0,8}(?:,?\s{0,8}(?:and|or)|,)\s{0,8}")
+_DENIED = re.compile(r"(?i:\b(?:not|isn't|never|neither|nor)\b)")
 _NUMBER = re.compile(
     r"(?<![\w.,/])[-+−]?\$?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w)|/\d+(?![\d/]))?|\.\d+)%?(?![\d])"
 )
@@ -31,17 +46,107 @@ def boxed(response: str) -> str | None:
         >>> boxed("It is 5.")
     """
     text = response[-MAX_SEARCHED_CHARS:]
-    opened = {match.end() for match in _BOXED.finditer(text)}
-    if not opened:
+    found = _complete_boxes(text)
+    return text[found[-1][1] : found[-1][2] - 1].strip() or None if found else None
+
+
+def boxes(response: str) -> str | None:
+    r"""Return the boxes of the last answer, as a list: those that only a separator and a few words part.
+
+    A box that a sentence, an equals sign or a word of doubt parts from the next one belongs to an earlier answer.
+
+    Example:
+        >>> boxes(r"So \boxed{1} and \boxed{2}."), boxes(r"So \boxed{1}, no: \boxed{\frac{1}{2}}.")
+        ('1, 2', '\\frac{1}{2}')
+    """
+    text = response[-MAX_SEARCHED_CHARS:]
+    found = _complete_boxes(text)
+    if not found:
         return None
-    last, end = -1, -1
+    chosen = [found[-1]]
+    for earlier in reversed(found[:-1]):
+        if not _belongs(text[earlier[2] : chosen[0][0]]):
+            break
+        chosen.insert(0, earlier)
+    contents = dict.fromkeys(text[start : end - 1].strip() for _, start, end in chosen)
+    return ", ".join(filter(None, contents)) or None
+
+
+def _complete_boxes(text: str) -> list[tuple[int, int, int]]:
+    """Return where each innermost complete box starts, where its content does, and where it ends."""
+    opened = {match.end(): match.start() for match in _BOXED.finditer(text)}
+    found: list[tuple[int, int, int]] = []
     stack: list[int] = []
-    for match in _BRACE.finditer(text, min(opened) - 1):
+    for match in _BRACE.finditer(text, min(opened) - 1) if opened else ():
         if match[0] == "{":
             stack.append(match.end())
-        elif match[0] == "}" and stack and (start := stack.pop()) in opened and start > last:
-            last, end = start, match.start()
-    return text[last:end].strip() or None if last >= 0 else None
+        elif match[0] == "}" and stack and (start := stack.pop()) in opened and (not found or start > found[-1][1]):
+            found.append((opened[start], start, match.end()))
+    return found
+
+
+def _belongs(between: str) -> bool:
+    """Return whether the text between two boxes joins them to one answer."""
+    if len(between) > _BETWEEN_CHARS or _UNRELATED.search(between) is not None:
+        return False
+    return _SEPARATOR.search(between) is not None or not _LATEX_SPACE.sub("", between)
+
+
+def stated(response: str) -> str | None:
+    r"""Return what follows the last `answer is` or `answer:`: the LaTeX there, or the text to the end of the sentence.
+
+    Example:
+        >>> stated(r"The answer is $x \ge 5$ metres."), stated("The final answer is 3/4. I hope so.")
+        ('x \\ge 5', '3/4')
+    """
+    text = response[-MAX_SEARCHED_CHARS:]
+    marks = list(_STATED.finditer(text))
+    if not marks:
+        return None
+    rest = text[marks[-1].end() :].lstrip(" *\n\t:")
+    formulas = _formulas_at_start(rest)
+    if formulas is not None:
+        return formulas
+    end = _SENTENCE_END.search(rest)
+    sentence = (rest[: end.start()] if end is not None else rest).strip(" *")
+    if _DENIED.search(sentence) is not None:
+        return sentence
+    inside = list(_FORMULA.finditer(sentence))
+    if inside:
+        return _content(inside[-1]) if len(inside) == 1 else sentence
+    return sentence or None
+
+
+def _formulas_at_start(text: str) -> str | None:
+    """Return the formulas that text starts with, joined as it joins them."""
+    parts: list[str] = []
+    position = 0
+    while (match := _FORMULA.match(text, position)) is not None:
+        parts.append(_content(match))
+        linked = _LINKED.match(text, match.end())
+        position = linked.end() if linked is not None else len(text)
+    return ", ".join(parts) or None
+
+
+def last_formula(response: str) -> str | None:
+    r"""Return the last LaTeX of the last sentence that has some; a sum of money such as `$5 and $` is none.
+
+    Example:
+        >>> last_formula(r"Hence \(x \ge 5\)."), last_formula("It costs $5 and $3.")
+        ('x \\ge 5', None)
+    """
+    text = response[-MAX_SEARCHED_CHARS:].rstrip()
+    last = None
+    for last in _FORMULA.finditer(text):  # noqa: B007 - the last one is used
+        pass
+    if last is None or _PROSE.search(_COMMAND.sub(" ", _content(last))) is not None:
+        return None
+    after_it = text[last.end() :]
+    return _content(last) if re.search(r"\d", after_it) is None else None
+
+
+def _content(formula: re.Match[str]) -> str:
+    return next(part for part in formula.groups() if part is not None).strip()
 
 
 def last_number(response: str) -> str | None:
@@ -86,3 +191,7 @@ def first_of(*extractors: Extractor) -> Extractor:
         return next((answer for extractor in extractors if (answer := extractor(response)) is not None), None)
 
     return extract
+
+
+final_answer: Extractor = first_of(boxes, stated, last_formula, last_number)
+"""All boxes of the last answer; or else what follows `answer is`, the LaTeX that ends the response, or its last number."""

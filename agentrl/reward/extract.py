@@ -23,9 +23,12 @@ _UNRELATED = re.compile(
     r"[.?!:=]|\n\s{0,8}\n\s{0,8}\S|(?i:\b(?:no|not|wait|but|instead|rather|actually|correct\w{0,5}|sorry|oops|hmm|so|then|hence|thus)\b)"
 )
 _LATEX_SPACE = re.compile(r"\\(?:quad|qquad|text|textbf|mbox|[,;:! ()\[\]])|[\s${}*]")
-_STATED = re.compile(r"(?i:\banswer(?:\s{1,4}\w{1,12}){0,6}?\s{1,4}is\b\s{0,4}:?|\banswer\s{0,4}:|\banswer(?=\s{1,4}(?:\$|\\[(\[])))")
+_STATED = re.compile(
+    r"(?i:\banswer(?:\s{1,4}\w{1,12}){0,6}?\s{1,4}is\b\s{0,4}:?|\banswer\s{0,4}:|\banswer(?=\s{1,4}(?:\$|\\[(\[])))"
+)
 _FORMULA = re.compile(
-    r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<![\\$\d])\$((?:\\.|[^$\\]){1,2000})(?<!\\)\$(?!\d)", re.DOTALL
+    r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<![\\$\d])\$((?:\\.|[^$\\]){1,2000})(?<!\\)\$(?!\d)",
+    re.DOTALL,
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n\s{0,8}\n|<\|")
 _PROSE = re.compile(r"[^\W\d_]{2,}\s{1,8}[^\W\d_]{2,}|(?i:\b(?:and|or|is|the)\b)")

@@ -197,7 +197,7 @@ def _contradicts_itself(answer: str, reference: str) -> bool:
 
     math-verify reads `43 = 42` as 42, and ignores `\neq`.
     """
-    if _NEGATION.search(answer) is not None and _NEGATION.search(reference) is None:
+    if (_NEGATION.search(answer) is None) is not (_NEGATION.search(reference) is None):
         return True
     sides = plain(answer).split("=") if "=" not in reference else []
     return len({number for side in sides if (number := read_number(side)) is not None}) > 1

@@ -26,17 +26,17 @@ _LATEX_SPACE = re.compile(r"\\(?:quad|qquad|text|textbf|mbox|[,;:! ()\[\]])|[\s$
 _STATED = re.compile(
     r"(?i:\banswer(?:\s{1,4}\w{1,12}){0,6}?\s{1,4}is\b\s{0,4}:?|\banswer\s{0,4}:|\banswer(?=\s{1,4}(?:\$|\\[(\[])))"
 )
-_FORMULA = re.compile(
-    r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<![\\$\d])\$((?:\\.|[^$\\]){1,2000})(?<!\\)\$(?!\d)",
-    re.DOTALL,
-)
+_DELIMITER = re.compile(r"\\.|\$\$|\$", re.DOTALL)
+_CLOSING = {r"\[": r"\]", r"\(": r"\)", "$$": "$$", "$": "$"}
+_ASIDE = re.compile(r",?\s(?:where|because|since|when|if|for)\s")
+_NAMED = re.compile(r"[a-zA-Z]\w{0,8}(?:_\{?\w{1,8}\}?)?\s{0,4}=\s{0,4}$")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n\s{0,8}\n|<\|")
 _PROSE = re.compile(r"[^\W\d_]{2,}\s{1,8}[^\W\d_]{2,}|(?i:\b(?:and|or|is|the)\b)")
 _COMMAND = re.compile(r"\\[a-zA-Z]{1,30}(?:\{[^{}]{0,200}\})?")
 _LINKED = re.compile(r"\s{0,8}(?:,?\s{0,8}(?:and|or)|,)\s{0,8}")
 _DENIED = re.compile(r"(?i:\b(?:not|isn't|never|neither|nor)\b)")
 _NUMBER = re.compile(
-    r"(?<![\w.,/])[-+−]?\$?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w)|/\d+(?![\d/]))?|\.\d+)%?(?![\d])"
+    r"(?<![\w.,/])[-+−]?\$?(?:(?:\d{1,3}(?:,\d{3})+|\d+,\d{1,2}(?![\d,])|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w)|/\d+(?![\d/]))?|\.\d+)%?(?![\d])"
 )
 
 
@@ -90,7 +90,10 @@ def _complete_boxes(text: str) -> list[tuple[int, int, int]]:
 
 def _belongs(between: str) -> bool:
     """Return whether the text between two boxes joins them to one answer."""
-    if len(between) > _BETWEEN_CHARS or _UNRELATED.search(between) is not None:
+    if len(between) > _BETWEEN_CHARS:
+        return False
+    between = _NAMED.sub("", between)
+    if _UNRELATED.search(between) is not None:
         return False
     return _SEPARATOR.search(between) is not None or not _LATEX_SPACE.sub("", between)
 
@@ -112,44 +115,67 @@ def stated(response: str) -> str | None:
         return formulas
     end = _SENTENCE_END.search(rest)
     sentence = (rest[: end.start()] if end is not None else rest).strip(" *")
-    if _DENIED.search(sentence) is not None:
-        return sentence
-    inside = list(_FORMULA.finditer(sentence))
-    if inside:
-        return _content(inside[-1]) if len(inside) == 1 else sentence
+    if _DENIED.search(sentence) is None and _PROSE.search(_COMMAND.sub(" ", sentence)) is not None:
+        return _of_prose(sentence)
     return sentence or None
 
 
+def _of_prose(sentence: str) -> str:
+    """Return the one formula or number in a sentence that has no other, else the sentence."""
+    told = _ASIDE.split(sentence, maxsplit=1)[0]
+    formulas = _formulas(told)
+    if len(formulas) == 1:
+        start, end, content = formulas[0]
+        outside = told[:start] + " " + told[end:]
+        return content if _NUMBER.search(outside) is None else (last_number(outside) or told)
+    return told if formulas or len(_NUMBER.findall(told)) != 1 else (last_number(told) or told)
+
+
 def _formulas_at_start(text: str) -> str | None:
-    """Return the formulas that text starts with, joined as it joins them."""
+    """Return the formulas that text starts with, joined as it joins them; None if an alternative in words follows."""
     parts: list[str] = []
     position = 0
-    while (match := _FORMULA.match(text, position)) is not None:
-        parts.append(_content(match))
-        linked = _LINKED.match(text, match.end())
-        position = linked.end() if linked is not None else len(text)
-    return ", ".join(parts) or None
+    for start, end, content in _formulas(text):
+        if start != position:
+            break
+        parts.append(content)
+        linked = _LINKED.match(text, end)
+        if linked is None:
+            return ", ".join(parts)
+        position = linked.end()
+    return None
 
 
 def last_formula(response: str) -> str | None:
-    r"""Return the last LaTeX of the last sentence that has some; a sum of money such as `$5 and $` is none.
+    r"""Return the LaTeX that a response ends with, if no number follows it; a sum of money such as `$5 and $` is none.
 
     Example:
         >>> last_formula(r"Hence \(x \ge 5\)."), last_formula("It costs $5 and $3.")
         ('x \\ge 5', None)
     """
-    text = response[-MAX_SEARCHED_CHARS:].rstrip()
-    last = None
-    for last in _FORMULA.finditer(text):  # noqa: B007 - the last one is used
-        pass
-    if last is None or _PROSE.search(_COMMAND.sub(" ", _content(last))) is not None:
+    text = response[-MAX_SEARCHED_CHARS:]
+    formulas = _formulas(text)
+    if not formulas or re.search(r"\d", text[formulas[-1][1] :]) is not None:
         return None
-    after_it = text[last.end() :]
-    return _content(last) if re.search(r"\d", after_it) is None else None
+    before = text[: formulas[-1][0]]
+    sentence = before[max(before.rfind(". "), before.rfind("\n")) + 1 :]
+    return None if _DENIED.search(sentence) is not None else formulas[-1][2]
 
 
-def _content(formula: re.Match[str]) -> str:
-    return next(part for part in formula.groups() if part is not None).strip()
+def _formulas(text: str) -> list[tuple[int, int, str]]:
+    """Return where each formula starts and ends, and its content; dollars around prose are no formula."""
+    found: list[tuple[int, int, str]] = []
+    opened: re.Match[str] | None = None
+    for mark in _DELIMITER.finditer(text):
+        if opened is None:
+            opened = mark if mark[0] in _CLOSING else None
+        elif mark[0] == _CLOSING[opened[0]]:
+            content = text[opened.end() : mark.start()].strip()
+            is_prose = opened[0] == "$" and _PROSE.search(_COMMAND.sub(" ", content)) is not None
+            if content and not is_prose:
+                found.append((opened.start(), mark.end(), content))
+            opened = mark if is_prose else None
+    return found
 
 
 def last_number(response: str) -> str | None:
@@ -164,7 +190,7 @@ def last_number(response: str) -> str | None:
     found = None
     for found in _NUMBER.finditer(response[-MAX_SEARCHED_CHARS:]):  # noqa: B007 - the last one is used
         pass
-    return None if found is None else re.sub(r"[$,+]", "", found[0]).replace("−", "-")
+    return None if found is None else re.sub(r"[$+]|,(?=\d{3})", "", found[0]).replace("−", "-")
 
 
 def after(marker: str) -> Extractor:

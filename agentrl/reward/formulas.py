@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from agentrl.reward.notation import APPROXIMATELY
+
+Formula: TypeAlias = Any
+"""What math-verify reads: an expression, a matrix, a set, or a relation of sympy, which has no types."""
 
 _PRINTED = re.compile(r"[-+]?0*(\d*)\.(\d+)")
 _MIN_PRINTED_DIGITS = 12
@@ -51,7 +54,7 @@ def _is_approximated(answer: str) -> bool:
     )
 
 
-def _literal(text: str) -> tuple[Any, Any] | None:
+def _literal(text: str) -> tuple[Formula, Formula] | None:
     """Return a decimal number and one unit of its last place."""
     from sympy import Rational
 
@@ -59,16 +62,16 @@ def _literal(text: str) -> tuple[Any, Any] | None:
     return None if number is None else (Rational(number[1]), Rational(1, 10 ** len(number[2] or "")))
 
 
-def _read(text: str) -> Sequence[Any]:
+def _read(text: str) -> Sequence[Formula]:
     """Return what a text means, with its decimals as exact fractions; nothing if it cannot be read."""
     from math_verify import parse
 
-    reading = cast("Callable[..., list[Any]]", parse)
+    reading = cast("Callable[..., list[Formula]]", parse)
     found = reading(f"\\boxed{{{text}}}", parsing_timeout=None, fallback_mode="no_fallback")
     return [_exact(formula) for formula in found]
 
 
-def _exact(formula: Any) -> Any:
+def _exact(formula: Formula) -> Formula:
     from sympy import Float, MatrixBase, Rational
 
     if isinstance(formula, MatrixBase):
@@ -77,7 +80,7 @@ def _exact(formula: Any) -> Any:
     return formula.xreplace({decimal: Rational(str(decimal)) for decimal in decimals}) if decimals else formula
 
 
-def _same(expected: Any, given: Any) -> bool:
+def _same(expected: Formula, given: Formula) -> bool:
     from math_verify import verify
 
     if verify(expected, given, timeout_seconds=None, allow_set_relation_comp=True):  # pyright: ignore[reportArgumentType]
@@ -85,14 +88,14 @@ def _same(expected: Any, given: Any) -> bool:
     return _same_complex(expected, given)
 
 
-def _same_complex(expected: Any, given: Any) -> bool:
+def _same_complex(expected: Formula, given: Formula) -> bool:
     r"""Return whether two constants in which `i` is the imaginary unit have one value, such as `e^{i\pi}` and -1."""
     values = [_value(_with_imaginary_unit(each)) for each in (expected, given)]
     has_unit = any(symbol.name == "i" for each in (expected, given) for symbol in getattr(each, "free_symbols", ()))
     return has_unit and None not in values and bool(abs(values[0] - values[1]) < _FIRM * max(1, abs(values[0])))
 
 
-def _with_imaginary_unit(formula: Any) -> Any:
+def _with_imaginary_unit(formula: Formula) -> Formula:
     from sympy import Expr, I
 
     if not isinstance(formula, Expr):
@@ -100,7 +103,7 @@ def _with_imaginary_unit(formula: Any) -> Any:
     return formula.xreplace({symbol: I for symbol in formula.free_symbols if getattr(symbol, "name", "") == "i"})
 
 
-def _differ(expected: Any, given: Any) -> bool:
+def _differ(expected: Formula, given: Formula) -> bool:
     """Return whether two expressions that math-verify takes as equal have clearly other values.
 
     It takes all values below 1e-15 as one. A percentage may stand for its number.
@@ -122,7 +125,7 @@ def _differ(expected: Any, given: Any) -> bool:
     return one is not None and other is not None and bool(abs(one - other) > _FIRM * max(abs(one), abs(other)))
 
 
-def _value(formula: Any) -> Any:
+def _value(formula: Formula) -> Formula:
     """Return the number that a constant expression is, to 40 digits, or None."""
     from sympy import Expr
 

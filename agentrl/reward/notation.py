@@ -12,6 +12,7 @@ from agentrl.reward.extract import boxes
 APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox)(?![a-zA-Z])|≈")
 
 _OUTER = re.compile(r"\\[\[(](.*)\\[\])]|\$\$(.*)\$\$|\$(.*)\$", re.DOTALL)
+_DOLLAR = re.compile(r"(?<!\\)\$")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,50}(?:\.\d{1,50})?)[eE]([-+]?\d{1,4})(?!\w)")
 _CHARACTERS = str.maketrans(
     {
@@ -109,6 +110,8 @@ def plain(text: str) -> str:
     outer = _OUTER.fullmatch(inner)
     if outer is not None and "$" not in (found := next(part for part in outer.groups() if part is not None)):
         inner = found.strip()
+    if len(marks := _DOLLAR.findall(inner)) and len(marks) % 2 == 0:
+        inner = _DOLLAR.sub("", inner)
     inner = re.sub(r"(?<!\\)\\$", "", inner.translate(_CHARACTERS).strip()).strip()
     inner = _numbers(inner)
     if _PYTHON.search(inner) is not None:

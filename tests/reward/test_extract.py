@@ -41,7 +41,7 @@ def test_the_last_complete_box_is_the_answer(text: str, answer: str | None) -> N
         (".5", ".5"),
         ("version v2", None),
         ("none", None),
-        ("1,2", "1"),
+        ("1,2", "1,2"),
     ],
 )
 def test_the_last_number_is_the_answer(text: str, answer: str | None) -> None:

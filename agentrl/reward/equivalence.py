@@ -32,6 +32,8 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _WORD = re.compile(r"[^\W\d_]{3,}|(?i:\bno\b)")
 _OPERATOR = re.compile(r"[-+*/^=<>|_(]")
 _NEGATION = re.compile(r"\\(?:neq?|neg|lnot|not)(?![a-zA-Z])|[≠¬]|!=")
+_BASE = re.compile(r"(?<=\d)_\{?(\d+)")
+"""math-verify reads `204_5` as 204."""
 _PRIME = re.compile(r"(?<=[a-zA-Z])'+|\\prime")
 _FUNCTIONS = re.compile(
     r"(arc)?(sin|cos|tan|cot|sec|csc)h?|ln|log|lg|exp|sqrt|pi|det|min|max|gcd|lcm|mod|inf|sup|lim|d[xyt]|abs|deg|or|and"
@@ -188,6 +190,9 @@ def _decide(reference: str, answer: str, kind: Literal["math", "text"]) -> bool 
     if same_but_for_the_comma(expected, given):
         return True
     if _contradicts_itself(answer, reference) or _PRIME.findall(expected) != _PRIME.findall(given):
+        return False
+    bases = [set(_BASE.findall(each)) for each in (expected, given)]
+    if all(bases) and bases[0] != bases[1]:
         return False
     return False if units(expected) and units(given) and units(expected) != units(given) else None
 

@@ -1,7 +1,7 @@
 r"""Whether two formulas are equal: math-verify, where it is exact, and what it lacks. It runs in worker processes.
 
 Invariant: nothing is rounded. A decimal equals an exact value if it is that value, or has at least 12 significant digits
-and differs by less than one unit of its last place, as a program prints it.
+and is that value as a program prints it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from agentrl.reward.notation import APPROXIMATELY
 
@@ -63,12 +63,20 @@ def _literal(text: str) -> tuple[Formula, Formula] | None:
 
 
 def _read(text: str) -> Sequence[Formula]:
-    """Return what a text means, with its decimals as exact fractions; nothing if it cannot be read."""
-    from math_verify import parse
+    """Return what a text means, with its decimals as exact fractions; nothing if it cannot be read as a whole.
 
-    reading = cast("Callable[..., list[Formula]]", parse)
-    found = reading(f"\\boxed{{{text}}}", parsing_timeout=None, fallback_mode="no_fallback")
-    return [_exact(formula) for formula in found]
+    math-verify's own `parse` takes a number out of a text that it cannot read.
+    """
+    from latex2sympy2_extended import NormalizationConfig, normalize_latex
+    from math_verify.parser import parse_latex_cached
+
+    config = NormalizationConfig(basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
+    try:
+        return [_exact(parse_latex_cached(normalize_latex(text, config=config)))]
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - its grammar and sympy raise any error about a text
+        return []
 
 
 def _exact(formula: Formula) -> Formula:
@@ -84,8 +92,16 @@ def _same(expected: Formula, given: Formula) -> bool:
     from math_verify import verify
 
     if verify(expected, given, timeout_seconds=None, allow_set_relation_comp=True):  # pyright: ignore[reportArgumentType]
-        return not _differ(expected, given)
+        return not _differ(expected, given) and not _have_other_names(expected, given)
     return _same_complex(expected, given)
+
+
+def _have_other_names(expected: Formula, given: Formula) -> bool:
+    """Return whether two relations share no variable, such as `x < 3` and `y < 3`."""
+    from math_verify.grader import is_relation
+
+    names = [{str(symbol) for symbol in getattr(each, "free_symbols", ())} for each in (expected, given)]
+    return any(is_relation(each) for each in (expected, given)) and all(names) and names[0].isdisjoint(names[1])
 
 
 def _same_complex(expected: Formula, given: Formula) -> bool:
@@ -147,9 +163,18 @@ def _is_printed(first: str, second: str) -> bool:
         literal = _literal(text)
         for each in _read(other):
             value = _value(each)
-            if literal is not None and value is not None and bool(abs(value - literal[0]) < literal[1]):
+            if (
+                literal is not None
+                and value is not None
+                and bool(abs(value - literal[0]) <= _printing_error(literal, value))
+            ):
                 return True
     return False
+
+
+def _printing_error(literal: tuple[Formula, Formula], value: Formula) -> Formula:
+    """Return how far a float may be from the exact value: half a unit of its last place, or one step of a double."""
+    return max(literal[1] / 2, abs(value) / 2**52)
 
 
 def load() -> Callable[[str, str], bool]:

@@ -21,7 +21,7 @@ from typing import Literal, Self
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.extract import Extractor, final_answer
 from agentrl.reward.match import exact_match, read_number
-from agentrl.reward.notation import choice, clock, plain, same_but_for_the_comma, units
+from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, plain, same_but_for_the_comma, units
 from agentrl.reward.workers import GraderLimits, GraderPool
 
 _LOADER = "agentrl.reward.equivalence:load_equivalence"
@@ -191,6 +191,8 @@ def _decide(reference: str, answer: str, kind: Literal["math", "text"]) -> bool 
         return True
     if _contradicts_itself(answer, reference) or _PRIME.findall(expected) != _PRIME.findall(given):
         return False
+    if has_doubt(answer) is not has_doubt(reference) or parts_numbers(expected) or parts_numbers(given):
+        return expected == given
     bases = [set(_BASE.findall(each)) for each in (expected, given)]
     if all(bases) and bases[0] != bases[1]:
         return False

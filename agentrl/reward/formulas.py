@@ -93,7 +93,18 @@ def _same(expected: Formula, given: Formula) -> bool:
 
     if verify(expected, given, timeout_seconds=None, allow_set_relation_comp=True):  # pyright: ignore[reportArgumentType]
         return not _differ(expected, given) and not _have_other_names(expected, given)
-    return _same_complex(expected, given)
+    return _same_but_for_percent(expected, given) or _same_complex(expected, given)
+
+
+def _same_but_for_percent(expected: Formula, given: Formula) -> bool:
+    """Return whether one is a percentage and the other its number; math-verify knows that of integers."""
+    from math_verify.grader import get_pct_val
+
+    numbers = [get_pct_val(each) for each in (expected, given)]
+    if (numbers[0] is None) is (numbers[1] is None):
+        return False
+    one, other = (each if number is None else number for each, number in zip((expected, given), numbers, strict=True))
+    return bool(one == other)
 
 
 def _have_other_names(expected: Formula, given: Formula) -> bool:

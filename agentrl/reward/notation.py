@@ -100,6 +100,10 @@ _SQUARE = re.compile(r"\b(?:square|sq)\b")
 _CUBE = re.compile(r"\b(?:cubic|cu)\b")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,4}([ap])\.?\s?m\.?", re.IGNORECASE)
 _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|textnormal|mathbf|operatorname)\s?\{([^{}]{0,200})\}|\\[,;: ]|~")
+_WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|textnormal|textrm|mathbf)\s?\{([^{}]{0,400})\}")
+_DOUBT = re.compile(r"(?i:\b(?:or|not|no|never|maybe|perhaps|wrong|unless|except|isn't)\b)|(?<![\w^{²³.,])\d")
+_DENIAL = re.compile(r"(?i:(?<![a-zA-Z\\])(?:not|never|isn't)(?![a-zA-Z]))")
+_PARTED = re.compile(r"(?<=\d)(?:\s{1,9}|\s{0,9}\\q?quad\s{0,9})(?=\d)")
 _CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:](?=\s))\s{0,8}(.{0,400})", re.DOTALL)
 _OTHER_CHOICE = re.compile(r"(?<![\w\\])\(?[A-J][).:](?!\w)|\b(?:or|and)\b")
 
@@ -195,3 +199,16 @@ def choice(text: str) -> str | None:
         return bare
     found = _CHOICE.fullmatch(bare)
     return None if found is None or _OTHER_CHOICE.search(found[2]) is not None else found[1]
+
+
+def has_doubt(text: str) -> bool:
+    r"""Return whether words in an answer deny it or add to it; math-verify drops those of `42 \text{ or 43}` as a unit."""
+    if _DENIAL.search(text) is not None:
+        return True
+    words = [found[1].strip() for found in _WORDS.finditer(text)]
+    return any(len(each.split()) > 1 and _DOUBT.search(each) is not None for each in words)
+
+
+def parts_numbers(text: str) -> bool:
+    """Return whether space alone parts two numbers, which math-verify adds: it reads `42 43` as 85."""
+    return "frac" not in text and "matrix" not in text and _PARTED.search(text) is not None

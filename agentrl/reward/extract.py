@@ -127,7 +127,9 @@ def _of_prose(sentence: str) -> str:
     if len(formulas) == 1:
         start, end, content = formulas[0]
         outside = told[:start] + " " + told[end:]
-        return content if _NUMBER.search(outside) is None else (last_number(outside) or told)
+        if _NUMBER.search(outside) is None:
+            return content
+        return told if _NUMBER.search(content) is not None else (last_number(outside) or told)
     return told if formulas or len(_NUMBER.findall(told)) != 1 else (last_number(told) or told)
 
 

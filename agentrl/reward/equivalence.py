@@ -5,7 +5,7 @@ spends the CPU time or memory of a job, is wrong, whatever else the machine does
 CPU time, or dies of something else, is an `EnvironmentFault`, never a wrong answer.
 
 A reference of words (`\text{Evelyn}`, `even`) is compared as text: as mathematics, words are products of their letters, and
-`even` would equal `neve`.
+`even` would equal `neve`. `notation` writes both texts alike, and `formulas` compares them, without rounding.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MathGrader:
     r"""Grades responses to mathematical questions; the workers start with the first one and are kept.
 
     Args:
-        extract: finds the answer in a response; by default in `\boxed{...}`, or else the last number.
+        extract: finds the answer in a response; by default `final_answer`.
         num_workers: processes at most.
         max_answer_chars: an answer that is longer is wrong.
         limits: of one comparison.

@@ -21,7 +21,7 @@ from typing import Literal, Self
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.extract import Extractor, final_answer
 from agentrl.reward.match import exact_match, read_number
-from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, plain, same_but_for_the_comma, units
+from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, plain, same_but_for_the_comma, units_of
 from agentrl.reward.workers import GraderLimits, GraderPool
 
 _LOADER = "agentrl.reward.equivalence:load_equivalence"
@@ -196,7 +196,7 @@ def _decide(reference: str, answer: str, kind: Literal["math", "text"]) -> bool 
     bases = [set(_BASE.findall(each)) for each in (expected, given)]
     if all(bases) and bases[0] != bases[1]:
         return False
-    return False if units(expected) and units(given) and units(expected) != units(given) else None
+    return False if units_of(expected) and units_of(given) and units_of(expected) != units_of(given) else None
 
 
 def _contradicts_itself(answer: str, reference: str) -> bool:

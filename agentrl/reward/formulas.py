@@ -29,7 +29,9 @@ def equal_formulas(reference: str, answer: str) -> bool:
     expected, given = _exact_part(reference), _exact_part(answer)
     if expected.replace(" ", "") == given.replace(" ", ""):
         return True if given == answer.strip() else _is_approximated(answer)
-    if not any(_same(one, other) for one in _read(expected) for other in _read(given)) and not _is_printed(expected, given):
+    if not any(
+        _same_formula(one, other) for one in _read_formula(expected) for other in _read_formula(given)
+    ) and not _is_printed(expected, given):
         return False
     return _is_approximated(answer)
 
@@ -45,7 +47,7 @@ def _is_approximated(answer: str) -> bool:
     parts = [part.strip() for part in APPROXIMATELY.split(answer)]
     if len(parts) == 1 or (_SYMBOL.fullmatch(parts[0]) and len(parts) == 2):
         return True
-    values = [_value(each) for each in _read(parts[0].rpartition("=")[2])]
+    values = [_numeric_value(each) for each in _read_formula(parts[0].rpartition("=")[2])]
     literals = [_literal(part) for part in parts[1:]]
     return (
         bool(values)
@@ -62,7 +64,7 @@ def _literal(text: str) -> tuple[Formula, Formula] | None:
     return None if number is None else (Rational(number[1]), Rational(1, 10 ** len(number[2] or "")))
 
 
-def _read(text: str) -> Sequence[Formula]:
+def _read_formula(text: str) -> Sequence[Formula]:
     """Return what a text means, with its decimals as exact fractions; nothing if it cannot be read as a whole.
 
     math-verify's own `parse` takes a number out of a text that it cannot read.
@@ -88,7 +90,7 @@ def _exact(formula: Formula) -> Formula:
     return formula.xreplace({decimal: Rational(str(decimal)) for decimal in decimals}) if decimals else formula
 
 
-def _same(expected: Formula, given: Formula) -> bool:
+def _same_formula(expected: Formula, given: Formula) -> bool:
     from math_verify import verify
 
     if verify(expected, given, timeout_seconds=None, allow_set_relation_comp=True):  # pyright: ignore[reportArgumentType]
@@ -117,7 +119,7 @@ def _have_other_names(expected: Formula, given: Formula) -> bool:
 
 def _same_complex(expected: Formula, given: Formula) -> bool:
     r"""Return whether two constants in which `i` is the imaginary unit have one value, such as `e^{i\pi}` and -1."""
-    values = [_value(_with_imaginary_unit(each)) for each in (expected, given)]
+    values = [_numeric_value(_with_imaginary_unit(each)) for each in (expected, given)]
     has_unit = any(symbol.name == "i" for each in (expected, given) for symbol in getattr(each, "free_symbols", ()))
     return has_unit and None not in values and bool(abs(values[0] - values[1]) < _FIRM * max(1, abs(values[0])))
 
@@ -148,11 +150,11 @@ def _differ(expected: Formula, given: Formula) -> bool:
     if len(symbols) > len(_PLACES):
         return False
     places = {symbol: Rational(*map(int, place)) for symbol, place in zip(symbols, _PLACES, strict=False)}
-    one, other = (_value(each.xreplace(places)) for each in (expected, given))
+    one, other = (_numeric_value(each.xreplace(places)) for each in (expected, given))
     return one is not None and other is not None and bool(abs(one - other) > _FIRM * max(abs(one), abs(other)))
 
 
-def _value(formula: Formula) -> Formula:
+def _numeric_value(formula: Formula) -> Formula:
     """Return the number that a constant expression is, to 40 digits, or None."""
     from sympy import Expr
 
@@ -172,8 +174,8 @@ def _is_printed(first: str, second: str) -> bool:
         if printed is None or len((printed[1] + printed[2]).lstrip("0")) < _MIN_PRINTED_DIGITS:
             continue
         literal = _literal(text)
-        for each in _read(other):
-            value = _value(each)
+        for each in _read_formula(other):
+            value = _numeric_value(each)
             if (
                 literal is not None
                 and value is not None

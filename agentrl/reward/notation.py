@@ -117,7 +117,7 @@ def plain(text: str) -> str:
     if len(marks := _DOLLAR.findall(inner)) and len(marks) % 2 == 0:
         inner = _DOLLAR.sub("", inner)
     inner = re.sub(r"(?<!\\)\\$", "", inner.translate(_CHARACTERS).strip()).strip()
-    inner = _numbers(inner)
+    inner = _plain_numbers(inner)
     if _PYTHON.search(inner) is not None:
         inner = _python(inner)
     inner = _LETTER.sub(r"\1", inner).replace(r"\varnothing", r"\emptyset")
@@ -126,7 +126,7 @@ def plain(text: str) -> str:
     return _SCIENTIFIC.sub(r"\1\\times 10^{\2}", inner)
 
 
-def _numbers(text: str) -> str:
+def _plain_numbers(text: str) -> str:
     """Return the text with numbers as digits and a decimal point."""
     text = _NEGATIVE_SPACE.sub("", text)
     text = _THIN_GROUPS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
@@ -164,7 +164,7 @@ def same_but_for_the_comma(first: str, second: str) -> bool:
     return False
 
 
-def units(text: str) -> frozenset[str]:
+def units_of(text: str) -> frozenset[str]:
     """Return the known units at the end of an answer, each with its power; `$` and `%` count, other words do not."""
     found = {
         sign for sign in ("$", "€", "£") if text.replace("\\", "").startswith(sign) or text.endswith((sign, "\\" + sign))

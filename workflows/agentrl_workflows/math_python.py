@@ -94,7 +94,7 @@ class MathPython(SandboxedWorkflow):
                     answer = message.content
                     break
                 messages += [message, *[await python.reply(call) for call in message.tool_calls]]
-        client.final_answer(boxed(answer or ""))
+        client.final_answer(boxes(answer or ""))
         reward = await self._grader(answer, str(task["answer"]))
         client.record(correct=reward, python_calls=calls, python_errors=errors)
         return reward

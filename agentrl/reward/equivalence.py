@@ -5,23 +5,23 @@ spends the CPU time or memory of a job, is wrong, whatever else the machine does
 CPU time, or dies of something else, is an `EnvironmentFault`, never a wrong answer.
 
 A reference of words (`\text{Evelyn}`, `even`) is compared as text: as mathematics, words are products of their letters, and
-`even` would equal `neve`.
+`even` would equal `neve`. `notation` writes both texts alike, and `formulas` compares them, without rounding.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.extract import Extractor, boxed, first_of, last_number
+from agentrl.reward.extract import Extractor, final_answer
 from agentrl.reward.match import exact_match, read_number
+from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, plain, same_but_for_the_comma, units_of
 from agentrl.reward.workers import GraderLimits, GraderPool
 
 _LOADER = "agentrl.reward.equivalence:load_equivalence"
@@ -31,12 +31,13 @@ _OTHER = "1.61803"
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _WORD = re.compile(r"[^\W\d_]{3,}|(?i:\bno\b)")
 _OPERATOR = re.compile(r"[-+*/^=<>|_(]")
-_NEGATION = re.compile(r"\\neq?(?![a-zA-Z])|\\not(?![a-zA-Z])|≠")
+_NEGATION = re.compile(r"\\(?:neq?|neg|lnot|not)(?![a-zA-Z])|[≠¬]|!=")
+_BASE = re.compile(r"(?<=\d)_\{?(\d+)")
+"""math-verify reads `204_5` as 204."""
+_PRIME = re.compile(r"(?<=[a-zA-Z])'+|\\prime")
 _FUNCTIONS = re.compile(
     r"(arc)?(sin|cos|tan|cot|sec|csc)h?|ln|log|lg|exp|sqrt|pi|det|min|max|gcd|lcm|mod|inf|sup|lim|d[xyt]|abs|deg|or|and"
 )
-_SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,50}(?:\.\d{1,50})?)[eE]([-+]?\d{1,4})(?!\w)")
-_OUTER = re.compile(r"\\[\[(](.*)\\[\])]|\$\$(.*)\$\$|\$(.*)\$", re.DOTALL)
 
 
 class MathOutcome(StrEnum):
@@ -70,7 +71,7 @@ class MathGrader:
     r"""Grades responses to mathematical questions; the workers start with the first one and are kept.
 
     Args:
-        extract: finds the answer in a response; by default in `\boxed{...}`, or else the last number.
+        extract: finds the answer in a response; by default `final_answer`.
         num_workers: processes at most.
         max_answer_chars: an answer that is longer is wrong.
         limits: of one comparison.
@@ -86,7 +87,7 @@ class MathGrader:
     def __init__(
         self,
         *,
-        extract: Extractor = first_of(boxed, last_number),  # noqa: B008 - a pure function
+        extract: Extractor = final_answer,
         num_workers: int = 2,
         max_answer_chars: int = 1_000,
         limits: GraderLimits | None = None,
@@ -130,29 +131,27 @@ class MathGrader:
             return MathGrade(outcome=MathOutcome.NO_ANSWER, answer=None)
         if len(answer) > self._max_answer_chars:
             return MathGrade(outcome=MathOutcome.TOO_LONG, answer=answer[: self._max_answer_chars])
-        if kind == "text":
-            outcome = MathOutcome.EQUAL if exact_match(answer, _plain(reference)) else MathOutcome.DIFFERENT
-            return MathGrade(outcome=outcome, answer=answer)
-        if _contradicts_itself(answer, reference):
-            return MathGrade(outcome=MathOutcome.DIFFERENT, answer=answer)
-        reply = await self._pool.call(_plain(reference), _plain(answer))
-        if reply.limit is not None:
-            return MathGrade(outcome=MathOutcome.TOO_EXPENSIVE, answer=answer)
-        return MathGrade(outcome=MathOutcome.EQUAL if reply.value is True else MathOutcome.DIFFERENT, answer=answer)
+        decided = _decide(reference, answer, kind)
+        if decided is None:
+            reply = await self._pool.call(plain(reference), plain(answer))
+            if reply.limit is not None:
+                return MathGrade(outcome=MathOutcome.TOO_EXPENSIVE, answer=answer)
+            decided = reply.value is True
+        return MathGrade(outcome=MathOutcome.EQUAL if decided else MathOutcome.DIFFERENT, answer=answer)
 
     async def _kind(self, reference: str) -> Literal["math", "text"]:
         """Return how a reference is compared; as mathematics only if it is known to equal itself."""
         if reference in self._references:
             return self._references[reference]
-        plain = _plain(reference)
-        if not plain:
+        text = plain(reference)
+        if not text:
             raise EnvironmentFault("the reference answer of the task is empty; give each task one, or leave the task out")
         kind: Literal["math", "text"] = "text"
-        if not _is_words(plain):
-            itself, other = await self._pool.call(plain, plain), await self._pool.call(plain, _OTHER)
+        if not _is_words(text):
+            itself, other = await self._pool.call(text, text), await self._pool.call(text, _OTHER)
             if limit := itself.limit or other.limit:
                 raise EnvironmentFault(
-                    f"comparing the reference answer {plain[:80]!r} with itself and with {_OTHER} spends the {limit} of a "
+                    f"comparing the reference answer {text[:80]!r} with itself and with {_OTHER} spends the {limit} of a "
                     "job; simplify the reference, or raise GraderLimits"
                 )
             kind = "math" if itself.value is True else "text"
@@ -164,26 +163,9 @@ class MathGrader:
 
 def load_equivalence() -> Callable[[str, str], bool]:
     """Return the comparison of a reference and an answer; it runs in a worker process."""
-    from math_verify import parse, verify
+    from agentrl.reward.formulas import load
 
-    logging.disable(logging.CRITICAL)  # math-verify warns that its own timeouts are off; the process has better ones
-    reading = cast("Callable[..., list[Any]]", parse)
-
-    def equal(reference: str, answer: str) -> bool:
-        expected, given = (reading(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, answer))
-        return bool(verify(expected, given, timeout_seconds=None))  # pyright: ignore[reportArgumentType] - None turns it off
-
-    equal("1", "1")  # compiles its patterns, so that the first job is charged with nothing of that
-    return equal
-
-
-def _plain(text: str) -> str:
-    """Return an answer without the marks of a formula around it, and with powers of ten that math-verify reads."""
-    inner = boxed(text) or text.strip()
-    outer = _OUTER.fullmatch(inner)
-    if outer is not None and "$" not in (found := next(part for part in outer.groups() if part is not None)):
-        inner = found.strip()
-    return _SCIENTIFIC.sub(r"\1\\times 10^{\2}", inner)
+    return load()
 
 
 def _is_words(text: str) -> bool:
@@ -194,12 +176,35 @@ def _is_words(text: str) -> bool:
     return any(_FUNCTIONS.fullmatch(word) is None for word in words) and ("\\text" in text or _OPERATOR.search(text) is None)
 
 
+def _decide(reference: str, answer: str, kind: Literal["math", "text"]) -> bool | None:
+    """Return whether an answer is right where its text alone says so, else None."""
+    expected, given = plain(reference), plain(answer)
+    letter = choice(expected)
+    if letter is not None and letter == choice(given):
+        return True
+    if kind == "text":
+        return exact_match(answer, expected)
+    time = clock(expected)
+    if time is not None:
+        return time == clock(given)
+    if same_but_for_the_comma(expected, given):
+        return True
+    if _contradicts_itself(answer, reference) or _PRIME.findall(expected) != _PRIME.findall(given):
+        return False
+    if has_doubt(answer) is not has_doubt(reference) or parts_numbers(expected) or parts_numbers(given):
+        return expected == given
+    bases = [set(_BASE.findall(each)) for each in (expected, given)]
+    if all(bases) and bases[0] != bases[1]:
+        return False
+    return False if units_of(expected) and units_of(given) and units_of(expected) != units_of(given) else None
+
+
 def _contradicts_itself(answer: str, reference: str) -> bool:
     r"""Return whether an answer to a reference that is no equation denies a value, or equates different numbers.
 
     math-verify reads `43 = 42` as 42, and ignores `\neq`.
     """
-    if _NEGATION.search(answer) is not None and _NEGATION.search(reference) is None:
+    if (_NEGATION.search(answer) is None) is not (_NEGATION.search(reference) is None):
         return True
-    sides = _plain(answer).split("=") if "=" not in reference else []
+    sides = plain(answer).split("=") if "=" not in reference else []
     return len({number for side in sides if (number := read_number(side)) is not None}) > 1

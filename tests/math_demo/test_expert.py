@@ -12,7 +12,7 @@ from agentrl.types import Message, Task
 from agentrl_workflows.math_demo.expert import Habits, demonstrate_answers, write_answers
 from agentrl_workflows.math_demo.problems import is_held_out_sum, sum_problems
 from agentrl_workflows.math_demo.recipe import MATH
-from agentrl_workflows.math_feedback import FEEDBACK, extract_answer
+from agentrl_workflows.math_feedback import FEEDBACK, extract_number
 
 
 def conversations(habits: Habits, count: int = 2_000) -> list[tuple[Task, list[Message]]]:
@@ -21,7 +21,7 @@ def conversations(habits: Habits, count: int = 2_000) -> list[tuple[Task, list[M
 
 
 def answers(messages: list[Message]) -> list[str | None]:
-    return [extract_answer(str(message["content"])) for message in messages if message["role"] == "assistant"]
+    return [extract_number(str(message["content"])) for message in messages if message["role"] == "assistant"]
 
 
 def test_without_its_habits_it_is_right_at_once() -> None:

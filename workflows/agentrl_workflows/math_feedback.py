@@ -11,14 +11,14 @@ from typing import Literal
 from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError
 from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.extract import boxed, first_of, last_number
+from agentrl.reward.extract import Extractor, boxed, final_answer, first_of, last_number
 from agentrl.reward.match import numeric_match
 from agentrl.types import Task
 from agentrl_workflows.graders import MathGradedWorkflow
 
 INSTRUCTION = "Reason step by step, and put your final answer within \\boxed{}."
 FEEDBACK = "Your answer is wrong, try again."
-extract_answer = first_of(boxed, last_number)
+extract_number = first_of(boxed, last_number)
 
 
 class MathFeedback(MathGradedWorkflow):
@@ -56,7 +56,8 @@ class MathFeedback(MathGradedWorkflow):
             )
         self._max_attempts, self._discount = max_attempts, discount
         self._instruction, self._feedback = instruction, feedback
-        super().__init__(MathGrader(extract=extract_answer, num_workers=num_workers) if compare == "math" else None)
+        self._extract: Extractor = final_answer if compare == "math" else extract_number
+        super().__init__(MathGrader(num_workers=num_workers) if compare == "math" else None)
 
     async def run(self, task: Task, client: Client) -> float:
         """Return `discount` to the power of the wrong answers before the right one; 0.0 without a right one.
@@ -72,7 +73,7 @@ class MathFeedback(MathGradedWorkflow):
             choice = completion.choices[0]
             client.record(attempts=attempt)
             response = "" if choice.finish_reason == "length" else choice.message.content or ""
-            answer = extract_answer(response)
+            answer = self._extract(response)
             client.final_answer(answer)
             if await self._is_right(response, str(task["answer"])):
                 client.record(correct=True)
@@ -85,5 +86,5 @@ class MathFeedback(MathGradedWorkflow):
 
     async def _is_right(self, response: str, reference: str) -> bool:
         if self._grader is None:
-            return numeric_match(extract_answer(response), reference)
+            return numeric_match(self._extract(response), reference)
         return await self._grader(response, reference) == 1.0

@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError
 from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.extract import boxed
+from agentrl.reward.extract import boxes
 from agentrl.tools import tool
 from agentrl.types import Task
 from agentrl_workflows.sandboxed import SandboxedWorkflow, output_for_model
@@ -48,7 +48,7 @@ class MathPython(SandboxedWorkflow):
         if max_turns < 1 or max_output_chars < 2:
             raise ConfigError(f"max_turns and max_output_chars must be positive, got {max_turns} and {max_output_chars}")
         super().__init__(sandbox)
-        self._grader = MathGrader(extract=boxed, num_workers=num_workers)
+        self._grader = MathGrader(extract=boxes, num_workers=num_workers)
         self._max_turns, self._max_output_chars, self._system = max_turns, max_output_chars, system
 
     @asynccontextmanager
@@ -94,7 +94,7 @@ class MathPython(SandboxedWorkflow):
                     answer = message.content
                     break
                 messages += [message, *[await python.reply(call) for call in message.tool_calls]]
-        client.final_answer(boxed(answer or ""))
+        client.final_answer(boxes(answer or ""))
         reward = await self._grader(answer, str(task["answer"]))
         client.record(correct=reward, python_calls=calls, python_errors=errors)
         return reward

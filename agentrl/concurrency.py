@@ -18,7 +18,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
-from agentrl.errors import AgentRLError, ServerTimeout
+from agentrl.errors import AgentRLError, ServerTimeout, WorkflowError
 
 STRAY_CANCELLATION = (
     "the run ended early, because a task of agentrl was cancelled with `asyncio.Task.cancel` and not by agentrl; look for a "
@@ -188,50 +188,43 @@ Second = TypeVar("Second")
 
 
 class SharedContext:
-    """A context that several blocks share: the first one opens it, and closes it once the others have ended.
+    """A context that blocks inside a block share: the outermost one opens and closes it."""
 
-    A block that begins while the context opens or closes waits. The block that opened it closes it at once where it fails
-    or is cancelled.
-    """
-
-    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-        """Share what `opening` holds; nothing is opened yet."""
-        self._opening = opening
-        self._is_open = self._is_changing = False
-        self._num_guests = 0
-        self._changed = anyio.Event()
+    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[None]], name: str) -> None:
+        """Share what `opening` holds; nothing is opened yet. `name` stands in messages."""
+        self._opening, self._name = opening, name
+        self._is_held = False
 
     @asynccontextmanager
     async def block(self) -> AsyncGenerator[None]:
-        """Hold the context open."""
-        while self._is_changing:
-            await self._changed.wait()
-        if self._is_open:
-            self._num_guests += 1
-            try:
-                yield
-            finally:
-                self._num_guests -= 1
-                self._wake()
+        """Hold the context open.
+
+        Raises:
+            WorkflowError: a block that is not around this one holds it open.
+        """
+        around = _open_around.get()
+        if self in around and self._is_held:
+            yield
             return
-        self._is_changing = True
+        if self._is_held:
+            raise WorkflowError(
+                f"{self._name} is open in another task, which would close it under this one; open it once around both: "
+                f"`async with workflow.opened():`"
+            )
+        self._is_held = True
         try:
             async with self._opening():
-                self._is_open, self._is_changing = True, False
-                self._wake()
+                _open_around.set((*around, self))
                 try:
                     yield
-                    while self._num_guests:
-                        await self._changed.wait()
                 finally:
-                    self._is_open, self._is_changing = False, True
+                    _open_around.set(around)
         finally:
-            self._is_changing = False
-            self._wake()
+            self._is_held = False
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+
+_open_around: ContextVar[tuple[SharedContext, ...]] = ContextVar("agentrl_open_around", default=())
+"""The shared contexts that blocks around the present code hold open."""
 
 
 class Pair(NamedTuple, Generic[First, Second]):

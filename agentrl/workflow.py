@@ -27,19 +27,24 @@ WorkflowFunction = Callable[..., Awaitable[float | None]]
 """`async def solve(task, client) -> float`; None where it has called `client.reward_final`."""
 
 
+_SHARED = "_agentrl_shared"
+"""Marks an `opened` that shares."""
 _Opening: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
 def _shared(opening: _Opening) -> _Opening:
-    """Return an `opened` whose blocks share what the first of them opened; `super().opened()` is shared by itself."""
-    key = f"_{opening.__qualname__}"
+    """Return an `opened` whose blocks share what the outermost one opened; `super().opened()` is shared by itself."""
+    if hasattr(opening, _SHARED):  # a class that `dataclass(slots=True)` made again
+        return opening
+    key = f"_opened_{id(opening)}"
 
     @wraps(opening)
     def opened(self: RolloutWorkflow) -> AbstractAsyncContextManager[None]:
         if key not in self.__dict__:
-            setattr(self, key, SharedContext(partial(opening, self)))
+            self.__dict__[key] = SharedContext(partial(opening, self), self.name)
         return cast("SharedContext", self.__dict__[key]).block()
 
+    setattr(opened, _SHARED, True)
     return opened
 
 
@@ -109,8 +114,8 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     async def opened(self) -> AsyncGenerator[None]:
         """Hold open what all episodes share, such as a pool of environments.
 
-        Runs, evaluations and `run_episode` enter it themselves. A block inside another one shares what that one opened, and
-        the outer block closes it once all others have ended.
+        Runs, evaluations and `run_episode` enter it themselves. A block inside another one shares what that one opened; a
+        block in another task, outside it, is an error.
 
         Cancellation: closes everything that it opened.
         """

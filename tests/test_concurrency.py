@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from agentrl.concurrency import Deadline, SharedContext, task_group
-from agentrl.errors import ServerTimeout, ServerUnavailable
+from agentrl.errors import ServerTimeout, ServerUnavailable, WorkflowError
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import Fault, Hold, ScriptedCall, ScriptedReply, ScriptedServer
 from tests.support.scripted import VOCAB, in_virtual_time, pool_of, request
@@ -277,7 +277,7 @@ class Opened:
 async def test_blocks_inside_a_block_share_what_it_opened() -> None:
     opened = Opened()
     opened.let_close.set()
-    shared = SharedContext(opened)
+    shared = SharedContext(opened, "W")
     async with shared.block():
         for _ in range(2):
             async with shared.block():
@@ -287,53 +287,41 @@ async def test_blocks_inside_a_block_share_what_it_opened() -> None:
         assert (opened.times, opened.now) == (2, 1)
 
 
-async def test_the_block_that_opened_closes_after_the_last_guest_and_a_later_block_waits_for_that() -> None:
+async def test_a_task_inside_a_block_shares_and_one_outside_is_refused() -> None:
     opened = Opened()
-    shared = SharedContext(opened)
+    opened.let_close.set()
+    shared = SharedContext(opened, "W")
     entered, leave = anyio.Event(), anyio.Event()
-    seen: list[tuple[int, int]] = []
 
-    async def guest() -> None:
+    async def child() -> None:
         async with shared.block():
+            assert opened.times == 1
+
+    async def holder() -> None:
+        async with shared.block(), task_group() as tasks:
+            tasks.start_soon(child)
             entered.set()
             await leave.wait()
-            seen.append((opened.times, opened.now))
-
-    async def late() -> None:
-        async with shared.block():
-            seen.append((opened.times, opened.now))
-
-    async def opener(tasks: anyio.abc.TaskGroup) -> None:
-        async with shared.block():
-            tasks.start_soon(guest)
-            await entered.wait()
 
     async with task_group() as tasks:
-        tasks.start_soon(opener, tasks)
-        await anyio.wait_all_tasks_blocked()
-        assert opened.now == 1  # the guest is still inside
+        tasks.start_soon(holder)
+        await entered.wait()
+        with pytest.raises(WorkflowError, match="W is open in another task"):
+            async with shared.block():
+                pass
         leave.set()
-        await anyio.wait_all_tasks_blocked()
-        tasks.start_soon(late)
-        await anyio.wait_all_tasks_blocked()
-        assert seen == [(1, 1)]  # the context still closes
-        opened.let_close.set()
-    assert seen == [(1, 1), (2, 1)]
+    async with shared.block():
+        assert (opened.times, opened.now) == (2, 1)
 
 
 async def test_a_context_that_cannot_open_is_tried_again_by_the_next_block() -> None:
     opened = Opened(fails=True)
     opened.let_close.set()
-    shared = SharedContext(opened)
-
-    async def enter() -> None:
+    shared = SharedContext(opened, "W")
+    for _ in range(2):
         with pytest.raises(ValueError, match="cannot open"):
             async with shared.block():
                 pass
-
-    async with task_group() as tasks:
-        tasks.start_soon(enter)
-        tasks.start_soon(enter)
     assert opened.times == 2
     opened.fails = False
     async with shared.block():
@@ -343,7 +331,7 @@ async def test_a_context_that_cannot_open_is_tried_again_by_the_next_block() -> 
 async def test_a_cancelled_opener_closes_at_once() -> None:
     opened = Opened()
     opened.let_close.set()
-    shared = SharedContext(opened)
+    shared = SharedContext(opened, "W")
     with anyio.CancelScope() as scope:
         async with shared.block():
             scope.cancel()

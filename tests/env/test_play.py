@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from agentrl.servers.scripted.script import Script
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Message, StopReason, Task
+from agentrl.workflow import RolloutWorkflow
 from agentrl_workflows.environment import PlayEnvironment
 from tests.engine.harness import episodes, make_engine, run
 from tests.rollout.harness import SAMPLING, TASK, episode, make_renderer, make_server, says
@@ -216,3 +219,30 @@ async def test_episodes_inside_an_open_workflow_share_its_environments() -> None
         assert workflow.pool.num_started == 1
     await run_episode(workflow, TASK, replies=["50", "25"] * 8)
     assert workflow.pool.num_started == 2
+
+
+def test_a_workflow_class_that_is_made_twice_or_named_as_its_base_opens_once() -> None:
+    opened: list[str] = []
+
+    class Held(RolloutWorkflow):
+        @asynccontextmanager
+        async def opened(self) -> AsyncGenerator[None]:
+            opened.append("base")
+            yield
+
+    base = Held
+
+    @dataclass(frozen=True, slots=True)
+    class Held(base):
+        @asynccontextmanager
+        async def opened(self) -> AsyncGenerator[None]:
+            async with base.opened(self):
+                opened.append("own")
+                yield
+
+    async def play() -> None:
+        workflow = Held()
+        async with workflow.opened(), workflow.opened():
+            assert opened == ["base", "own"]
+
+    anyio.run(play)

@@ -93,7 +93,8 @@ def test_the_plan_says_what_this_machine_lacks_and_demands_none_of_it(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     flags = ["--trainer.device", "cuda", "--inference.device", "cuda:1", "--inference.backend", "sglang"]
     assert missing_here(parse_config(HERE, flags)) == [
-        "model.path: there is no directory model; put a HF checkpoint there, or name another one",
+        "model.path: there is no directory model; put a HF checkpoint there, or name a model of the hub "
+        "(hf://org/name) after `agentrl download hf://org/name`",
         "trainer.device: cuda, and there is no GPU",
         "inference.device: cuda:1, and there is no GPU",
         "$AGENTRL_SGLANG_PYTHON: /nowhere/python is not an executable; expected the Python of SGLang's environment",

@@ -51,15 +51,17 @@ class Conversations:
         """
         # Shallow copies, because a workflow may change a message in place later.
         conversation = tuple([dict(message) for message in plain_fields(messages)])
-        own, foreign = None, None
-        for turn, known in enumerate(self._turns):
+        own, foreign, length, foreign_length = None, None, 0, 0
+        for turn in reversed(range(len(self._turns))):
+            known, is_foreign = self._turns[turn], are_independent(self._branches[turn], branch)
+            if len(known) <= max(length, foreign_length) if is_foreign else own is not None:
+                continue  # what is settled is not compared again: a conversation of n turns takes n comparisons
             if len(known) <= len(conversation) and all(map(_same, known, conversation)):
-                if not are_independent(self._branches[turn], branch):
-                    own = turn
-                elif foreign is None or len(known) > len(self._turns[foreign]):
-                    foreign = turn
-        length = 0 if own is None else len(self._turns[own])
-        if foreign is not None and len(self._turns[foreign]) > length:
+                if is_foreign:
+                    foreign, foreign_length = turn, len(known)
+                else:
+                    own, length = turn, len(known)
+        if foreign is not None and foreign_length > length:
             raise continues_other_branch(foreign, self._branches[foreign], branch)
         return Continued(own, conversation, conversation[length:])
 

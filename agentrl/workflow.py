@@ -41,7 +41,7 @@ def _shared(opening: _Opening) -> _Opening:
     @wraps(opening)
     def opened(self: RolloutWorkflow) -> AbstractAsyncContextManager[None]:
         if key not in self.__dict__:
-            self.__dict__[key] = SharedContext(partial(opening, self), self.name)
+            object.__setattr__(self, key, SharedContext(partial(opening, self), self.name))  # a class may be frozen
         return cast("SharedContext", self.__dict__[key]).block()
 
     setattr(opened, _SHARED, True)

@@ -221,22 +221,20 @@ async def test_episodes_inside_an_open_workflow_share_its_environments() -> None
     assert workflow.pool.num_started == 2
 
 
-def test_a_workflow_class_that_is_made_twice_or_named_as_its_base_opens_once() -> None:
+def test_a_workflow_class_that_is_frozen_and_made_twice_opens_once() -> None:
     opened: list[str] = []
 
-    class Held(RolloutWorkflow):
+    class Base(RolloutWorkflow):
         @asynccontextmanager
         async def opened(self) -> AsyncGenerator[None]:
             opened.append("base")
             yield
 
-    base = Held
-
-    @dataclass(frozen=True, slots=True)
-    class Held(base):
+    @dataclass(frozen=True, slots=True)  # makes the class twice
+    class Held(Base):
         @asynccontextmanager
         async def opened(self) -> AsyncGenerator[None]:
-            async with base.opened(self):
+            async with Base.opened(self):
                 opened.append("own")
                 yield
 

@@ -10,7 +10,7 @@ from agentrl.types import Task
 
 pytest.importorskip("minigrid", reason="the extra agentrl[minigrid]")
 
-from minigrid.core import constants
+from minigrid.core import constants  # pyright: ignore[reportMissingImports]
 
 from agentrl_envs import minigrid
 from agentrl_envs.gymnasium import GymEnvironment

@@ -45,7 +45,10 @@ class StopReason(StrEnum):
     CONTEXT_LIMIT = "context_limit"
     """Episode: the context left no room for the next call."""
     DEADLINE = "deadline"
-    """Episode: the wall-clock deadline passed; a limit if the policy kept taking turns until then, else a failure."""
+    """Episode: the wall-clock deadline passed: a limit if that is the policy's doing, else a failure.
+
+    It is the policy's doing if calls of the model took at least half of the deadline, none of them over a tenth, and the
+    last one ended, or was cut off, in the last tenth; no outside work ran into it, and the last call did not fail."""
     WORKFLOW_ERROR = "workflow_error"
     """Episode: the workflow raised or returned what is not a reward."""
     ENVIRONMENT_FAULT = "environment_fault"

@@ -17,37 +17,20 @@ from agentrl.client import Client
 from agentrl.client.replay import ReplayClient
 from agentrl.env.faults import environment_boundary
 from agentrl.errors import EnvironmentFault, ServerError
-from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_client_episode, run_policy_episode
 from agentrl.rollout.group import run_group
 from agentrl.sandbox.pool import SandboxPool
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits, Program, Result
-from agentrl.servers.scripted.server import Fault, Script, ScriptedCall, ScriptedReply, ScriptedServer
+from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tools import tool
 from agentrl.types import Group, StopReason, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
-from tests.rollout.harness import SAMPLING, TASK, ask, says, workflow_of
+from tests.rollout.harness import SAMPLING, TASK, ask, workflow_of
+from tests.rollout.paced import DEADLINE_S, Paced, each, run_slowly
 from tests.support.scripted import in_virtual_time
-
-DEADLINE_S = 100.0
-
-
-class Paced(ScriptedServer):
-    """Takes a time for each call, which `pace` gives from the number of the call."""
-
-    def __init__(self, renderer: Renderer, script: Script, pace: Callable[[int], float]) -> None:
-        [eos] = renderer.eos_ids
-        super().__init__(
-            script, vocab_size=renderer.vocab_size, encode=renderer.encode_content, eos_id=eos, timeout_s=10 * DEADLINE_S
-        )
-        self._pace, self._count = pace, itertools.count()
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        await anyio.sleep(self._pace(next(self._count)))
-        return await super().generate(request)
 
 
 class Stubborn(RolloutWorkflow):
@@ -57,36 +40,6 @@ class Stubborn(RolloutWorkflow):
         while await ask(client, "loop or stop?") != "stop":
             pass
         return 1.0
-
-
-def each(seconds: float) -> Callable[[int], float]:
-    return lambda call: seconds
-
-
-def run_slowly(
-    renderer: Renderer,
-    workflow: RolloutWorkflow,
-    *,
-    script: Script = says("loop"),  # noqa: B008 - a pure function
-    pace: Callable[[int], float] = each(3.0),  # noqa: B008 - a pure function
-) -> Trajectory:
-    """Run one episode with a deadline of 100 s against a server whose calls take as long as `pace` says."""
-    ended: list[Trajectory] = []
-
-    async def main() -> None:
-        ended.append(
-            await run_policy_episode(
-                workflow,
-                TASK,
-                backend=Paced(renderer, script, pace),
-                renderer=renderer,
-                rollout=RolloutConfig(episode_timeout_s=DEADLINE_S),
-                sampling=SAMPLING,
-            )
-        )
-
-    in_virtual_time(main)
-    return ended[0]
 
 
 def expected_gradient(renderer: Renderer, rollout: RolloutConfig) -> float:

@@ -249,7 +249,10 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers the workflow recorded, such as `{"busy": 1.0}`."""
     reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The named parts of all rewards that the workflow gave in parts, added up by name."""
+    """The named parts of all rewards that the workflow gave in parts, added up by name; a score that replaces the final
+    reward drops its parts."""
+    turn_reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The share of turn rewards in `reward_parts`; not recorded, so empty in a stored trajectory."""
     answer: str | None = None
     """The episode's answer, where the workflow named one (`client.final_answer`)."""
     task: Task | None = None

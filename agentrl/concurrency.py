@@ -273,38 +273,39 @@ class OutsideWork:
     not seen.
     """
 
-    def __init__(self) -> None:
-        """Begin with none."""
+    def __init__(self, deadline: float) -> None:
+        """Begin with none, in an episode that ends at the moment `deadline` of `anyio.current_time`."""
         self.begun_s = -math.inf
         """When the last work began, seconds of `time.perf_counter`."""
+        self._deadline = deadline
         self._running = 0
-        self._cut_at = -math.inf
+        self._overran = False
 
-    def was_running(self, moment: float) -> bool:
-        """Return whether a past `moment` of `anyio.current_time`, or a later one, cut work off, or some still runs."""
-        return self._running > 0 or self._cut_at >= moment
+    @property
+    def ran_into_deadline(self) -> bool:
+        """Whether work that began before the deadline, which has passed, ended at the deadline or later, or still runs."""
+        return self._running > 0 or self._overran
 
     @contextmanager
     def counted(self) -> Generator[None]:
         """Count the block as work."""
         self._running += 1
         self.begun_s = time.perf_counter()
+        is_early = loop_time() < self._deadline  # what closes a resource after the deadline is not
         try:
             yield
-        except BaseException:
-            self._cut_at = max(self._cut_at, loop_time())
-            raise
         finally:
             self._running -= 1
+            self._overran |= is_early and loop_time() >= self._deadline
 
 
 _work: ContextVar[OutsideWork | None] = ContextVar("agentrl_outside_work", default=None)
 
 
 @contextmanager
-def watch_outside_work() -> Generator[OutsideWork]:
-    """Yield the outside work of the block, and of the tasks and threads that it starts."""
-    work = OutsideWork()
+def watch_outside_work(deadline: float) -> Generator[OutsideWork]:
+    """Yield the outside work of the block, and of the tasks and threads that it starts; `deadline` is the episode's."""
+    work = OutsideWork(deadline)
     token = _work.set(work)
     try:
         yield work

@@ -45,7 +45,10 @@ class StopReason(StrEnum):
     CONTEXT_LIMIT = "context_limit"
     """Episode: the context left no room for the next call."""
     DEADLINE = "deadline"
-    """Episode: the wall-clock deadline passed; a limit if the policy kept taking turns until then, else a failure."""
+    """Episode: the wall-clock deadline passed: a limit if that is the policy's doing, else a failure.
+
+    It is the policy's doing if calls of the model took at least half of the deadline, none of them over a tenth, and the
+    last one ended, or was cut off, in the last tenth; no outside work ran into it, and the last call did not fail."""
     WORKFLOW_ERROR = "workflow_error"
     """Episode: the workflow raised or returned what is not a reward."""
     ENVIRONMENT_FAULT = "environment_fault"
@@ -246,7 +249,10 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers the workflow recorded, such as `{"busy": 1.0}`."""
     reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The named parts of all rewards that the workflow gave in parts, added up by name."""
+    """The named parts of all rewards that the workflow gave in parts, added up by name; a score that replaces the final
+    reward drops its parts."""
+    turn_reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The share of turn rewards in `reward_parts`; not recorded, so empty in a stored trajectory."""
     answer: str | None = None
     """The episode's answer, where the workflow named one (`client.final_answer`)."""
     task: Task | None = None

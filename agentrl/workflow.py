@@ -66,8 +66,11 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     limit_reward: float = 0.0
     """Final reward of an episode that a turn, token or context limit ended: to reach a limit is the policy's doing."""
     deadline_reward: float | None = None
-    """Final reward of an episode that `rollout.episode_timeout_s` ended while the policy kept taking turns; None:
-    `limit_reward`. A deadline that a tool, an environment or a slow server has run into is a failure, without a reward."""
+    """Final reward of an episode that missed `rollout.episode_timeout_s` by the policy's doing; None: `limit_reward`.
+
+    It is the policy's doing if calls of the model took at least half of the deadline, none of them over a tenth, and the
+    last one ended, or was cut off, in the last tenth. Elsewhere, and where a tool or an environment has run into the
+    deadline or the last call failed, the episode is a failure, without a reward."""
     full_reward: float = 1.0
     """Return of an episode that solves its task; `agentrl validate` expects it of reference replies."""
     prompt_is_task: bool = True

@@ -7,37 +7,39 @@ stays unresolved until a call that started after the failure completes.
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Final, Self
 
 from agentrl.concurrency import loop_time
 from agentrl.errors import AgentRLError, EpisodeLimit
 from agentrl.types import StopReason
 
+BUSY_SHARE: Final = 0.5
+"""Share of an episode's deadline; calls of less time in all are not the reason why the episode missed it."""
+LONG_CALL_SHARE: Final = 0.1
+"""Share of an episode's deadline; a longer call means slow servers, a longer wait for the next call a slow workflow."""
+
 
 class RunningCall:
     """One call that runs, a context manager. It ends once: when it is closed, or when its last reference goes."""
 
-    __slots__ = ("_began", "_calls", "_completed", "_failures_before", "_open")
+    __slots__ = ("_began", "_calls", "_failures_before", "_open")
 
     def __init__(self, calls: EpisodeCalls) -> None:
         """Count the call."""
-        calls.in_flight += 1
         self._calls = calls
         self._failures_before = calls.num_failures
-        self._began = loop_time()
-        self._completed = False
+        self._began = calls.begin_call()
         self._open = True
 
     def complete(self) -> None:
         """Resolve the failures before this call: its turn is recorded."""
         self._calls.resolve(self._failures_before)
-        self._completed = True
 
     def close(self) -> None:
         """End the call; a second time does nothing."""
         if self._open:
             self._open = False
-            self._calls.end_call(self._began, completed=self._completed)
+            self._calls.end_call(self._began)
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +69,9 @@ class EpisodeCalls:
         self._resolved = 0
         self._limit: StopReason | None = None
         self._longest_s = 0.0
-        self._cut_at = -math.inf
+        self._busy_s = 0.0
+        self._busy_since = -math.inf
+        self._last_end = -math.inf
 
     @property
     def num_failures(self) -> int:
@@ -99,22 +103,31 @@ class EpisodeCalls:
             raise self.exceeded(StopReason.TURN_LIMIT, f"{taken} of {self._max_turns} turns are spent{running}")
         return RunningCall(self)
 
-    def end_call(self, began: float, *, completed: bool) -> None:
-        """Count one running call less, which began at the moment `began` of `anyio.current_time`."""
-        self.in_flight -= 1
+    def begin_call(self) -> float:
+        """Count one more running call, and return when it began, a moment of `anyio.current_time`."""
         now = loop_time()
+        if not self.in_flight:
+            self._busy_since = now
+        self.in_flight += 1
+        return now
+
+    def end_call(self, began: float) -> None:
+        """Count one running call less, which began at the moment `began`."""
+        now = self._last_end = loop_time()
         self._longest_s = max(self._longest_s, now - began)
-        if not completed:
-            self._cut_at = max(self._cut_at, now)
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._busy_s += max(0.0, now - self._busy_since)
 
-    def kept_pace(self, moment: float, long_s: float) -> bool:
-        """Return whether servers are not to blame that the episode had not ended at a past `moment`.
+    def filled_time(self, deadline: float, timeout_s: float) -> bool:
+        """Return whether the calls are the reason why the episode had not ended at a past `deadline`, after `timeout_s`.
 
-        That is so if no call ran, or if one did, but no call of the episode, this one included, took over `long_s`.
+        That is so where they took at least half of the time, none of them over a tenth, and the last of them ended, or was
+        cut off, in the last tenth. Calls at the same time take their time once.
         """
-        if self.in_flight:
-            return False
-        return self._cut_at < moment or self._longest_s <= long_s
+        long_s = LONG_CALL_SHARE * timeout_s
+        is_quick = not self.in_flight and self._longest_s <= long_s
+        return is_quick and self._busy_s >= BUSY_SHARE * timeout_s and self._last_end >= deadline - long_s
 
     def exceeded(self, reason: StopReason, what: str) -> EpisodeLimit:
         """Return the error for a limit that a call has reached, and record it as that call's failure."""

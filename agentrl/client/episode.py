@@ -73,6 +73,7 @@ class EpisodeRecord(ABC):
         self.final_reward: float | None = None
         """What the workflow set by `client.reward_final`."""
         self.reward_parts: dict[str, float] = {}
+        self.turn_reward_parts: dict[str, float] = {}
         """What rewards that were given in parts add up to, by the name of the part."""
         self.answer: str | None = None
         """What the workflow named by `client.final_answer`."""
@@ -152,7 +153,8 @@ class EpisodeRecord(ABC):
                 f"episode {self.id}: turn {turn} already has the reward {present}, got {number}; set it once, with the total"
             )
         self._set_reward(turn, number)
-        self._add_parts(parts)
+        _add_parts(self.reward_parts, parts)
+        _add_parts(self.turn_reward_parts, parts)
 
     def reward_final(self, value: object) -> None:
         """Set the final reward of the episode.
@@ -169,7 +171,7 @@ class EpisodeRecord(ABC):
                 "client.reward_final, or by what run returns"
             )
         self.final_reward = number
-        self._add_parts(parts)
+        _add_parts(self.reward_parts, parts)
 
     def name_answer(self, answer: object) -> None:
         """Keep the answer of the episode; a later one replaces an earlier one.
@@ -184,10 +186,6 @@ class EpisodeRecord(ABC):
                 f"{type(answer).__name__} {repr(answer)[:40]}; write it as text"
             )
         self.answer = None if answer is None else str(answer)
-
-    def _add_parts(self, parts: Mapping[str, float]) -> None:
-        for name, value in parts.items():
-            self.reward_parts[name] = self.reward_parts.get(name, 0.0) + value
 
     def record_metrics(self, metrics: Mapping[str, object]) -> None:
         """Keep numbers of the episode; a later value replaces an earlier one of the same name.
@@ -225,6 +223,7 @@ class EpisodeRecord(ABC):
             failure=failure,
             metrics={**self.reported_tokens, **self.metrics},
             reward_parts=dict(self.reward_parts),
+            turn_reward_parts=dict(self.turn_reward_parts),
             answer=self.answer,
         )
 
@@ -463,3 +462,8 @@ def call_seed(run_seed: int, episode_id: str, call: int) -> int:
 def completion_id(request: GenerateRequest) -> str:
     """Return the completion id of a request, unique over all episodes."""
     return f"chatcmpl-{request.request_id}"
+
+
+def _add_parts(sums: dict[str, float], parts: Mapping[str, float]) -> None:
+    for name, value in parts.items():
+        sums[name] = sums.get(name, 0.0) + value

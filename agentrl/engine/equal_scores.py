@@ -31,8 +31,10 @@ class EqualScores:
         self._has_warned = False
 
     def see(self, scored: Sequence[Trajectory]) -> None:
-        """Count a group as `score_group` left it; groups that failed, or got advantages, do not count."""
+        """Count a group as `score_group` left it; what failed, got advantages or has rewarded turns does not count."""
         if len(scored) < 2 or any(each.failure is not None or each.advantage is not None for each in scored):
+            return
+        if any(turn.reward is not None for each in scored for turn in each.turns):
             return
         equal = len({each.final_reward for each in scored}) == 1
         self._in_a_row = self._in_a_row + 1 if equal else 0

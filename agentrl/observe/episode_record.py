@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
@@ -40,6 +41,8 @@ class RecordedFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The message of the error."""
     traceback: str
     """The formatted traceback; empty where there is none."""
+    after_turn: str | None = None
+    """The line that raised, such as `agent.py:12`, where the last event before was a turn of the policy; null elsewhere."""
 
 
 class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,7 +240,7 @@ def trajectory_record(ended: EndedEpisode) -> Mapping[str, object]:
         "advantage": trajectory.advantage,
         "episode_return": trajectory.episode_return if failure is None else None,
         "success": is_success(trajectory) if failure is None else None,
-        "failure": failure and {"kind": failure.kind, "message": failure.message, "traceback": failure.traceback},
+        "failure": failure and asdict(failure),
         "metrics": dict(trajectory.metrics),
         "started_s": _on_run_clock(trajectory.started_s, ended),
         "ended_s": _on_run_clock(trajectory.ended_s, ended),

@@ -93,10 +93,12 @@ def _reward_parts(done: Sequence[Trajectory]) -> dict[str, float]:
 def _by_outcome(done: Sequence[Trajectory]) -> dict[str, float]:
     """Return turns, output tokens and truncation of the episodes that succeeded, and of those that did not."""
     result: dict[str, float] = {}
+    are_tokens_known = any(e.num_output_tokens for e in done)
     for outcome in ("right", "wrong"):
         if some := [episode for episode in done if is_success(episode) == (outcome == "right")]:
             result[f"turns_mean_by_outcome.{outcome}"] = float(np.mean([len(e.turns) for e in some]))
-            result[f"output_tokens_mean_by_outcome.{outcome}"] = float(np.mean([e.num_output_tokens for e in some]))
+            if are_tokens_known:
+                result[f"output_tokens_mean_by_outcome.{outcome}"] = float(np.mean([e.num_output_tokens for e in some]))
             result[f"truncated_share_by_outcome.{outcome}"] = float(np.mean([is_truncated(e) for e in some]))
     return result
 

@@ -21,8 +21,9 @@ class RolloutConfig(Config):
     """Workers of `runner: processes` and `ray`; auto: one for each core of this machine but one; on Ray, one for each 128
     episodes at once."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
-    """Deadline of one episode, seconds of wall clock. An episode that takes turns until then gets the workflow's
-    `deadline_reward`; one that waits for a server, a tool or an environment has failed."""
+    """Deadline of one episode, seconds of wall clock. It is a limit, with the workflow's `deadline_reward`, if calls of the
+    model took at least half of it, none of them over a tenth, and the last one ended, or was cut off, in the last tenth;
+    elsewhere, and where a tool or an environment has run into it or the last call failed, a failure."""
     max_turns: int | None = Field(default=None, ge=1)
     """Model calls of one episode; None leaves it to the workflow."""
     max_episode_tokens: int | None = Field(default=None, ge=1)

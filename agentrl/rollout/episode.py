@@ -44,8 +44,6 @@ from agentrl.validation import check_reward, check_reward_time
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
 _AnyClient: TypeAlias = Client | EndpointClient | ReplayClient
-LONG_CALL_SHARE = 0.1
-"""Share of an episode's deadline; a model call that takes longer is the reason why the episode missed it."""
 
 
 async def run_policy_episode(
@@ -63,12 +61,12 @@ async def run_policy_episode(
     """Return the trajectory of one episode; a failed one has `failure` set.
 
     How an episode ends: `run` returns a reward (COMPLETED); a call reaches a limit (TURN_LIMIT, TOKEN_LIMIT, CONTEXT_LIMIT:
-    complete, with the workflow's `limit_reward`); the deadline passes (DEADLINE: complete, with `deadline_reward`, where the
-    policy kept taking turns); the workflow raises or returns no reward (WORKFLOW_ERROR); an environment breaks
-    (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). An episode whose last
-    call failed, or whose environment or tool broke, fails so even if the workflow catches the error and returns a reward. A
-    workflow that swallows its cancellation, or blocks without awaiting, ends as DEADLINE when it returns; if it never
-    returns, the watchdog of the command ends the run.
+    complete, with the workflow's `limit_reward`); the deadline passes (DEADLINE: complete, with `deadline_reward`, if that
+    is the policy's doing); the workflow raises or returns no reward (WORKFLOW_ERROR); an environment breaks
+    (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). An episode whose last call failed, or whose environment or
+    tool broke, fails so even if the workflow catches the error and returns a reward. A workflow that swallows its
+    cancellation, or blocks without awaiting, ends as DEADLINE when it returns; if it never returns, the watchdog of the
+    command ends the run.
 
     Args:
         workflow: drives the episode.
@@ -232,7 +230,7 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeo
     where = f"{workflow.name}.rollout, task {task.id}, episode {episode.id}"
     deadline = anyio.current_time() + timeout_s
     ending: Trajectory | _Failure | None = None
-    with watch_faults() as faults, watch_outside_work() as outside:
+    with watch_faults() as faults, watch_outside_work(deadline) as outside:
         try:
             with anyio.CancelScope(deadline=deadline) as scope:
                 ending = await _attempt(workflow, task, client, where, faults, outside)
@@ -240,7 +238,7 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeo
             keep_turns(episode.turns)
             raise
     await anyio.lowlevel.checkpoint_if_cancelled()  # a workflow that swallowed the run's cancellation ends here
-    if ending is None and not faults and _took_turns_until(deadline, client, outside, timeout_s):
+    if ending is None and not faults and _is_policys_doing(deadline, client, outside, timeout_s):
         ending = _limited(workflow, client, StopReason.DEADLINE)
     elif ending is None or anyio.current_time() >= deadline:
         late = "" if scope.cancelled_caught else "; it returned late, after blocking or swallowing its cancellation"
@@ -260,13 +258,13 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeo
         )
 
 
-def _took_turns_until(deadline: float, client: _AnyClient, outside: OutsideWork, timeout_s: float) -> bool:
-    """Return whether the policy kept taking turns until a deadline that has passed, so that missing it is its doing."""
+def _is_policys_doing(deadline: float, client: _AnyClient, outside: OutsideWork, timeout_s: float) -> bool:
+    """Return whether the policy's calls are the reason why the episode missed its deadline, which has passed."""
     episode = client.episode
-    if not (episode.is_open and episode.turns) or outside.was_running(deadline):
+    if not (episode.is_open and episode.turns) or outside.ran_into_deadline:
         return False
     answered = client.unresolved_error is None or client.limit_reached is not None
-    return answered and episode.calls.kept_pace(deadline, LONG_CALL_SHARE * timeout_s)
+    return answered and episode.calls.filled_time(deadline, timeout_s)
 
 
 async def _attempt(

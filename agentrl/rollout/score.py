@@ -61,7 +61,10 @@ async def score_episodes(
         return tuple(replace(each, stop_reason=reason, final_reward=None, failure=failure) for each in marked)
     if isinstance(scored, MemberAdvantages):
         return tuple(replace(each, advantage=given) for each, given in zip(marked, scored.values, strict=True))
-    return tuple(replace(each, final_reward=score) for each, score in zip(marked, scored, strict=True))
+    return tuple(
+        replace(each, final_reward=score, reward_parts=each.turn_reward_parts)
+        for each, score in zip(marked, scored, strict=True)
+    )
 
 
 async def _score_once(

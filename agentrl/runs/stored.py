@@ -81,7 +81,7 @@ def stored_trajectory(record: bytes) -> Trajectory:
         stop_reason=StopReason(found.stop_reason),
         final_reward=found.final_reward,
         advantage=found.advantage,
-        failure=failure and EpisodeFailure(kind=failure.kind, message=failure.message, traceback=failure.traceback),
+        failure=failure and EpisodeFailure(**msgspec.structs.asdict(failure)),
         metrics=_restored_numbers(found.metrics),
         reward_parts=_restored_numbers(found.reward_parts or {}),
         answer=found.answer,

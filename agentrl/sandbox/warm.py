@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 
-from agentrl.concurrency import task_group
+from agentrl.concurrency import outside_work, task_group
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.base import Sandbox
 from agentrl.sandbox.pool import SandboxPool
@@ -56,7 +56,10 @@ class WarmPython:
 
         Cancellation: the session that runs the program has ended first.
         """
-        limits = limits or self._limits
+        with outside_work():
+            return await self._run(program, limits or self._limits)
+
+    async def _run(self, program: Program, limits: Limits) -> Result:
         if not _can_fork(program):
             return await self._sandbox.run(program, limits)
         request = _Request(program=program, limits=limits)

@@ -173,6 +173,7 @@ async def test_rewards_in_parts_add_up_and_are_recorded_by_name() -> None:
     assert [turn.reward for turn in trajectory.turns] == [-0.25, 1.0]
     assert trajectory.final_reward == 1.75
     assert trajectory.reward_parts == {"format": 1.25, "length": -0.75, "right": 2.0}
+    assert trajectory.turn_reward_parts == {"format": 1.25, "length": -0.5}
     assert sum(trajectory.reward_parts.values()) == trajectory.episode_return
     again = stored_trajectory(timeless_record(trajectory))
     assert (again.reward_parts, again.answer) == (trajectory.reward_parts, None)

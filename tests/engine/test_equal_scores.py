@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.engine.equal_scores import WINDOW, EqualScores
 from agentrl.types import EpisodeFailure, StopReason, Trajectory
+from tests.algo.build import episode, turn
 
 EPISODE = Trajectory(episode_id="e", task_id="t", turns=(), stop_reason=StopReason.COMPLETED, final_reward=1.0)
 EQUAL = (EPISODE, EPISODE)
@@ -37,7 +38,10 @@ def test_a_group_that_differs_begins_the_count_again(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
-@pytest.mark.parametrize("group", [FAILED, GIVEN, EQUAL[:1]])
+REWARDED = (episode([turn(0.0)], 1.0), episode([turn(0.5)], 1.0))
+
+
+@pytest.mark.parametrize("group", [FAILED, GIVEN, EQUAL[:1], REWARDED])
 def test_groups_without_scores_to_compare_do_not_count(
     group: tuple[Trajectory, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from agentrl_workflows.environment import PlayEnvironment
 from agentrl_workflows.self_play import SelfPlay
 from tests.engine.harness import episodes, make_engine, run
 from tests.rollout.harness import PATIENCE_S, make_renderer, make_server, says
+from tests.rollout.paced import run_slowly
 
 GAMES = "agentrl_envs.games:GameEnvironment"
 
@@ -122,6 +124,22 @@ async def test_a_turn_limit_leaves_the_rewards_of_the_moves_before_it(renderer: 
     trajectory = await play(workflow, renderer, says("1"), Task(id="t", data={}), max_turns=3)
     assert trajectory.stop_reason is StopReason.TURN_LIMIT
     assert [turn.reward for turn in trajectory.turns] == [1.0, 1.0, 1.0]
+
+
+class Alternating(Generous):
+    """Pays every move of two players, who move in turn."""
+
+    moves = 0
+
+    async def step(self, message: Message) -> ChatStep:
+        self.moves += 1
+        return replace(await super().step(message), player=("first", "second")[self.moves % 2])
+
+
+def test_a_deadline_leaves_the_rewards_of_the_moves_before_it(renderer: Renderer) -> None:
+    trajectory = run_slowly(renderer, SelfPlay(f"{__name__}:Alternating", max_steps=100))
+    assert (trajectory.stop_reason, trajectory.failure) == (StopReason.DEADLINE, None)
+    assert [turn.reward for turn in trajectory.turns] == [1.0] * 33
 
 
 async def test_an_environment_of_one_player_is_played_too(renderer: Renderer) -> None:

@@ -150,7 +150,7 @@ def test_a_failed_episode_has_neither_return_nor_success() -> None:
     failure = EpisodeFailure(kind="E", message="m", traceback="tb")
     record = trajectory_record(ended(episode(turns=(), stop_reason=StopReason.DEADLINE, final_reward=None, failure=failure)))
     assert (record["episode_return"], record["success"]) == (None, None)
-    assert record["failure"] == {"kind": "E", "message": "m", "traceback": "tb"}
+    assert record["failure"] == {"kind": "E", "message": "m", "traceback": "tb", "after_turn": None}
 
 
 async def test_records_put_before_the_end_are_on_disk_after_it_in_order(tmp_path: Path) -> None:

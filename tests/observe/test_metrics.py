@@ -40,6 +40,13 @@ def test_turns_tokens_and_truncation_are_told_apart_by_outcome() -> None:
     assert "turns_mean_by_outcome.wrong" not in episode_metrics([short])
 
 
+def test_tokens_that_no_episode_knows_have_no_mean_and_those_of_some_count_as_0_elsewhere() -> None:
+    unknown = [episode([turn(tokens=0)], reward) for reward in (1.0, 0.0)]
+    assert not {key for key in episode_metrics(unknown) if key.startswith("output_tokens_mean")}
+    found = episode_metrics([*unknown, episode([turn(tokens=2)], 1.0)])
+    assert (found["output_tokens_mean_by_outcome.right"], found["output_tokens_mean_by_outcome.wrong"]) == (1.0, 0.0)
+
+
 def test_parts_of_rewards_add_up_to_the_mean_return() -> None:
     first = replace(episode([turn()], 0.75), reward_parts={"right": 1.0, "length!": -0.25})
     second = replace(episode([turn()], 1.0), reward_parts={"right": 1.0})

@@ -17,37 +17,20 @@ from agentrl.client import Client
 from agentrl.client.replay import ReplayClient
 from agentrl.env.faults import environment_boundary
 from agentrl.errors import EnvironmentFault, ServerError
-from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_client_episode, run_policy_episode
 from agentrl.rollout.group import run_group
 from agentrl.sandbox.pool import SandboxPool
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits, Program, Result
-from agentrl.servers.scripted.server import Fault, Script, ScriptedCall, ScriptedReply, ScriptedServer
+from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tools import tool
 from agentrl.types import Group, StopReason, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
-from tests.rollout.harness import SAMPLING, TASK, ask, says, workflow_of
+from tests.rollout.harness import SAMPLING, TASK, ask, workflow_of
+from tests.rollout.paced import DEADLINE_S, Paced, each, run_slowly
 from tests.support.scripted import in_virtual_time
-
-DEADLINE_S = 100.0
-
-
-class Paced(ScriptedServer):
-    """Takes a time for each call, which `pace` gives from the number of the call."""
-
-    def __init__(self, renderer: Renderer, script: Script, pace: Callable[[int], float]) -> None:
-        [eos] = renderer.eos_ids
-        super().__init__(
-            script, vocab_size=renderer.vocab_size, encode=renderer.encode_content, eos_id=eos, timeout_s=10 * DEADLINE_S
-        )
-        self._pace, self._count = pace, itertools.count()
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        await anyio.sleep(self._pace(next(self._count)))
-        return await super().generate(request)
 
 
 class Stubborn(RolloutWorkflow):
@@ -57,36 +40,6 @@ class Stubborn(RolloutWorkflow):
         while await ask(client, "loop or stop?") != "stop":
             pass
         return 1.0
-
-
-def each(seconds: float) -> Callable[[int], float]:
-    return lambda call: seconds
-
-
-def run_slowly(
-    renderer: Renderer,
-    workflow: RolloutWorkflow,
-    *,
-    script: Script = says("loop"),  # noqa: B008 - a pure function
-    pace: Callable[[int], float] = each(3.0),  # noqa: B008 - a pure function
-) -> Trajectory:
-    """Run one episode with a deadline of 100 s against a server whose calls take as long as `pace` says."""
-    ended: list[Trajectory] = []
-
-    async def main() -> None:
-        ended.append(
-            await run_policy_episode(
-                workflow,
-                TASK,
-                backend=Paced(renderer, script, pace),
-                renderer=renderer,
-                rollout=RolloutConfig(episode_timeout_s=DEADLINE_S),
-                sampling=SAMPLING,
-            )
-        )
-
-    in_virtual_time(main)
-    return ended[0]
 
 
 def expected_gradient(renderer: Renderer, rollout: RolloutConfig) -> float:
@@ -123,16 +76,18 @@ def test_looping_into_the_deadline_has_the_gradient_of_looping_into_a_turn_limit
     assert by_time == by_turns == -0.25
 
 
-class Thinker(Stubborn):
-    """Takes a turn, and then never another one."""
+class Pausing(Stubborn):
+    """Asks until the policy stops; waits between turns, and at the deadline, for somewhat less time than a turn takes."""
 
     async def run(self, task: Task, client: Client) -> float:
-        await ask(client, "what now?")
-        await anyio.sleep_forever()
+        for _ in itertools.count():
+            if await ask(client, "loop or stop?") == "stop":
+                break
+            await anyio.sleep(2.9)
         return 1.0
 
 
-@pytest.mark.parametrize("workflow", [Stubborn, Thinker])
+@pytest.mark.parametrize("workflow", [Stubborn, Pausing])
 @pytest.mark.parametrize(
     ("settings", "reward"), [({}, 0.0), ({"limit_reward": -0.5}, -0.5), ({"deadline_reward": -2.0}, -2.0)]
 )
@@ -144,7 +99,7 @@ def test_a_deadline_of_the_policys_doing_completes_the_episode_with_its_reward(
         setattr(played, name, value)
     trajectory = run_slowly(renderer, played)
     assert (trajectory.stop_reason, trajectory.final_reward, trajectory.failure) == (StopReason.DEADLINE, reward, None)
-    assert len(trajectory.turns) == (33 if workflow is Stubborn else 1)
+    assert len(trajectory.turns) == (33 if workflow is Stubborn else 17)
 
 
 def test_a_final_reward_that_the_workflow_has_set_stays(renderer: Renderer) -> None:
@@ -185,6 +140,9 @@ class AsleepSandbox:
     ) -> AbstractAsyncContextManager[Session]:
         raise NotImplementedError
 
+    def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
+        raise NotImplementedError
+
 
 async def in_a_sandbox(client: Client) -> None:
     await SandboxPool(AsleepSandbox()).run(Program(argv=("true",)))
@@ -211,32 +169,33 @@ async def after_a_failed_call(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "second"),
+    ("wait", "turns", "fault"),
     [
-        (in_a_tool, "loop"),
-        (in_an_environment, "loop"),
-        (in_a_sandbox, "loop"),
-        (in_a_worker_process, "loop"),
-        (after_a_caught_fault, "loop"),
-        (in_a_call, Fault.HANG),
-        (after_a_failed_call, Fault.REFUSE),
+        (in_a_tool, 31, None),
+        (in_an_environment, 31, None),
+        (in_a_sandbox, 31, None),
+        (in_a_worker_process, 31, None),
+        (after_a_caught_fault, 31, None),
+        (in_a_call, 25, Fault.HANG),
+        (after_a_failed_call, 31, Fault.REFUSE),
     ],
 )
 def test_a_deadline_that_something_else_runs_into_is_a_failure(
-    renderer: Renderer, wait: Callable[[Client], Awaitable[None]], second: str | Fault
+    renderer: Renderer, wait: Callable[[Client], Awaitable[None]], turns: int, fault: Fault | None
 ) -> None:
     async def run(task: Task, client: Client) -> float:
-        await ask(client, "what now?")
+        for _ in range(turns):
+            await ask(client, "what now?")
         await wait(client)
         return 1.0
 
     def script(call: ScriptedCall) -> ScriptedReply:
-        return ScriptedReply(output="loop", fault=second if call.turn and isinstance(second, Fault) else None)
+        return ScriptedReply(output="loop", fault=fault if call.turn == turns else None)
 
     trajectory = run_slowly(renderer, workflow_of(run), script=script)
     assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.DEADLINE, None)
     assert trajectory.failure is not None
-    assert len(trajectory.turns) == 1
+    assert len(trajectory.turns) == turns
 
 
 def test_a_call_that_is_cut_off_is_the_servers_doing_where_calls_take_over_a_tenth_of_the_deadline(
@@ -248,6 +207,83 @@ def test_a_call_that_is_cut_off_is_the_servers_doing_where_calls_take_over_a_ten
     paces = {"quick": each(9.0), "slow": each(11.0), "slow once": slow_once}
     failed = {name: run_slowly(renderer, Stubborn(), pace=pace).failure is not None for name, pace in paces.items()}
     assert failed == {"quick": False, "slow": True, "slow once": True}
+
+
+async def wait_after(client: Client, turns: int, seconds: float) -> None:
+    """Take turns of 3 s, wait, and take turns until the deadline."""
+    for _ in range(turns):
+        await ask(client, "loop or stop?")
+    await anyio.sleep(seconds)
+    await Stubborn().run(TASK, client)
+
+
+@pytest.mark.parametrize(
+    ("turns", "seconds", "num_turns"),
+    [
+        (1, 1000.0, 1),  # the workflow hangs after a turn
+        (29, 1000.0, 29),  # it hangs in the last eighth, after turns for most of the time
+        (0, 95.0, 1),  # a slow wait, and the deadline falls into a short call after it
+        (10, 51.0, 16),  # the wait takes more than half of the time
+    ],
+)
+def test_a_deadline_is_the_workflows_doing_where_turns_took_less_than_half_of_it_or_had_stopped(
+    renderer: Renderer, turns: int, seconds: float, num_turns: int
+) -> None:
+    async def run(task: Task, client: Client) -> float:
+        await wait_after(client, turns, seconds)
+        return 1.0
+
+    trajectory = run_slowly(renderer, workflow_of(run))
+    assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.DEADLINE, None)
+    assert trajectory.failure is not None
+    assert len(trajectory.turns) == num_turns
+
+
+def test_a_slow_wait_that_ends_before_half_of_the_deadline_leaves_it_to_the_policy(renderer: Renderer) -> None:
+    async def run(task: Task, client: Client) -> float:
+        await wait_after(client, 5, 40.0)
+        return 1.0
+
+    trajectory = run_slowly(renderer, workflow_of(run))
+    assert (trajectory.stop_reason, trajectory.failure) == (StopReason.DEADLINE, None)
+
+
+async def loop_beside(work: Callable[[], Awaitable[None]], client: Client) -> float:
+    """Take turns for ever, and have outside work done at the same time."""
+
+    async def do_work() -> None:
+        with environment_boundary("the simulator"):
+            await work()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(do_work)
+        await Stubborn().run(TASK, client)
+    return 1.0
+
+
+async def shielded_until_after_the_deadline() -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.sleep(DEADLINE_S + 1)
+
+
+def test_outside_work_that_ends_normally_after_the_deadline_has_run_into_it(renderer: Renderer) -> None:
+    trajectory = run_slowly(renderer, workflow_of(lambda _, client: loop_beside(shielded_until_after_the_deadline, client)))
+    assert (trajectory.stop_reason, trajectory.final_reward) == (StopReason.DEADLINE, None)
+
+
+@pytest.mark.parametrize("shield", [True, False])
+def test_outside_work_that_begins_after_the_deadline_such_as_a_close_has_not_run_into_it(
+    renderer: Renderer, shield: bool
+) -> None:
+    async def run(task: Task, client: Client) -> float:
+        try:
+            return await Stubborn().run(task, client)
+        finally:
+            with anyio.CancelScope(shield=shield), environment_boundary("the simulator"):
+                await anyio.sleep(1)
+
+    trajectory = run_slowly(renderer, workflow_of(run))
+    assert (trajectory.stop_reason, trajectory.failure) == (StopReason.DEADLINE, None)
 
 
 def test_a_replay_ends_at_the_deadline_of_the_record_with_its_reward(renderer: Renderer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -117,6 +118,19 @@ async def test_members_get_given_advantages_and_keep_the_rewards_of_run() -> Non
     scored = await group_of(Ranked(), [])
     assert isinstance(scored, Group)
     assert [episode.advantage for episode in scored.episodes] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kept"),
+    [(None, {"format": 0.5}), (lambda: MemberAdvantages([0.5]), {"right": 1.0, "format": 0.5})],
+)
+async def test_a_score_drops_the_parts_of_the_final_reward_that_it_replaces(
+    verdict: Callable[[], object] | None, kept: dict[str, float]
+) -> None:
+    parts = {"right": 1.0, "format": 0.5}
+    played = replace(ended("e"), reward_parts=parts, turn_reward_parts={"format": 0.5})
+    [scored] = await score_episodes(Ranked(verdict), TASK, [played], rollout=RolloutConfig())
+    assert scored.reward_parts == kept
 
 
 async def test_failed_members_are_not_scored() -> None:

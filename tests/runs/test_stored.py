@@ -14,7 +14,7 @@ from agentrl.algo.advantage import advantages, returns_to_go
 from agentrl.observe.episode_record import EndedEpisode, trajectory_record
 from agentrl.observe.records import encode_line
 from agentrl.runs.stored import stored_trajectory
-from agentrl.types import Trajectory
+from agentrl.types import EpisodeFailure, Trajectory
 from agentrl.validation import check_reward_time
 from tests.algo.build import EPISODE, episode, group, turn
 
@@ -62,6 +62,14 @@ def test_an_older_record_credits_a_turn_with_all_turns_that_completed_after_it_w
         check_reward_time(each, f"turn {at}")
     expected = [2.0 + sum(each.reward or 0.0 for each in trajectory.turns[own.sent_after :]) for own in trajectory.turns]
     np.testing.assert_allclose(returns_to_go(stored, 1.0), expected)
+
+
+def test_a_failure_comes_back_whole_and_one_of_an_older_record_has_no_line() -> None:
+    failure = EpisodeFailure(kind="WorkflowError", message="no JSON", traceback="T", after_turn="agent.py:12")
+    record = record_of(replace(episode([turn()]), final_reward=None, failure=failure))
+    assert stored_trajectory(msgspec.json.encode(record)).failure == failure
+    del record["failure"]["after_turn"]
+    assert stored_trajectory(msgspec.json.encode(record)).failure == replace(failure, after_turn=None)
 
 
 def test_an_older_linear_record_keeps_its_discount() -> None:

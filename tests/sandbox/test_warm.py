@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from agentrl.concurrency import watch_outside_work
 from agentrl.errors import ConfigError
 from agentrl.reward.code import CodeGrader, call_tests
 from agentrl.sandbox import Ending, Limits, Program, open_warm_python, python_program
@@ -30,6 +31,14 @@ async def test_a_program_has_its_arguments_files_input_and_exit_status(sandbox: 
         assert (result.ended, result.exit_status) == (Ending.EXITED, 3)
         assert result.stdout == b"line ['x'] __main__ d 1\n"
         assert (await sandbox.run(program)).stdout == result.stdout
+
+
+async def test_a_program_that_outlives_the_deadline_of_an_episode_is_outside_work(sandbox: BoxSandbox) -> None:
+    async with open_warm_python(sandbox, limits=LIMITS, sessions=1) as warm:
+        deadline = anyio.current_time() + 0.1
+        with watch_outside_work(deadline) as work, anyio.CancelScope(deadline=deadline):
+            await warm.run(python_program("import time\ntime.sleep(60)"))
+        assert work.ran_into_deadline
 
 
 @pytest.mark.parametrize(

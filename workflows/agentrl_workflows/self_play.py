@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 from openai import omit
 from openai.types.chat import ChatCompletion
 
@@ -56,8 +57,8 @@ class SelfPlay(PlayEnvironment):
                             latest[name].reward += reward
                     client.record(**{"environment.steps": len(played), **step.metrics})
                     player, messages = step.player, step.messages
-            except EpisodeLimit:
-                _pay(client, latest.values())  # a limit leaves the rewards that the players have
+            except (EpisodeLimit, anyio.get_cancelled_exc_class()):
+                _pay(client, latest.values())  # a limit, the deadline too, leaves the rewards that they have
                 raise
             _pay(client, latest.values())
             for name in conversations:

@@ -87,6 +87,7 @@ class PackedTrajectory(msgspec.Struct, frozen=True):
     failure: PackedFailure | None
     metrics: dict[str, float]
     reward_parts: dict[str, float]
+    turn_reward_parts: dict[str, float]
     answer: str | None
     started_s: float | None
     """On the worker's clock, as `ended_s`."""
@@ -101,6 +102,7 @@ class PackedScore(msgspec.Struct, frozen=True):
     advantage: float | None
     failure: PackedFailure | None
     metrics: dict[str, float]
+    reward_parts: dict[str, float]
 
 
 class _Conversation(msgspec.Struct, frozen=True):
@@ -214,6 +216,7 @@ def pack_trajectory(trajectory: Trajectory) -> PackedTrajectory:
         failure=_pack_failure(trajectory.failure),
         metrics=_pack_metrics(trajectory.metrics),
         reward_parts=_pack_metrics(trajectory.reward_parts),
+        turn_reward_parts=_pack_metrics(trajectory.turn_reward_parts),
         answer=trajectory.answer,
         started_s=trajectory.started_s,
         ended_s=trajectory.ended_s,
@@ -236,6 +239,7 @@ def unpack_trajectory(packed: PackedTrajectory, task: Task, clock_offset_s: floa
         failure=_unpack_failure(packed.failure),
         metrics=packed.metrics,
         reward_parts=packed.reward_parts,
+        turn_reward_parts=packed.turn_reward_parts,
         answer=packed.answer,
         task=task,
         started_s=_later(packed.started_s, clock_offset_s),
@@ -251,6 +255,7 @@ def pack_score(scored: Trajectory) -> PackedScore:
         advantage=scored.advantage,
         failure=_pack_failure(scored.failure),
         metrics=_pack_metrics(scored.metrics),
+        reward_parts=_pack_metrics(scored.reward_parts),
     )
 
 
@@ -263,6 +268,7 @@ def with_score(episode: Trajectory, packed: PackedScore) -> Trajectory:
         advantage=packed.advantage,
         failure=_unpack_failure(packed.failure),
         metrics=packed.metrics,
+        reward_parts=packed.reward_parts,
     )
 
 

@@ -30,7 +30,16 @@ from agentrl.rollout.remote.frames import (
     read_to_worker,
 )
 from agentrl.rollout.remote.link import WorkerLink
-from agentrl.rollout.remote.packing import pack_score, pack_task, pack_turn, unpack_task, unpack_turn, with_score
+from agentrl.rollout.remote.packing import (
+    pack_score,
+    pack_task,
+    pack_trajectory,
+    pack_turn,
+    unpack_task,
+    unpack_trajectory,
+    unpack_turn,
+    with_score,
+)
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, episode, make_server, says
@@ -86,6 +95,13 @@ def test_an_error_that_agentrl_does_not_have_is_refused(kind: str) -> None:
     with pytest.raises(InvariantError, match="which agentrl does not have"):
         named_error(kind, "words")
     assert isinstance(named_error("ServerTimeout", "late"), AgentRLError)
+
+
+async def test_a_score_leaves_the_parts_of_turn_rewards_alone_in_a_worker_too(renderer: Renderer) -> None:
+    parts = {"right": 1.0, "format": 0.5}
+    played = replace(await episode(Judge(), renderer), reward_parts=parts, turn_reward_parts={"format": 0.5})
+    assert unpack_trajectory(pack_trajectory(played), Task(id="t", data={})).turn_reward_parts == {"format": 0.5}
+    assert with_score(played, pack_score(replace(played, reward_parts={"format": 0.5}))).reward_parts == {"format": 0.5}
 
 
 async def test_given_advantages_come_back_with_the_scores(renderer: Renderer) -> None:

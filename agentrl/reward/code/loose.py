@@ -5,9 +5,8 @@ Invariant: no value of a submission is hashed or ordered by methods of its makin
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Final, cast
 
@@ -17,6 +16,8 @@ _SEQUENCES: Final = frozenset({"list", "tuple"})
 _SETS: Final = frozenset({"set", "frozenset"})
 _BYTES: Final = frozenset({"bytes", "bytearray"})
 _NUMBERS: Final = frozenset({"int", "float", "complex"})
+_HASHABLE: Final = frozenset({"tuple", "frozenset", "bytes"})
+_MAX_KEY_DEPTH: Final = 100
 _MAX_NUMBER_CHARS: Final = 400
 _BAD_TEXT: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
 
@@ -81,24 +82,38 @@ def _numbers_equal(expected: ValueTree, found: ValueTree, tolerance: float | Non
     return math.isclose(wanted, given, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _equality_key(tree: ValueTree) -> str:
-    """Return a text that is the same for all values that are equal in Python."""
+def _equality_key(tree: ValueTree, depth: int = 0) -> Hashable:
+    """Return a key that is the same for all hashable values that are equal in Python.
+
+    Raises:
+        TypeError: Python would not hash the value.
+        RecursionError: it is nested too deeply.
+    """
+    if depth > _MAX_KEY_DEPTH:
+        raise RecursionError(f"expected at most {_MAX_KEY_DEPTH} levels in an item of a set")
     kind = group_of(tree)
     if kind == "number":
-        number = _number_of(tree)
-        if isinstance(number, complex) and number.imag == 0:
-            number = number.real
-        if isinstance(number, float) and number.is_integer():
-            number = int(number)
-        return hex(number) if isinstance(number, int) else repr(number)
-    if kind not in ("sequence", "set", "dict"):
-        part = cast("list[ValueTree]", tree)[1] if kind == "bytes" else tree
-        return f"{kind}:{json.dumps(part)}"
-    parts = [_equality_key(each) for each in cast("list[ValueTree]", tree)[1:]]
-    return json.dumps([kind, *(sorted(set(parts)) if kind == "set" else parts)])
+        return kind, _number_key(_number_of(tree))
+    if not isinstance(tree, list):
+        return kind, tree
+    if tree[0] not in _HASHABLE:
+        raise TypeError(f"an item of a set cannot be a {tree[0]}")
+    if kind == "bytes":
+        return kind, cast("str", tree[1])
+    parts = [_equality_key(each, depth + 1) for each in tree[1:]]
+    return kind, frozenset(parts) if kind == "set" else tuple(parts)
 
 
-def _by_key(pairs: Sequence[ValueTree]) -> dict[str, ValueTree]:
+def _number_key(number: complex) -> str:
+    """Return a text, since a submission can choose numbers that all have one hash."""
+    if isinstance(number, complex) and number.imag == 0:
+        number = number.real
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    return hex(number) if isinstance(number, int) else repr(number)
+
+
+def _by_key(pairs: Sequence[ValueTree]) -> dict[Hashable, ValueTree]:
     return {_equality_key(key): value for key, value in cast("Sequence[tuple[ValueTree, ValueTree]]", pairs)}
 
 

@@ -133,6 +133,13 @@ def test_the_comparison_python_agrees_with_python(one: object, other: object) ->
         assert same == (as_lists(one) == as_lists(found))
 
 
+def test_deep_items_of_sets_are_compared_at_once_and_too_deep_ones_are_unequal() -> None:
+    for depth, matches in ((60, True), (400, False)):
+        nested = '["tuple",' * depth
+        one, other = (f'["set",{nested}{leaf}{"]" * depth}]' for leaf in ("1", "true"))
+        assert value_matches(one, other, None, "python") is matches
+
+
 def as_lists(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [as_lists(each) for each in value]

@@ -22,7 +22,7 @@ from agentrl.reward.code.cases import HiddenTests
 from agentrl.reward.code.extract import last_code_block
 from agentrl.reward.code.module_run import ModuleTestRun
 from agentrl.reward.code.module_tests import ModuleTests
-from agentrl.reward.code.protocol import CaseGrade, CaseOutcome, CaseRun
+from agentrl.reward.code.protocol import CaseGrade, CaseOutcome, CaseRun, read_result
 from agentrl.reward.code.runner import READY_WIDTH
 from agentrl.sandbox.types import Limits, Program, Result
 
@@ -159,7 +159,7 @@ class CodeGrader:
         if isinstance(tests, ModuleTests):
             return await ModuleTestRun(source, tests, index, self._run_program).grade()
         run = CaseRun(source, tests, index)
-        return run.read(await self._run_program(run.program))
+        return await read_result(run.read, await self._run_program(run.program))
 
     async def _run_program(self, program: Program) -> Result:
         return await self._sandbox.run(program, self._limits_with_ready)

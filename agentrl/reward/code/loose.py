@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Final, cast
 
@@ -19,7 +20,8 @@ _NUMBERS: Final = frozenset({"int", "float", "complex"})
 _HASHABLE: Final = frozenset({"tuple", "frozenset", "bytes"})
 _MAX_KEY_DEPTH: Final = 100
 _MAX_NUMBER_CHARS: Final = 400
-_BAD_TEXT: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+BAD_TEXT: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+"""Errors of reading a text that is no value."""
 
 
 def python_equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bool:
@@ -33,7 +35,7 @@ def python_equal(expected: ValueTree, found: ValueTree, tolerance: float | None)
     """
     try:
         return _equal(expected, found, tolerance)
-    except _BAD_TEXT:
+    except BAD_TEXT:
         return False
 
 
@@ -60,9 +62,9 @@ def _equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bo
 def group_of(tree: ValueTree) -> str:
     """Return the group of types within which values may be equal in Python, such as `number`."""
     if isinstance(tree, list):
-        kind = tree[0]
+        kind = tree[0] if tree and isinstance(tree[0], str) else "nothing"
         groups = {"sequence": _SEQUENCES, "set": _SETS, "bytes": _BYTES, "number": _NUMBERS}
-        return next((name for name, kinds in groups.items() if kind in kinds), str(kind))
+        return next((name for name, kinds in groups.items() if kind in kinds), kind)
     return "number" if isinstance(tree, (bool, int)) else type(tree).__name__
 
 
@@ -127,7 +129,7 @@ def apply_views(views: Sequence[str], tree: ValueTree) -> tuple[ValueTree] | Non
     try:
         for view in views:
             tree = VIEWS[view](tree)
-    except _BAD_TEXT:
+    except BAD_TEXT:
         return None
     return (tree,)
 
@@ -149,8 +151,26 @@ def _as_set(tree: ValueTree) -> ValueTree:
 
 
 def _sorted(tree: ValueTree) -> ValueTree:
-    decoded = [(decode_value(tree_text(each)), each) for each in _item_trees(tree)]
-    return ["list", *(each for _, each in sorted(decoded, key=lambda pair: cast("int", pair[0])))]
+    return ["list", *sorted(_item_trees(tree), key=lambda each: cast("int", _order_key(each)))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unordered:
+    """A value without an order: Python raises where it would have to be the smaller one."""
+
+    text: str
+
+
+def _order_key(tree: ValueTree) -> object:
+    """Return the value, with its sets and dicts as texts: hashes of a submission's choice can collide."""
+    if group_of(tree) == "number":
+        return _number_of(tree)
+    if not isinstance(tree, list):
+        return _Unordered("None") if tree is None else tree
+    if tree[0] in _SEQUENCES:
+        items = [_order_key(each) for each in tree[1:]]
+        return items if tree[0] == "list" else tuple(items)
+    return bytes.fromhex(cast("str", tree[1])) if tree[0] in _BYTES else _Unordered(tree_text(tree))
 
 
 VIEWS: Final[Mapping[str, Callable[[ValueTree], ValueTree]]] = {

@@ -10,11 +10,14 @@ import builtins
 import json
 import secrets
 import signal as signals
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeVar, cast
+
+import anyio.to_thread
 
 from agentrl.errors import EnvironmentFault
 from agentrl.foreign import one_line, shortened
@@ -30,6 +33,8 @@ ENVIRONMENT: Final = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 """A submission gets the same reward each time, also if it depends on the order of a set."""
 _SHELL: Final = f'printf "%-{READY_WIDTH}s\\n" "$0" && exec python3 {SOLUTION}.py <{FOLDER}/stdin'
 MAX_DETAIL: Final = 400
+_MAX_BYTES_AT_ONCE: Final = READY_WIDTH + 50_000
+_Read = TypeVar("_Read")
 
 
 class CaseOutcome(StrEnum):
@@ -137,6 +142,13 @@ def sent_line(output: bytes, nonce: str) -> tuple[str, str] | None:
     return words[0].decode(errors="replace"), words[2][:-1].decode(errors="replace")
 
 
+async def read_result(read: Callable[[Result], _Read], result: Result) -> _Read:
+    """Return what `read` makes of a result; it reads a large one in a thread, since that can take a second."""
+    if len(result.stdout) <= _MAX_BYTES_AT_ONCE:
+        return read(result)
+    return await anyio.to_thread.run_sync(read, result)
+
+
 class CaseRun:
     """One test case of one submission: `program` goes into a sandbox, `read` grades its result."""
 
@@ -174,13 +186,19 @@ class CaseRun:
         Raises:
             EnvironmentFault: the run ended before the submission could begin.
         """
-        case = self._tests.cases[self._index]
         output = output_after(self._ready, result)
+        try:
+            return self._graded(result, output)
+        except Exception:  # noqa: BLE001 - all that is read from here on is the submission's
+            return CaseGrade(outcome=FORGED[0], detail=FORGED[1], wall_s=result.wall_s)
+
+    def _graded(self, result: Result, output: bytes | None) -> CaseGrade:
+        case = self._tests.cases[self._index]
         outcome, detail = failed_ending(result) or (FORGED if output is None else self._compared(case, output))
         detail = shortened(one_line(detail), MAX_DETAIL)
         is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE) and isinstance(case, CallCase)
         line = sent_line(output, self._nonce) if output is not None and is_value else None
-        returned = shortened(shown_value(line[1]), MAX_DETAIL) if line else None
+        returned = shown_value(line[1], MAX_DETAIL) if line else None
         error = error_kind(detail) if outcome is CaseOutcome.RAISED else None
         return CaseGrade(outcome=outcome, detail=detail, error=error, wall_s=result.wall_s, returned=returned)
 

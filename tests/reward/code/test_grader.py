@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -11,6 +12,7 @@ from agentrl.env import watch_faults
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.code import CaseOutcome, CodeGrader, ProgramTests, StdinCase, call_tests, last_code_block, whole_response
 from agentrl.reward.code.compare import Comparison
+from agentrl.reward.code.protocol import CaseRun
 from agentrl.reward.code.values import decode_value, encode_value
 from agentrl.sandbox.types import Ending, Program, Result
 from tests.support.sandboxes import AnsweringSandbox, job_of
@@ -61,7 +63,8 @@ async def test_a_right_submission_gets_everything() -> None:
         ('error ["print","",34]', "Test 1: raised an exception of its own"),
         ('unsupported ["TypeError","value of type Args_3_4",34]', "Test 1: unsupported value"),
         ('missing ["AttributeError","3 4",34]', "Test 1: missing function"),
-        ('value ["args 3 4"]', "Test 1: wrong type"),
+        ('value ["args 3 4"]', "Test 1: forged result"),
+        ('value ["list",3,4]', "Test 1: wrong type"),
         ('value "3 4"', "Test 1: wrong type"),
         ("value 34", "Test 1: wrong value"),
         ("args_3_4 null", "Test 1: forged result"),
@@ -120,6 +123,56 @@ async def test_a_view_is_applied_to_the_result(
     grader = CodeGrader(answering(lambda program: said(program, f"value {encode_value(returned)}")))
     tests = call_tests([(call, expected)], comparison=comparison)
     assert (await grader.grade(CODE, tests)).is_solved is passes
+
+
+HOSTILE_TEXTS = [
+    *(
+        "[]",
+        "{}",
+        "1.5",
+        '[["list"]]',
+        '["dict",1]',
+        '["dict",["a"]]',
+        '["dict","ab"]',
+        '["int",[]]',
+        '["int","0x"]',
+        '["bytes",3]',
+        "[" * 9999,
+    ),
+    *(
+        '["set",["list",1]]',
+        '["dict",[["set"],1]]',
+        '["complex","0x1p0"]',
+        '["float",null]',
+        "\xff",
+        '"\xff"',
+        '["list",{}]',
+    ),
+    '["list",' * 800 + "1" + "]" * 800,
+]
+
+
+@pytest.mark.parametrize("kind", ["value", "error", "raised", "missing", "unsupported", "\xff"])
+@pytest.mark.parametrize(("call", "expected"), [("f(1)", "{'a': 1.0}"), ("set(f(1))", "{1}"), ("sorted(f(1))", "[1]")])
+def test_no_text_of_a_submission_is_a_fault_of_the_grader(kind: str, call: str, expected: str) -> None:
+    tests = [call_tests([(call, expected)], comparison="python"), call_tests([(call, expected)], tolerance=0.1)]
+    for text in HOSTILE_TEXTS:
+        for each in tests:
+            run = CaseRun(CODE, each, 0)
+            result = said(run.program, "")
+            line = f"{kind} {job_of(run.program)['nonce']} {text}\n".encode("latin-1")
+            assert not run.read(replace(result, stdout=result.stdout + line)).passed
+
+
+async def test_a_wrong_value_of_colliding_numbers_is_shown_without_a_set_of_them() -> None:
+    numbers = [number * (2**61 - 1) for number in range(20_000)]  # all of one hash
+    text = encode_value(numbers).replace("list", "set", 1)
+    grader = CodeGrader(answering(lambda program: said(program, f"value {text}")))
+    grade = await grader.grade(CODE, call_tests([("f(1)", "{1}"), ("sorted(f(1))", "[1]")], comparison="python"))
+    assert [case.outcome for case in grade.cases] == ["wrong_value"] * 2
+    shown = grade.cases[0].returned or ""
+    assert shown.startswith("{0, 2305843009213693951, ")
+    assert shown.endswith(" ...")  # of a set or a sorted list, Python would compare each number with all others
 
 
 async def test_feedback_does_not_show_what_is_expected() -> None:

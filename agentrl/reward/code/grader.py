@@ -69,15 +69,20 @@ class CodeGrade:
         return {"solved": float(self.is_solved)} | {str(each): counts[each] / len(self.cases) for each in CaseOutcome}
 
     def feedback(self) -> str:
-        """Return lines for the policy to read: how many tests passed, and the outcome and the kind of error of the others.
+        """Return lines for the policy to read: how many tests passed, and the outcome of the others.
 
-        They hold nothing that a submission wrote, since that may be the arguments of a hidden test.
+        They hold nothing that a submission can choose by the arguments of a hidden test. The kind of a syntax, name or
+        import error is there if all tests end with the same one.
         """
         passed = sum(case.passed for case in self.cases)
+        kinds = {case.error for case in self.cases}
+        error = next(iter(kinds)) if len(kinds) == 1 else None
         lines = [f"{passed} of {len(self.cases)} tests passed."]
         for number, case in enumerate(self.cases, 1):
             if not case.passed:
-                lines.append(f"Test {number}: {case.outcome.replace('_', ' ')}{' ' * bool(case.error)}{case.error or ''}")
+                is_raised = case.outcome is CaseOutcome.RAISED
+                said = f"raised {error or 'an error'}" if is_raised else case.outcome.replace("_", " ")
+                lines.append(f"Test {number}: {said}")
         return "\n".join(lines)
 
 

@@ -26,7 +26,7 @@ from agentrl.reward.code.protocol import (
     MAX_DETAIL,
     CaseGrade,
     CaseOutcome,
-    error_kind,
+    early_error,
     error_text,
     failed_ending,
     output_after,
@@ -103,11 +103,9 @@ class ModuleTestRun:
             return self._graded(CaseOutcome.PASSED, "")
         if line[0] == "raised":
             detail = error_text(answers[-1][2])
-            return self._graded(CaseOutcome.RAISED, detail, error_kind(detail))
-        error = None if name == "AssertionError" else error_kind(name)
-        return self._graded(
-            CaseOutcome.WRONG_VALUE, "failed an assertion" if error is None else f"{name} in the test", error
-        )
+            return self._graded(CaseOutcome.RAISED, detail)
+        detail = "failed an assertion" if name == "AssertionError" else f"{name} in the test"
+        return self._graded(CaseOutcome.WRONG_VALUE, detail)
 
     async def _answer(self, calls: list[list[str]]) -> CaseGrade | tuple[str, str]:
         """Run the submission through these calls; return the kind and text of its last answer, or why it has none."""
@@ -136,7 +134,7 @@ class ModuleTestRun:
             return kind, json.dumps(_error_words(text))
         if kind in KINDS:
             detail = error_text(text)
-            return self._graded(KINDS[kind], detail, error_kind(detail) if KINDS[kind] is CaseOutcome.RAISED else None)
+            return self._graded(KINDS[kind], detail, early_error(detail) if kind == "error" else None)
         read = read_tree(text) if kind == "value" else None
         return self._graded(*FORGED) if read is None else ("value", tree_text(read[0]))
 

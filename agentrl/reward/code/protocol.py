@@ -6,7 +6,6 @@ happens after that line is the submission's doing and has an outcome. Only an ex
 
 from __future__ import annotations
 
-import builtins
 import json
 import secrets
 import signal as signals
@@ -82,6 +81,9 @@ KINDS: Final = {
     "missing": CaseOutcome.MISSING_FUNCTION,
     "unsupported": CaseOutcome.UNSUPPORTED_VALUE,
 }
+_EARLY_ERRORS: Final = frozenset(
+    {"SyntaxError", "IndentationError", "TabError", "NameError", "ImportError", "ModuleNotFoundError"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,8 @@ class CaseGrade:
     """What the submission did, on one line. It never shows what was expected, but a submission can put its arguments there:
     show it only of tests that the policy may see."""
     error: str | None = None
-    """The kind of the exception that it raised: the name of a built-in one, or `an exception of its own`."""
+    """The kind of a syntax, name or import error at import. Other errors have no kind here: a submission can choose one of
+    them by its arguments."""
     wall_s: float = 0.0
     """Seconds that the sandbox ran."""
     returned: str | None = None
@@ -196,10 +199,10 @@ class CaseRun:
         case = self._tests.cases[self._index]
         outcome, detail = failed_ending(result) or (FORGED if output is None else self._compared(case, output))
         detail = shortened(one_line(detail), MAX_DETAIL)
-        is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE) and isinstance(case, CallCase)
-        line = sent_line(output, self._nonce) if output is not None and is_value else None
-        returned = shown_value(line[1], MAX_DETAIL) if line else None
-        error = error_kind(detail) if outcome is CaseOutcome.RAISED else None
+        kind, text = (sent_line(output or b"", self._nonce) if isinstance(case, CallCase) else None) or ("", "")
+        is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE)
+        returned = shown_value(text, MAX_DETAIL) if is_value and kind == "value" else None
+        error = early_error(detail) if outcome is CaseOutcome.RAISED and kind == "error" else None
         return CaseGrade(outcome=outcome, detail=detail, error=error, wall_s=result.wall_s, returned=returned)
 
     def _compared(self, case: CallCase | StdinCase, output: bytes) -> tuple[CaseOutcome, str]:
@@ -246,16 +249,15 @@ def error_text(text: str) -> str:
     return f"{name}: {message}" + (f" (line {line})" if isinstance(line, int) else "")
 
 
-def error_kind(told: str) -> str:
-    """Return the kind of an error; the names of other classes are of a submission's making, and may hold its arguments.
+def early_error(told: str) -> str | None:
+    """Return the kind of an error at import if the text of a program alone can cause it.
 
     Example:
-        >>> error_kind("KeyError: 'a' (line 3)"), error_kind("Args_3_4: ")
-        ('KeyError', 'an exception of its own')
+        >>> early_error("SyntaxError: invalid syntax (line 3)"), early_error("KeyError: 3"), early_error("Args_3_4: ")
+        ('SyntaxError', None, None)
     """
     name = told.partition(":")[0]
-    found = getattr(builtins, name, None)
-    return name if isinstance(found, type) and issubclass(found, BaseException) else "an exception of its own"
+    return name if name in _EARLY_ERRORS else None
 
 
 def _last_line(output: bytes) -> str:

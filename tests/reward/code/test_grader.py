@@ -58,9 +58,12 @@ async def test_a_right_submission_gets_everything() -> None:
 @pytest.mark.parametrize(
     ("said_by_it", "line"),
     [
-        ('error ["ValueError","(3, 4)",34]', "Test 1: raised ValueError"),
-        ('error ["Args_3_4","",34]', "Test 1: raised an exception of its own"),
-        ('error ["print","",34]', "Test 1: raised an exception of its own"),
+        ('error ["SyntaxError","(3, 4)",34]', "Test 1: raised SyntaxError"),
+        ('error ["ValueError","(3, 4)",34]', "Test 1: raised an error"),
+        ('error ["Args_3_4","",34]', "Test 1: raised an error"),
+        ('error ["print","",34]', "Test 1: raised an error"),
+        ('raised ["ValueError","(3, 4)",34]', "Test 1: raised an error"),
+        ('raised ["NameError","(3, 4)",34]', "Test 1: raised an error"),
         ('unsupported ["TypeError","value of type Args_3_4",34]', "Test 1: unsupported value"),
         ('missing ["AttributeError","3 4",34]', "Test 1: missing function"),
         ('value ["args 3 4"]', "Test 1: forged result"),
@@ -74,6 +77,15 @@ async def test_feedback_holds_nothing_that_a_submission_wrote(said_by_it: str, l
     grader = CodeGrader(answering(lambda program: said(program, said_by_it)))
     grade = await grader.grade(CODE, call_tests([("f(1)", "1")]))
     assert grade.feedback() == f"0 of 1 tests passed.\n{line}"
+
+
+async def test_the_kind_of_an_error_at_import_is_told_if_it_is_the_same_in_all_tests() -> None:
+    same = await CodeGrader(answering(lambda program: said(program, 'error ["ImportError","",1]'))).grade(CODE, TESTS)
+    assert same.feedback().splitlines()[1:] == [f"Test {number}: raised ImportError" for number in range(1, 5)]
+    names = ["", "ImportError", "ImportError", "NameError", "ImportError"]
+    sandbox = answering(lambda program: said(program, f'error ["{names[number_of(program)]}","",1]'))
+    chosen = await CodeGrader(sandbox).grade(CODE, TESTS)
+    assert chosen.feedback().splitlines()[1:] == [f"Test {number}: raised an error" for number in range(1, 5)]
 
 
 @pytest.mark.parametrize("outcome", [{"exit_status": 34}, {"signal": 34}, {"exit_status": 0}])

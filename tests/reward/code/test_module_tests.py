@@ -93,6 +93,8 @@ HOSTILE = {
     ),
     "keeps_the_argument": "def mix(numbers, *_):\n    if _ == (): numbers.clear()\n    return 0\nratio = mix",
 }
+USUAL = ("hard_exit_in_the_call", "always_equal", "forged_lines_in_the_call")
+"""One of each kind: it ends its process, returns a hostile object, writes to the channel."""
 
 
 @pytest.fixture
@@ -113,8 +115,15 @@ async def test_a_right_submission_passes_every_test_function(sandbox: BoxSandbox
     assert (grade.reward, grade.feedback()) == (1.0, "3 of 3 tests passed.")
 
 
-async def test_no_hostile_submission_gets_a_reward_of_a_test_file(sandbox: BoxSandbox) -> None:
-    hostile = [Submission(name=name, source=f"{source}\n", outcomes=frozenset()) for name, source in HOSTILE.items()]
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(USUAL, id="usual"),
+        pytest.param(tuple(HOSTILE.keys() - set(USUAL)), id="all others", marks=pytest.mark.external),
+    ],
+)
+async def test_no_hostile_submission_gets_a_reward_of_a_test_file(sandbox: BoxSandbox, names: tuple[str, ...]) -> None:
+    hostile = [Submission(name=name, source=f"{HOSTILE[name]}\n", outcomes=frozenset()) for name in names]
     tests = ModuleTests(source="from solution import mix\ndef test_it():\n    assert mix([2, 3]) == 23\n")
     grades = await grade_all(CodeGrader(sandbox, limits=LIMITS), hostile, tests)
     assert {name: grade.reward for name, grade in grades.items() if grade.reward} == {}

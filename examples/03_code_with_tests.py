@@ -2,8 +2,8 @@
 
     .venv/bin/python examples/03_code_with_tests.py        # three seconds; needs the sandbox (make sandbox-install)
 
-What to see: the reward is 1 if all hidden tests pass. The feedback has the outcome of each test and the kind of error; what
-is expected does not enter the sandbox at all. The bundled `agentrl_workflows.programming` has 80 such tasks.
+What to see: the reward is 1 if all hidden tests pass. The feedback has the outcome of each test; what is expected does not
+enter the sandbox at all. The bundled `agentrl_workflows.programming` has 80 such tasks.
 """
 
 import anyio

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
+from functools import partial
+from random import Random
 
 import anyio
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, WorkflowError
 from agentrl.reward.code import CodeGrader, FunctionTests, read_tests
 from agentrl.reward.code.compare import value_matches
 from agentrl.reward.code.constants import best_constant
@@ -16,8 +19,10 @@ from agentrl.reward.code.values import encode_value
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.bubblewrap import open_bubblewrap
 from agentrl.sandbox.types import Limits, python_program
-from agentrl_workflows.coding import LEVELS, CodingTask, coding_tasks, make_coding_tasks
+from agentrl_workflows.coding import LEVELS, CodingTask, coding_tasks, level_1, make_coding_tasks
+from agentrl_workflows.coding import tasks as tasks_module
 from agentrl_workflows.coding.answers import compute_answers
+from agentrl_workflows.coding.parts import Draft
 from tests.support.sandboxes import usable_host
 
 # Runs the calls of many solutions, of our own making, in one sandbox.
@@ -75,7 +80,7 @@ async def passed(sandbox: BoxSandbox, sources: list[tuple[CodingTask, str]]) -> 
     assert result.is_success, result.text[-500:]
     shares: list[float] = []
     for (task, _), found in zip(sources, json.loads(result.stdout), strict=True):
-        tests = read_tests(task.as_task(0)["tests"])
+        tests = read_tests(task.as_task()["tests"])
         assert isinstance(tests, FunctionTests)
         expected = [encode_value(case.expected) for case in tests.cases]
         right = [value_matches(each, text, None) for each, text in zip(expected, found, strict=True)]
@@ -88,7 +93,7 @@ async def assert_sound(sandbox: BoxSandbox, tasks: list[CodingTask]) -> None:
     wrong = [(task, source) for task in tasks for source in task.draft.wrong]
     assert max(await passed(sandbox, wrong)) < 1.0
     assert min(len(task.draft.wrong) for task in tasks) >= 3
-    constants = [best_constant(read_tests(task.as_task(0)["tests"])) for task in tasks]
+    constants = [best_constant(read_tests(task.as_task()["tests"])) for task in tasks]
     assert max(found[1] for found in constants if found) < 1.0
 
 
@@ -100,7 +105,7 @@ async def test_references_pass_and_wrong_solutions_and_constants_fail(sandbox: B
 
 async def test_the_grader_agrees(sandbox: BoxSandbox, some: list[CodingTask]) -> None:
     made = next(task for task in some if task.level == 4)
-    task, grader = made.as_task(0), CodeGrader(sandbox)
+    task, grader = made.as_task(), CodeGrader(sandbox)
     tests = read_tests(task["tests"])
     assert await grader(task["reference"], tests) == 1.0
     assert await grader("", tests) == 0.0
@@ -111,7 +116,11 @@ async def test_the_grader_agrees(sandbox: BoxSandbox, some: list[CodingTask]) ->
 def test_the_same_arguments_give_the_same_tasks_and_the_splits_share_none() -> None:
     whole = coding_tasks(16, seed=5, levels=[1])
     train, held_out = (coding_tasks(16, seed=5, levels=[1], split=split) for split in ("train", "held_out"))  # pyright: ignore[reportArgumentType]
-    assert [each.question for each in make_coding_tasks(16, seed=5, levels=[1])] == [each["question"] for each in whole]
+    made = make_coding_tasks(16, seed=5, levels=[1])
+    assert [each.as_task() for each in made] == whole
+    other = replace(made[0], answers=made[0].answers[::-1])
+    assert other.as_task().id != whole[0].id
+    assert len({task.id for task in whole}) == 16
     assert sorted(task.id for task in [*train, *held_out]) == sorted(task.id for task in whole)
 
 
@@ -124,9 +133,20 @@ def test_wrong_arguments_are_refused() -> None:
 
 def test_a_solution_that_loops_is_late_and_one_that_raises_has_an_error() -> None:
     sources = ("def f(x):\n    while x:\n        pass\n    return x", "def f(x):\n    return 1 // x")
-    looping, raising = compute_answers([(source, "f", [(0,), (1,), (0,)]) for source in sources])
+    looping, raising = compute_answers([(source, "f", [(0,), (1,), (0,)]) for source in sources], cpu_s=0.5)
     assert looping == ["0", "!late", "!late"]
     assert raising == ["!ZeroDivisionError", "1", "!ZeroDivisionError"]
+
+
+def test_a_reference_that_is_late_is_an_error_and_no_task_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(rng: Random) -> Draft:
+        made = level_1.FAMILIES[0](rng)
+        return replace(made, reference=f"def {made.name}(*arguments):\n    while True:\n        pass\n")
+
+    monkeypatch.setattr(tasks_module, "FAMILIES", {1: (endless,)})
+    monkeypatch.setattr(tasks_module, "compute_answers", partial(compute_answers, cpu_s=0.1))
+    with pytest.raises(WorkflowError, match=r"expected the reference of .* to end in its CPU time"):
+        make_coding_tasks(2, levels=[1])
 
 
 @pytest.mark.external

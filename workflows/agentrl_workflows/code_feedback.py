@@ -21,7 +21,7 @@ class CodeFeedback(SandboxedWorkflow):
 
     A task has `question`, `tests` (hidden) and optionally `examples` (public), both for `read_tests`. Hidden tests run once
     all examples pass. Feedback shows the first example that failed, with what was expected; of each hidden test that failed
-    it shows the outcome and the kind of error, and nothing that the program wrote: that may be the hidden arguments.
+    it shows the outcome alone, since what the program writes or raises may tell the hidden arguments.
 
     The reward is the credit of the last attempt, times `retry_factor` for each attempt before it. The best attempt does not
     count: the model hands in its last one. Records `success` (all tests passed), `attempts`, and for each attempt N

@@ -22,7 +22,7 @@ from agentrl.reward.code.cases import HiddenTests
 from agentrl.reward.code.extract import last_code_block
 from agentrl.reward.code.module_run import ModuleTestRun
 from agentrl.reward.code.module_tests import ModuleTests
-from agentrl.reward.code.protocol import CaseGrade, CaseOutcome, CaseRun
+from agentrl.reward.code.protocol import CaseGrade, CaseOutcome, CaseRun, read_result
 from agentrl.reward.code.runner import READY_WIDTH
 from agentrl.sandbox.types import Limits, Program, Result
 
@@ -69,15 +69,20 @@ class CodeGrade:
         return {"solved": float(self.is_solved)} | {str(each): counts[each] / len(self.cases) for each in CaseOutcome}
 
     def feedback(self) -> str:
-        """Return lines for the policy to read: how many tests passed, and the outcome and the kind of error of the others.
+        """Return lines for the policy to read: how many tests passed, and the outcome of the others.
 
-        They hold nothing that a submission wrote, since that may be the arguments of a hidden test.
+        They hold nothing that a submission can choose by the arguments of a hidden test. The kind of a syntax, name or
+        import error is there if all tests end with the same one.
         """
         passed = sum(case.passed for case in self.cases)
+        kinds = {case.error for case in self.cases}
+        error = next(iter(kinds)) if len(kinds) == 1 else None
         lines = [f"{passed} of {len(self.cases)} tests passed."]
         for number, case in enumerate(self.cases, 1):
             if not case.passed:
-                lines.append(f"Test {number}: {case.outcome.replace('_', ' ')}{' ' * bool(case.error)}{case.error or ''}")
+                is_raised = case.outcome is CaseOutcome.RAISED
+                said = f"raised {error or 'an error'}" if is_raised else case.outcome.replace("_", " ")
+                lines.append(f"Test {number}: {said}")
         return "\n".join(lines)
 
 
@@ -159,7 +164,7 @@ class CodeGrader:
         if isinstance(tests, ModuleTests):
             return await ModuleTestRun(source, tests, index, self._run_program).grade()
         run = CaseRun(source, tests, index)
-        return run.read(await self._run_program(run.program))
+        return await read_result(run.read, await self._run_program(run.program))
 
     async def _run_program(self, program: Program) -> Result:
         return await self._sandbox.run(program, self._limits_with_ready)

@@ -5,9 +5,9 @@ Invariant: no value of a submission is hashed or ordered by methods of its makin
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Final, cast
 
@@ -17,8 +17,11 @@ _SEQUENCES: Final = frozenset({"list", "tuple"})
 _SETS: Final = frozenset({"set", "frozenset"})
 _BYTES: Final = frozenset({"bytes", "bytearray"})
 _NUMBERS: Final = frozenset({"int", "float", "complex"})
+_HASHABLE: Final = frozenset({"tuple", "frozenset", "bytes"})
+_MAX_KEY_DEPTH: Final = 100
 _MAX_NUMBER_CHARS: Final = 400
-_BAD_TEXT: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+BAD_TEXT: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+"""Errors of reading a text that is no value."""
 
 
 def python_equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bool:
@@ -32,7 +35,7 @@ def python_equal(expected: ValueTree, found: ValueTree, tolerance: float | None)
     """
     try:
         return _equal(expected, found, tolerance)
-    except _BAD_TEXT:
+    except BAD_TEXT:
         return False
 
 
@@ -59,9 +62,9 @@ def _equal(expected: ValueTree, found: ValueTree, tolerance: float | None) -> bo
 def group_of(tree: ValueTree) -> str:
     """Return the group of types within which values may be equal in Python, such as `number`."""
     if isinstance(tree, list):
-        kind = tree[0]
+        kind = tree[0] if tree and isinstance(tree[0], str) else "nothing"
         groups = {"sequence": _SEQUENCES, "set": _SETS, "bytes": _BYTES, "number": _NUMBERS}
-        return next((name for name, kinds in groups.items() if kind in kinds), str(kind))
+        return next((name for name, kinds in groups.items() if kind in kinds), kind)
     return "number" if isinstance(tree, (bool, int)) else type(tree).__name__
 
 
@@ -81,24 +84,38 @@ def _numbers_equal(expected: ValueTree, found: ValueTree, tolerance: float | Non
     return math.isclose(wanted, given, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _equality_key(tree: ValueTree) -> str:
-    """Return a text that is the same for all values that are equal in Python."""
+def _equality_key(tree: ValueTree, depth: int = 0) -> Hashable:
+    """Return a key that is the same for all hashable values that are equal in Python.
+
+    Raises:
+        TypeError: Python would not hash the value.
+        RecursionError: it is nested too deeply.
+    """
+    if depth > _MAX_KEY_DEPTH:
+        raise RecursionError(f"expected at most {_MAX_KEY_DEPTH} levels in an item of a set")
     kind = group_of(tree)
     if kind == "number":
-        number = _number_of(tree)
-        if isinstance(number, complex) and number.imag == 0:
-            number = number.real
-        if isinstance(number, float) and number.is_integer():
-            number = int(number)
-        return hex(number) if isinstance(number, int) else repr(number)
-    if kind not in ("sequence", "set", "dict"):
-        part = cast("list[ValueTree]", tree)[1] if kind == "bytes" else tree
-        return f"{kind}:{json.dumps(part)}"
-    parts = [_equality_key(each) for each in cast("list[ValueTree]", tree)[1:]]
-    return json.dumps([kind, *(sorted(set(parts)) if kind == "set" else parts)])
+        return kind, _number_key(_number_of(tree))
+    if not isinstance(tree, list):
+        return kind, tree
+    if tree[0] not in _HASHABLE:
+        raise TypeError(f"an item of a set cannot be a {tree[0]}")
+    if kind == "bytes":
+        return kind, cast("str", tree[1])
+    parts = [_equality_key(each, depth + 1) for each in tree[1:]]
+    return kind, frozenset(parts) if kind == "set" else tuple(parts)
 
 
-def _by_key(pairs: Sequence[ValueTree]) -> dict[str, ValueTree]:
+def _number_key(number: complex) -> str:
+    """Return a text, since a submission can choose numbers that all have one hash."""
+    if isinstance(number, complex) and number.imag == 0:
+        number = number.real
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    return hex(number) if isinstance(number, int) else repr(number)
+
+
+def _by_key(pairs: Sequence[ValueTree]) -> dict[Hashable, ValueTree]:
     return {_equality_key(key): value for key, value in cast("Sequence[tuple[ValueTree, ValueTree]]", pairs)}
 
 
@@ -112,7 +129,7 @@ def apply_views(views: Sequence[str], tree: ValueTree) -> tuple[ValueTree] | Non
     try:
         for view in views:
             tree = VIEWS[view](tree)
-    except _BAD_TEXT:
+    except BAD_TEXT:
         return None
     return (tree,)
 
@@ -134,8 +151,26 @@ def _as_set(tree: ValueTree) -> ValueTree:
 
 
 def _sorted(tree: ValueTree) -> ValueTree:
-    decoded = [(decode_value(tree_text(each)), each) for each in _item_trees(tree)]
-    return ["list", *(each for _, each in sorted(decoded, key=lambda pair: cast("int", pair[0])))]
+    return ["list", *sorted(_item_trees(tree), key=lambda each: cast("int", _order_key(each)))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unordered:
+    """A value without an order: Python raises where it would have to be the smaller one."""
+
+    text: str
+
+
+def _order_key(tree: ValueTree) -> object:
+    """Return the value, with its sets and dicts as texts: hashes of a submission's choice can collide."""
+    if group_of(tree) == "number":
+        return _number_of(tree)
+    if not isinstance(tree, list):
+        return _Unordered("None") if tree is None else tree
+    if tree[0] in _SEQUENCES:
+        items = [_order_key(each) for each in tree[1:]]
+        return items if tree[0] == "list" else tuple(items)
+    return bytes.fromhex(cast("str", tree[1])) if tree[0] in _BYTES else _Unordered(tree_text(tree))
 
 
 VIEWS: Final[Mapping[str, Callable[[ValueTree], ValueTree]]] = {

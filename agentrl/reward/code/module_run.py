@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, cast
 
 from agentrl.errors import EnvironmentFault
 from agentrl.foreign import one_line, shortened
+from agentrl.reward.code.compare import read_tree
 from agentrl.reward.code.module_program import TEST_FILE
 from agentrl.reward.code.module_tests import ModuleTests
 from agentrl.reward.code.protocol import (
@@ -25,15 +26,16 @@ from agentrl.reward.code.protocol import (
     MAX_DETAIL,
     CaseGrade,
     CaseOutcome,
-    error_kind,
+    early_error,
     error_text,
     failed_ending,
     output_after,
+    read_result,
     runner_files,
     sent_line,
 )
 from agentrl.reward.code.runner import SOLUTION
-from agentrl.reward.code.values import decode_value, encode_arguments
+from agentrl.reward.code.values import tree_text
 from agentrl.sandbox.types import Program, Result
 
 MAX_CALLS: Final = 100
@@ -101,11 +103,9 @@ class ModuleTestRun:
             return self._graded(CaseOutcome.PASSED, "")
         if line[0] == "raised":
             detail = error_text(answers[-1][2])
-            return self._graded(CaseOutcome.RAISED, detail, error_kind(detail))
-        error = None if name == "AssertionError" else error_kind(name)
-        return self._graded(
-            CaseOutcome.WRONG_VALUE, "failed an assertion" if error is None else f"{name} in the test", error
-        )
+            return self._graded(CaseOutcome.RAISED, detail)
+        detail = "failed an assertion" if name == "AssertionError" else f"{name} in the test"
+        return self._graded(CaseOutcome.WRONG_VALUE, detail)
 
     async def _answer(self, calls: list[list[str]]) -> CaseGrade | tuple[str, str]:
         """Run the submission through these calls; return the kind and text of its last answer, or why it has none."""
@@ -113,6 +113,15 @@ class ModuleTestRun:
         job = {"entry": entry, "arguments": arguments, "keywords": keywords, "earlier": earlier, "in_order": True}
         files = {f"{SOLUTION}.py": self._source.encode(errors="surrogatepass")} | runner_files()
         result, output, nonce = await self._result(_SUBMISSION_COMMAND, files, job)
+        return await read_result(partial(self._read_answer, output, nonce), result)
+
+    def _read_answer(self, output: bytes | None, nonce: str, result: Result) -> CaseGrade | tuple[str, str]:
+        try:
+            return self._answer_in(output, nonce, result)
+        except Exception:  # noqa: BLE001 - all that is read here is the submission's
+            return self._graded(*FORGED)
+
+    def _answer_in(self, output: bytes | None, nonce: str, result: Result) -> CaseGrade | tuple[str, str]:
         if stopped := failed_ending(result):
             return self._graded(*stopped)
         if output == b"":
@@ -125,9 +134,9 @@ class ModuleTestRun:
             return kind, json.dumps(_error_words(text))
         if kind in KINDS:
             detail = error_text(text)
-            return self._graded(KINDS[kind], detail, error_kind(detail) if KINDS[kind] is CaseOutcome.RAISED else None)
-        value = _canonical_value(text) if kind == "value" else None
-        return self._graded(*FORGED) if value is None else ("value", value)
+            return self._graded(KINDS[kind], detail, early_error(detail) if kind == "error" else None)
+        read = read_tree(text) if kind == "value" else None
+        return self._graded(*FORGED) if read is None else ("value", tree_text(read[0]))
 
     async def _result(
         self, command: tuple[str, ...], files: Mapping[str, bytes], job: Mapping[str, object]
@@ -145,14 +154,6 @@ class ModuleTestRun:
 
     def _graded(self, outcome: CaseOutcome, detail: str, error: str | None = None) -> CaseGrade:
         return CaseGrade(outcome=outcome, detail=shortened(one_line(detail), MAX_DETAIL), error=error, wall_s=self._wall_s)
-
-
-def _canonical_value(text: str) -> str | None:
-    """Return the text of the plain value that this text stands for, None if a submission made up something else."""
-    try:
-        return encode_arguments(decode_value(text))
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        return None
 
 
 def _error_words(text: str) -> list[str | int | None]:

@@ -6,15 +6,17 @@ happens after that line is the submission's doing and has an outcome. Only an ex
 
 from __future__ import annotations
 
-import builtins
 import json
 import secrets
 import signal as signals
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeVar, cast
+
+import anyio.to_thread
 
 from agentrl.errors import EnvironmentFault
 from agentrl.foreign import one_line, shortened
@@ -30,6 +32,8 @@ ENVIRONMENT: Final = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 """A submission gets the same reward each time, also if it depends on the order of a set."""
 _SHELL: Final = f'printf "%-{READY_WIDTH}s\\n" "$0" && exec python3 {SOLUTION}.py <{FOLDER}/stdin'
 MAX_DETAIL: Final = 400
+_MAX_BYTES_AT_ONCE: Final = READY_WIDTH + 50_000
+_Read = TypeVar("_Read")
 
 
 class CaseOutcome(StrEnum):
@@ -77,6 +81,9 @@ KINDS: Final = {
     "missing": CaseOutcome.MISSING_FUNCTION,
     "unsupported": CaseOutcome.UNSUPPORTED_VALUE,
 }
+_EARLY_ERRORS: Final = frozenset(
+    {"SyntaxError", "IndentationError", "TabError", "NameError", "ImportError", "ModuleNotFoundError"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +95,8 @@ class CaseGrade:
     """What the submission did, on one line. It never shows what was expected, but a submission can put its arguments there:
     show it only of tests that the policy may see."""
     error: str | None = None
-    """The kind of the exception that it raised: the name of a built-in one, or `an exception of its own`."""
+    """The kind of a syntax, name or import error at import. Other errors have no kind here: a submission can choose one of
+    them by its arguments."""
     wall_s: float = 0.0
     """Seconds that the sandbox ran."""
     returned: str | None = None
@@ -137,6 +145,13 @@ def sent_line(output: bytes, nonce: str) -> tuple[str, str] | None:
     return words[0].decode(errors="replace"), words[2][:-1].decode(errors="replace")
 
 
+async def read_result(read: Callable[[Result], _Read], result: Result) -> _Read:
+    """Return what `read` makes of a result; it reads a large one in a thread, since that can take a second."""
+    if len(result.stdout) <= _MAX_BYTES_AT_ONCE:
+        return read(result)
+    return await anyio.to_thread.run_sync(read, result)
+
+
 class CaseRun:
     """One test case of one submission: `program` goes into a sandbox, `read` grades its result."""
 
@@ -174,14 +189,20 @@ class CaseRun:
         Raises:
             EnvironmentFault: the run ended before the submission could begin.
         """
-        case = self._tests.cases[self._index]
         output = output_after(self._ready, result)
+        try:
+            return self._graded(result, output)
+        except Exception:  # noqa: BLE001 - all that is read from here on is the submission's
+            return CaseGrade(outcome=FORGED[0], detail=FORGED[1], wall_s=result.wall_s)
+
+    def _graded(self, result: Result, output: bytes | None) -> CaseGrade:
+        case = self._tests.cases[self._index]
         outcome, detail = failed_ending(result) or (FORGED if output is None else self._compared(case, output))
         detail = shortened(one_line(detail), MAX_DETAIL)
-        is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE) and isinstance(case, CallCase)
-        line = sent_line(output, self._nonce) if output is not None and is_value else None
-        returned = shortened(shown_value(line[1]), MAX_DETAIL) if line else None
-        error = error_kind(detail) if outcome is CaseOutcome.RAISED else None
+        kind, text = (sent_line(output or b"", self._nonce) if isinstance(case, CallCase) else None) or ("", "")
+        is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE)
+        returned = shown_value(text, MAX_DETAIL) if is_value and kind == "value" else None
+        error = early_error(detail) if outcome is CaseOutcome.RAISED and kind == "error" else None
         return CaseGrade(outcome=outcome, detail=detail, error=error, wall_s=result.wall_s, returned=returned)
 
     def _compared(self, case: CallCase | StdinCase, output: bytes) -> tuple[CaseOutcome, str]:
@@ -228,16 +249,15 @@ def error_text(text: str) -> str:
     return f"{name}: {message}" + (f" (line {line})" if isinstance(line, int) else "")
 
 
-def error_kind(told: str) -> str:
-    """Return the kind of an error; the names of other classes are of a submission's making, and may hold its arguments.
+def early_error(told: str) -> str | None:
+    """Return the kind of an error at import if the text of a program alone can cause it.
 
     Example:
-        >>> error_kind("KeyError: 'a' (line 3)"), error_kind("Args_3_4: ")
-        ('KeyError', 'an exception of its own')
+        >>> early_error("SyntaxError: invalid syntax (line 3)"), early_error("KeyError: 3"), early_error("Args_3_4: ")
+        ('SyntaxError', None, None)
     """
     name = told.partition(":")[0]
-    found = getattr(builtins, name, None)
-    return name if isinstance(found, type) and issubclass(found, BaseException) else "an exception of its own"
+    return name if name in _EARLY_ERRORS else None
 
 
 def _last_line(output: bytes) -> str:

@@ -13,6 +13,8 @@ from typing import TypeAlias, cast
 
 ValueTree: TypeAlias = "bool | int | str | list[ValueTree] | None"
 """A value in JSON: None, booleans, small integers and strings as they are, all else as a list that starts with its kind."""
+SCALARS = frozenset({"int", "float", "complex", "bytes", "bytearray"})
+"""Kinds of lists that stand for one number or for bytes."""
 _MAX_JSON_INT = 2**53
 
 
@@ -102,13 +104,14 @@ def _value(tree: ValueTree) -> object:
     if kind == "dict":
         pairs = cast("list[list[ValueTree]]", parts)
         return {_value(key): _value(item) for key, item in pairs}
-    if kind in ("int", "float", "complex", "bytes", "bytearray"):
-        return _decoded_scalar(kind, cast("list[str]", parts))
+    if kind in SCALARS:
+        return scalar_value(kind, cast("list[str]", parts))
     containers = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
     return containers[cast("str", kind)](map(_value, parts))
 
 
-def _decoded_scalar(kind: str, parts: list[str]) -> object:
+def scalar_value(kind: str, parts: list[str]) -> object:
+    """Return the number or bytes of a tree of this kind and these parts."""
     if kind == "int":
         return int(parts[0], 16)
     if kind == "float":

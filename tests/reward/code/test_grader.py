@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -11,6 +12,7 @@ from agentrl.env import watch_faults
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.code import CaseOutcome, CodeGrader, ProgramTests, StdinCase, call_tests, last_code_block, whole_response
 from agentrl.reward.code.compare import Comparison
+from agentrl.reward.code.protocol import CaseRun
 from agentrl.reward.code.values import decode_value, encode_value
 from agentrl.sandbox.types import Ending, Program, Result
 from tests.support.sandboxes import AnsweringSandbox, job_of
@@ -56,12 +58,16 @@ async def test_a_right_submission_gets_everything() -> None:
 @pytest.mark.parametrize(
     ("said_by_it", "line"),
     [
-        ('error ["ValueError","(3, 4)",34]', "Test 1: raised ValueError"),
-        ('error ["Args_3_4","",34]', "Test 1: raised an exception of its own"),
-        ('error ["print","",34]', "Test 1: raised an exception of its own"),
+        ('error ["SyntaxError","(3, 4)",34]', "Test 1: raised SyntaxError"),
+        ('error ["ValueError","(3, 4)",34]', "Test 1: raised an error"),
+        ('error ["Args_3_4","",34]', "Test 1: raised an error"),
+        ('error ["print","",34]', "Test 1: raised an error"),
+        ('raised ["ValueError","(3, 4)",34]', "Test 1: raised an error"),
+        ('raised ["NameError","(3, 4)",34]', "Test 1: raised an error"),
         ('unsupported ["TypeError","value of type Args_3_4",34]', "Test 1: unsupported value"),
         ('missing ["AttributeError","3 4",34]', "Test 1: missing function"),
-        ('value ["args 3 4"]', "Test 1: wrong type"),
+        ('value ["args 3 4"]', "Test 1: forged result"),
+        ('value ["list",3,4]', "Test 1: wrong type"),
         ('value "3 4"', "Test 1: wrong type"),
         ("value 34", "Test 1: wrong value"),
         ("args_3_4 null", "Test 1: forged result"),
@@ -71,6 +77,15 @@ async def test_feedback_holds_nothing_that_a_submission_wrote(said_by_it: str, l
     grader = CodeGrader(answering(lambda program: said(program, said_by_it)))
     grade = await grader.grade(CODE, call_tests([("f(1)", "1")]))
     assert grade.feedback() == f"0 of 1 tests passed.\n{line}"
+
+
+async def test_the_kind_of_an_error_at_import_is_told_if_it_is_the_same_in_all_tests() -> None:
+    same = await CodeGrader(answering(lambda program: said(program, 'error ["ImportError","",1]'))).grade(CODE, TESTS)
+    assert same.feedback().splitlines()[1:] == [f"Test {number}: raised ImportError" for number in range(1, 5)]
+    names = ["", "ImportError", "ImportError", "NameError", "ImportError"]
+    sandbox = answering(lambda program: said(program, f'error ["{names[number_of(program)]}","",1]'))
+    chosen = await CodeGrader(sandbox).grade(CODE, TESTS)
+    assert chosen.feedback().splitlines()[1:] == [f"Test {number}: raised an error" for number in range(1, 5)]
 
 
 @pytest.mark.parametrize("outcome", [{"exit_status": 34}, {"signal": 34}, {"exit_status": 0}])
@@ -101,6 +116,12 @@ async def test_dicts_of_arguments_keep_their_order() -> None:
         ("set(f(1))", "{1, 2}", [2, 1, 2], True),
         ("set(f(1))", "{1, 2}", [1], False),
         ("set(f(1))", "{1, 2}", 3, False),
+        ("set(f(1))", "{(1, 2)}", [(1, 2)], True),
+        ("set(f(1))", "{(1, 2)}", [[1, 2]], False),
+        ("set(f(1))", "{((1, 2),)}", [([1, 2],)], False),
+        ("len(set(f(1)))", "1", [{1}], False),
+        ("set(f(1))", "{b'a'}", [bytearray(b"a")], False),
+        ("len(set(f(1)))", "1", [{"a": 1}], False),
         ("sorted(f(1))", "[1, 2]", (2, 1), True),
         ("sorted(f(1))", "[1, 2]", ["a", 1], False),
         ("len(set(f(1)))", "2", "aba", True),
@@ -114,6 +135,56 @@ async def test_a_view_is_applied_to_the_result(
     grader = CodeGrader(answering(lambda program: said(program, f"value {encode_value(returned)}")))
     tests = call_tests([(call, expected)], comparison=comparison)
     assert (await grader.grade(CODE, tests)).is_solved is passes
+
+
+HOSTILE_TEXTS = [
+    *(
+        "[]",
+        "{}",
+        "1.5",
+        '[["list"]]',
+        '["dict",1]',
+        '["dict",["a"]]',
+        '["dict","ab"]',
+        '["int",[]]',
+        '["int","0x"]',
+        '["bytes",3]',
+        "[" * 9999,
+    ),
+    *(
+        '["set",["list",1]]',
+        '["dict",[["set"],1]]',
+        '["complex","0x1p0"]',
+        '["float",null]',
+        "\xff",
+        '"\xff"',
+        '["list",{}]',
+    ),
+    '["list",' * 800 + "1" + "]" * 800,
+]
+
+
+@pytest.mark.parametrize("kind", ["value", "error", "raised", "missing", "unsupported", "\xff"])
+@pytest.mark.parametrize(("call", "expected"), [("f(1)", "{'a': 1.0}"), ("set(f(1))", "{1}"), ("sorted(f(1))", "[1]")])
+def test_no_text_of_a_submission_is_a_fault_of_the_grader(kind: str, call: str, expected: str) -> None:
+    tests = [call_tests([(call, expected)], comparison="python"), call_tests([(call, expected)], tolerance=0.1)]
+    for text in HOSTILE_TEXTS:
+        for each in tests:
+            run = CaseRun(CODE, each, 0)
+            result = said(run.program, "")
+            line = f"{kind} {job_of(run.program)['nonce']} {text}\n".encode("latin-1")
+            assert not run.read(replace(result, stdout=result.stdout + line)).passed
+
+
+async def test_a_wrong_value_of_colliding_numbers_is_shown_without_a_set_of_them() -> None:
+    numbers = [number * (2**61 - 1) for number in range(20_000)]  # all of one hash
+    text = encode_value(numbers).replace("list", "set", 1)
+    grader = CodeGrader(answering(lambda program: said(program, f"value {text}")))
+    grade = await grader.grade(CODE, call_tests([("f(1)", "{1}"), ("sorted(f(1))", "[1]")], comparison="python"))
+    assert [case.outcome for case in grade.cases] == ["wrong_value"] * 2
+    shown = grade.cases[0].returned or ""
+    assert shown.startswith("{0, 2305843009213693951, ")
+    assert shown.endswith(" ...")  # of a set or a sorted list, Python would compare each number with all others
 
 
 async def test_feedback_does_not_show_what_is_expected() -> None:

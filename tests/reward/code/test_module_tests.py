@@ -93,6 +93,8 @@ HOSTILE = {
     ),
     "keeps_the_argument": "def mix(numbers, *_):\n    if _ == (): numbers.clear()\n    return 0\nratio = mix",
 }
+USUAL = ("hard_exit_in_the_call", "always_equal", "forged_lines_in_the_call")
+"""One of each kind: it ends its process, returns a hostile object, writes to the channel."""
 
 
 @pytest.fixture
@@ -113,8 +115,15 @@ async def test_a_right_submission_passes_every_test_function(sandbox: BoxSandbox
     assert (grade.reward, grade.feedback()) == (1.0, "3 of 3 tests passed.")
 
 
-async def test_no_hostile_submission_gets_a_reward_of_a_test_file(sandbox: BoxSandbox) -> None:
-    hostile = [Submission(name=name, source=f"{source}\n", outcomes=frozenset()) for name, source in HOSTILE.items()]
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(USUAL, id="usual"),
+        pytest.param(tuple(HOSTILE.keys() - set(USUAL)), id="all others", marks=pytest.mark.external),
+    ],
+)
+async def test_no_hostile_submission_gets_a_reward_of_a_test_file(sandbox: BoxSandbox, names: tuple[str, ...]) -> None:
+    hostile = [Submission(name=name, source=f"{HOSTILE[name]}\n", outcomes=frozenset()) for name in names]
     tests = ModuleTests(source="from solution import mix\ndef test_it():\n    assert mix([2, 3]) == 23\n")
     grades = await grade_all(CodeGrader(sandbox, limits=LIMITS), hostile, tests)
     assert {name: grade.reward for name, grade in grades.items() if grade.reward} == {}
@@ -123,7 +132,9 @@ async def test_no_hostile_submission_gets_a_reward_of_a_test_file(sandbox: BoxSa
 async def test_an_error_at_import_is_no_error_that_the_test_expects(sandbox: BoxSandbox) -> None:
     test_file = TEST_FILE.partition("@pytest")[0] + "def test_zero" + TEST_FILE.partition("def test_zero")[2]
     grade = await graded(sandbox, "raise ZeroDivisionError('zero')\n", test_file)
-    assert (grade.reward, grade.feedback()) == (0.0, "0 of 1 tests passed.\nTest 1: raised ZeroDivisionError")
+    assert (grade.reward, grade.feedback()) == (0.0, "0 of 1 tests passed.\nTest 1: raised an error")
+    grade = await graded(sandbox, "import json)\n", test_file)
+    assert grade.feedback() == "0 of 1 tests passed.\nTest 1: raised SyntaxError"
     assert (await graded(sandbox, RIGHT, test_file)).reward == 1.0
 
 
@@ -144,7 +155,7 @@ async def test_no_program_holds_both_sides_and_no_warm_interpreter_runs_a_test(
     assert all(b"assert" not in each.stdin for each in programs)
 
 
-async def test_feedback_of_a_test_file_holds_the_outcome_and_the_kind_of_error_alone(sandbox: BoxSandbox) -> None:
+async def test_feedback_of_a_test_file_holds_the_outcome_alone(sandbox: BoxSandbox) -> None:
     source = "def mix(numbers): return None if numbers == [4] else 23\ndef ratio(a, b): raise KeyError(f'{a} {b}')\n"
     test_file = (
         f"{TEST_FILE}\ndef test_sum():\n    assert mix([4]) + 1 == 5\ndef test_gone():\n    assert ratio.__doc__ or 1\n"
@@ -155,9 +166,9 @@ async def test_feedback_of_a_test_file_holds_the_outcome_and_the_kind_of_error_a
     assert grade.feedback().splitlines() == [
         "0 of 4 tests passed.",
         "Test 1: wrong value",
-        "Test 2: raised KeyError",
-        "Test 3: raised KeyError",
-        "Test 4: wrong value TypeError",
+        "Test 2: raised an error",
+        "Test 3: raised an error",
+        "Test 4: wrong value",
     ]
 
 

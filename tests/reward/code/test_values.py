@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.reward.code.compare import output_matches, value_matches
+from agentrl.reward.code.compare import output_matches, shown_value, value_matches
 from agentrl.reward.code.values import decode_value, encode_value
 
 hashable = st.recursive(
@@ -86,6 +86,8 @@ def test_what_is_no_plain_data_has_no_text(value: object) -> None:
         (10**30, 10**30 + 1, False),
         (10.0**30, 10**30 + 1, True),
         ({"a": 1.0}, {"b": 1.0}, False),
+        ({"float": 3, "int": 1.0}, {"float": 3, "int": 1.0000001}, True),
+        ({"float": 3}, {"float": 4}, False),
     ],
 )
 def test_a_tolerance_is_for_floats_alone(expected: object, found: object, *, matches: bool) -> None:
@@ -131,6 +133,29 @@ def test_the_comparison_python_agrees_with_python(one: object, other: object) ->
     for found in (one, other):
         same = value_matches(encode_value(one), encode_value(found), None, "python")
         assert same == (as_lists(one) == as_lists(found))
+
+
+def test_deep_items_of_sets_are_compared_at_once_and_too_deep_ones_are_unequal() -> None:
+    for depth, matches in ((60, True), (400, False)):
+        nested = '["tuple",' * depth
+        one, other = (f'["set",{nested}{leaf}{"]" * depth}]' for leaf in ("1", "true"))
+        assert value_matches(one, other, None, "python") is matches
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 3, -(10**30), 0.1, 2.5j, "it's \ud800\n", b"\xff'", bytearray(b"a"), [], (), {}, set(), frozenset()),
+        *((1,), (1, 2), [1, [2.0]], {3}, {(3,)}, frozenset({"a"}), {"a": {1: None}, (1, 2): []}, math.inf),
+    ],
+)
+def test_a_value_is_shown_as_python_shows_it(value: object) -> None:
+    assert shown_value(encode_value(value), 400) == repr(value)
+
+
+def test_of_a_large_value_the_beginning_is_shown() -> None:
+    assert shown_value(encode_value([*range(10**5)]), 10) == "[0, 1, 2,  ..."
+    assert shown_value(encode_value(16**10_000), 10) == "0x10000000 ..."
 
 
 def as_lists(value: object) -> object:

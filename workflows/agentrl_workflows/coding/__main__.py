@@ -30,7 +30,7 @@ def write_coding_tasks(folder: Path, *, count: int = 2400, seed: int = 0) -> Non
     made = make_coding_tasks(count, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     for name, is_held_out in (("train", False), ("held_out", True)):
-        tasks = [each.as_task(at) for at, each in enumerate(made) if each.is_held_out == is_held_out]
+        tasks = [each.as_task() for each in made if each.is_held_out == is_held_out]
         path = folder / f"{name}.jsonl"
         path.write_bytes(b"".join(orjson.dumps({"id": task.id, **task.data}) + b"\n" for task in tasks))
         Console().print(f"{path}: {len(tasks)} tasks", soft_wrap=True)

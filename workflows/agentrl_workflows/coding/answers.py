@@ -1,7 +1,8 @@
 """Computes what solutions of this package return, in a Python process beside this one.
 
 Invariant: only sources that this package has written come here; a model's code belongs in the sandbox. A wrong solution may
-loop or fill the memory, so every solution has a limit of CPU time, and the process one of memory.
+loop or fill the memory, so every solution has a limit of CPU time, and the process one of memory. No answer depends on the
+speed of the machine: the limit is some thousand times what a solution that ends takes.
 """
 
 from __future__ import annotations
@@ -21,22 +22,28 @@ from typing import Any, Final, cast
 from agentrl.errors import WorkflowError
 from agentrl.reward.code.values import decode_value, encode_arguments, encode_value
 
-_CPU_S: Final = 1.0
-"""Of all calls of one solution."""
+LATE: Final = "!late"
+"""The answer of a solution that has spent its CPU time."""
+_CPU_S: Final = 30.0
+"""Of all calls of one solution; the slowest takes a hundredth of a second."""
 _MEMORY: Final = 2 * 2**30
 _TIMEOUT_S: Final = 600
 
 
-def compute_answers(jobs: Sequence[tuple[str, str, Sequence[tuple[object, ...]]]]) -> list[list[str]]:
+def compute_answers(
+    jobs: Sequence[tuple[str, str, Sequence[tuple[object, ...]]]], *, cpu_s: float = _CPU_S
+) -> list[list[str]]:
     """Return what each function returns for each of its arguments, as text of `encode_value`, or `!` and the error's type.
 
     Args:
         jobs: sources, names of their functions, and arguments.
+        cpu_s: CPU time of all calls of one solution.
 
     Raises:
         WorkflowError: the process failed.
     """
-    asked = json.dumps([[source, name, encode_arguments([list(each) for each in inputs])] for source, name, inputs in jobs])
+    texts = [[source, name, encode_arguments([list(each) for each in inputs])] for source, name, inputs in jobs]
+    asked = json.dumps([cpu_s, texts])
     command = [sys.executable, "-m", __name__]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     done = subprocess.run(
@@ -72,10 +79,10 @@ def _late(*_: object) -> None:
     raise TimeoutError
 
 
-def _answers(function: Any, inputs: Sequence[str]) -> list[str]:  # noqa: ANN401 - a function of any solution
+def _answers(function: Any, inputs: Sequence[str], cpu_s: float) -> list[str]:  # noqa: ANN401 - a function of any solution
     """Return the answers; a solution that was late once is late for the rest."""
     found: list[str] = []
-    signal.setitimer(signal.ITIMER_PROF, _CPU_S)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         for arguments in inputs:
             try:
@@ -86,7 +93,7 @@ def _answers(function: Any, inputs: Sequence[str]) -> list[str]:  # noqa: ANN401
                 found.append(f"!{type(error).__name__}")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return [*found, *["!late"] * (len(inputs) - len(found))]
+    return [*found, *[LATE] * (len(inputs) - len(found))]
 
 
 def main() -> None:
@@ -94,10 +101,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     signal.signal(signal.SIGPROF, _late)
     found: list[list[str]] = []
-    for source, name, inputs in cast("list[list[str]]", json.loads(sys.stdin.buffer.read())):
+    cpu_s, jobs = cast("tuple[float, list[list[str]]]", json.loads(sys.stdin.buffer.read()))
+    for source, name, inputs in jobs:
         function = getattr(_load_solution(source), name)
         texts = [encode_arguments(each) for each in cast("list[object]", decode_value(inputs))]
-        found.append(_answers(function, texts))
+        found.append(_answers(function, texts, cpu_s))
     sys.stdout.write(json.dumps(found))
 
 

@@ -6,6 +6,8 @@ constant passes all, and no two tasks of a family behave alike. The same argumen
 
 from __future__ import annotations
 
+import hashlib
+import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from itertools import count as counting
 from random import Random
 from typing import Final, Literal
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, WorkflowError
 from agentrl.reward.code.values import decode_value, encode_value
 from agentrl.types import Task
 from agentrl_workflows.coding import (
@@ -27,7 +29,7 @@ from agentrl_workflows.coding import (
     level_4_machines,
     level_4_records,
 )
-from agentrl_workflows.coding.answers import compute_answers
+from agentrl_workflows.coding.answers import LATE, compute_answers
 from agentrl_workflows.coding.parts import Draft, Family, Inputs
 
 LEVELS: Final = (1, 2, 3, 4)
@@ -83,11 +85,12 @@ class CodingTask:
         """Whether it is held out: one task in eight, by its statement."""
         return zlib.crc32(self.draft.statement.encode()) % _HELD_OUT_SHARE == 0
 
-    def as_task(self, number: int) -> Task:
-        """Return the task for a workflow, with tests for `agentrl.reward.code.read_tests`."""
+    def as_task(self) -> Task:
+        """Return the task for a workflow, with tests for `agentrl.reward.code.read_tests`. Its id follows from both."""
         calls = [[call, value] for call, value in self.calls]
+        digest = hashlib.sha256(json.dumps([self.question, calls]).encode()).hexdigest()
         return Task(
-            id=f"coding-{self.level}-{self.family}-{number}",
+            id=f"coding-{self.level}-{self.family}-{digest[:12]}",
             data={
                 "question": self.question,
                 "examples": {"calls": calls[:1]},
@@ -122,7 +125,7 @@ def coding_tasks(
     if split not in (None, "train", "held_out"):
         raise ConfigError(f"coding tasks: expected the split train or held_out, got {split!r}")
     made = _made_once(count, seed, tuple(levels))
-    return [each.as_task(at) for at, each in enumerate(made) if split is None or each.is_held_out == (split == "held_out")]
+    return [each.as_task() for each in made if split is None or each.is_held_out == (split == "held_out")]
 
 
 @lru_cache(maxsize=2)
@@ -187,7 +190,7 @@ def _sound_tasks(drafts: Mapping[tuple[int, Family], Sequence[Draft]]) -> dict[t
     for (level, family), some in drafts.items():
         found[level, family] = []
         for draft in some:
-            right = next(answers)
+            right = _in_time(next(answers), draft)
             own, behavior = right[: len(draft.inputs)], tuple(right[len(draft.inputs) :])
             wrong = [source for source in draft.wrong if next(answers)[1:] != own[1:]]
             draft = replace(draft, wrong=tuple(wrong))
@@ -195,6 +198,16 @@ def _sound_tasks(drafts: Mapping[tuple[int, Family], Sequence[Draft]]) -> dict[t
                 task = CodingTask(level=level, family=family.__name__, draft=draft, answers=tuple(own))
                 found[level, family].append(_Candidate(task=task, behavior=behavior))
     return _without_twins(found)
+
+
+def _in_time(answers: list[str], reference: Draft) -> list[str]:
+    """Return the answers of a reference: a task that is left out for its time would depend on the machine."""
+    if LATE in answers:
+        raise WorkflowError(
+            f"coding tasks: expected the reference of {reference.name} to end in its CPU time, got a late one; correct the "
+            f"family, or report this: {reference.statement:.200}"
+        )
+    return answers
 
 
 def _without_twins(
@@ -210,8 +223,8 @@ def _without_twins(
     jobs = [(first.draft.reference, first.draft.name, second.draft.inputs) for first, second in pairs]
     twins = {
         second.draft.statement
-        for (_, second), found in zip(pairs, compute_answers(jobs), strict=True)
-        if tuple(found) == second.answers
+        for (first, second), found in zip(pairs, compute_answers(jobs), strict=True)
+        if tuple(_in_time(found, first.draft)) == second.answers
     }
     return {key: [each.task for each in some if each.task.draft.statement not in twins] for key, some in found.items()}
 

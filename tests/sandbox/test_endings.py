@@ -52,6 +52,20 @@ def test_every_kind_of_program_of_an_ordinary_user_ends_as_a_result() -> None:
     assert (done.stdout, done.stderr) == ("True {}\n", "")
 
 
+async def test_a_program_ignores_and_blocks_no_signal_that_this_process_does(sandbox: BoxSandbox) -> None:
+    earlier = signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as in a process that a shell started in the background
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        result = await sandbox.run(Program(argv=("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status")))
+        async with sandbox.session() as session:
+            in_session = await session.shell("grep -E 'Sig(Ign|Blk)' /proc/self/status")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        signal.signal(signal.SIGQUIT, earlier)
+    assert set(result.text.split()[1::2]) == {"0" * 16}, result
+    assert set(in_session.text.split()[1::2]) == {"0" * 16}, in_session
+
+
 async def test_files_that_do_not_fit_are_a_fault_of_the_caller_and_not_the_program_s_end(sandbox: BoxSandbox) -> None:
     program = python_program("print(1)", files={"large": b"x" * (3 << 20)})
     with pytest.raises(EnvironmentFault, match=r"cannot start: bwrap: .*No space left on device"):

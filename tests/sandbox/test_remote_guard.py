@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -85,6 +86,21 @@ async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxS
                 said
             )
         assert (await _post(url, "/run", {**PROGRAM, "limits": {name: most}}))[0] in (200, 503)
+
+
+async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sandbox: BoxSandbox) -> None:
+    maxima = MAXIMA.model_copy(update={"processes": 16, "open_files": 32})
+    command = "ulimit -n; ulimit -u; ulimit -v"
+    async with serving_sandbox(sandbox, maxima=maxima) as url, aiohttp.ClientSession() as http:
+        async with http.post(url + "/run", json={"argv": ["bash", "-c", command]}) as response:
+            ran = base64.b64decode((await response.json())["stdout"])
+        async with http.post(url + "/sessions", json={}) as response:
+            name = (await response.json())["session"]
+        call = {"request": {"do": "shell", "text": command, "timeout_s": 60}, "timeout_s": 68}
+        async with http.post(f"{url}/sessions/{name}", json=call) as response:
+            called = base64.b64decode((await response.json())["stdout"])
+    own = sandbox.limits.memory_mb * 1024
+    assert (ran.split(), called.split()) == ([b"32", b"16", b"%d" % own],) * 2
 
 
 async def test_a_client_learns_at_once_that_its_limits_are_over_the_servers(sandbox: BoxSandbox) -> None:

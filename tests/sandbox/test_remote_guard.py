@@ -43,6 +43,7 @@ async def _post(url: str, path: str, body: bytes | object, **headers: str) -> tu
         ({"Host": "evil.example"}, "Host 'evil.example' is not this machine"),
         ({"Origin": "https://evil.example"}, "Origin 'https://evil.example' is another site"),
         ({"Content-Type": "text/plain"}, "Content-Type 'text/plain' is not application/json"),
+        ({"Sec-Fetch-Site": "cross-site"}, "Sec-Fetch-Site 'cross-site' is another site"),
     ],
 )
 async def test_without_a_key_a_web_page_starts_no_program(sandbox: BoxSandbox, headers: dict[str, str], why: str) -> None:
@@ -53,6 +54,21 @@ async def test_without_a_key_a_web_page_starts_no_program(sandbox: BoxSandbox, h
         assert (await _post(url, "/run", PROGRAM))[0] == 200
         async with open_remote(url, limits=Limits(wall_s=60)) as remote:
             assert (await remote.run(python_program("print(1)"))).text == "1"
+
+
+@pytest.mark.parametrize(
+    ("site", "expected"), [(None, 200), ("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403)]
+)
+async def test_without_a_key_no_other_site_reads_what_the_server_is(
+    sandbox: BoxSandbox, site: str | None, expected: int
+) -> None:
+    headers = {} if site is None else {"Sec-Fetch-Site": site}  # as of an image of a page, which names no origin
+    async with (
+        serving_sandbox(sandbox) as url,
+        aiohttp.ClientSession() as http,
+        http.get(url + "/health", headers=headers) as response,
+    ):
+        assert response.status == expected
 
 
 async def test_a_compressed_body_is_refused_before_it_grows(sandbox: BoxSandbox) -> None:

@@ -402,6 +402,8 @@ async def test_without_a_key_a_page_of_a_named_origin_still_sends_json_to_this_m
     async with serving(engine, origins=AllowedOrigins([page])) as url, aiohttp.ClientSession() as session:
         for headers, status in (
             ({"Origin": page, "Content-Type": "application/json"}, 404),  # no such route, so it passed
+            ({"Origin": page, "Content-Type": "application/json", "Sec-Fetch-Site": "same-site"}, 404),
+            ({"Content-Type": "application/json", "Sec-Fetch-Site": "same-site"}, 403),
             ({"Origin": page, "Content-Type": "text/plain"}, 403),
             ({"Origin": page, "Content-Type": "application/json", "Host": "evil.example"}, 403),
         ):

@@ -51,7 +51,8 @@ def guard(
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        connections.headers_came(request.protocol)
+        is_chunked = "Transfer-Encoding" in request.headers
+        connections.headers_came(request.protocol, None if is_chunked else request.content_length or 0)
         try:
             if (answer := pages.preflight(request)) is not None:
                 return answer
@@ -63,7 +64,6 @@ def guard(
                 if refusal.status in (408, 415):
                     reply.force_close()  # what is left of the body is not read
                 return reply
-            connections.body_came(request.protocol)
             return await handler(request)
         finally:
             connections.answered(request.protocol)

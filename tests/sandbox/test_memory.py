@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap.cgroup import find_control_groups
+from agentrl.sandbox.bubblewrap.cgroup import ControlGroups, find_control_groups
 from agentrl.sandbox.types import Limits, python_program
 
 
@@ -110,6 +110,7 @@ def test_a_group_of_its_own_is_found_made_and_removed(tmp_path: Path) -> None:
     assert (group.memory(), group.ran_out()) == (4096, False)
     (group.path / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
     assert (group.memory(), group.ran_out()) == ((64 << 20) + 1, True)
+    assert ControlGroups(scope).make(Limits()).path != group.path  # of a second sandbox of this process
     group.kill()
     assert (group.path / "cgroup.kill").read_text() == "1"
 

@@ -195,10 +195,13 @@ report(host=socket.gethostname(), command_line=attempt(lambda: open("/proc/cmdli
 
 
 async def test_no_program_takes_a_terminal_of_which_the_machine_has_few(sandbox: BoxSandbox) -> None:
-    source = TRY + """
+    source = (
+        TRY
+        + """
 report(ptmx=attempt(lambda: os.open("/dev/ptmx", os.O_RDWR)), pts=attempt(lambda: os.open("/dev/pts/ptmx", os.O_RDWR)),
     pair=attempt(os.openpty), written=attempt(lambda: os.mkdir("/dev/pts/a")))
 """
+    )
     program = python_program(source)
     async with sandbox.session() as session, open_warm_python(sandbox, sessions=1) as warm:
         for run in (sandbox.run, session.run, warm.run):

@@ -105,11 +105,14 @@ class Usage:
         pids = [name for name in os.listdir(self._processes) if name.isdecimal()]
         kept = self._directories(pids)
         files = sum(found.f_files - found.f_ffree for found in kept)
+        is_due = time.monotonic() - self._slow_s >= _SLOW_S
+        if is_due:
+            self._stay_first_to_end(pids)
+            self._slow_s = time.monotonic()
         if self._group is not None:
             return Used(self._group.memory(), files)
-        if time.monotonic() - self._slow_s >= _SLOW_S:
+        if is_due:
             self._slow_bytes = self._mapping_records(pids) + self._pipes(pids) + self._locks()
-            self._stay_first_to_end(pids)
             self._slow_s = time.monotonic()
         private = {pid: self._private(pid) for pid in pids}
         tables = sum(tables for _, tables in private.values())

@@ -9,6 +9,7 @@ import pytest
 
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.bubblewrap.cgroup import ControlGroups, find_control_groups
+from agentrl.sandbox.bubblewrap.usage import most_descriptors
 from agentrl.sandbox.types import Limits, python_program
 
 
@@ -88,6 +89,15 @@ async def test_files_in_memory_count(sandbox: BoxSandbox) -> None:
     result = await sandbox.run(python_program(source))
     assert result.peak_memory_bytes is not None
     assert result.peak_memory_bytes > 24 << 20
+
+
+def test_a_kernel_that_counts_no_descriptors_still_bounds_them() -> None:
+    kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(600)]
+    try:
+        assert 600 <= most_descriptors(Path("/proc/self/status").read_bytes().splitlines()) <= 1 << 20
+    finally:
+        for descriptor in kept:
+            os.close(descriptor)
 
 
 def test_a_group_of_its_own_is_found_made_and_removed(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ class Sandbox(Protocol):
         """Whether programs are kept from this machine; False for the backend whose name says unsafe."""
         ...
 
+    @property
+    def limits(self) -> Limits:
+        """Those of calls that bring none."""
+        ...
+
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `program` to its end or to a limit, and leave nothing of it behind.
 

@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Final
 
 import anyio
 
 CHUNK = 65_536
+_RESTORED: Final = frozenset((13, 25))
+"""SIGPIPE and SIGXFSZ, which Python ignores and `subprocess` restores."""
+_RESET: Final = """
+import os, signal, sys
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Becomes a program that ignores and blocks no signal. A shell cannot: it leaves ignored what was ignored at its start."""
 
 
 class PipeReader:
@@ -119,7 +132,7 @@ class PipedProcess:
         directory: str | None = None,
         owner: int | None = None,
     ) -> None:
-        """Start it with exactly this environment and no descriptors but its pipes and `descriptors`.
+        """Start it with exactly this environment and no descriptors but its pipes and `descriptors`; no signal is ignored.
 
         The pipes belong to the user `owner`, who may then open them by name, as `/dev/stdout`; None: to this process's own.
 
@@ -127,7 +140,7 @@ class PipedProcess:
             OSError: it cannot be started.
         """
         self._process = subprocess.Popen(
-            command,
+            [*_signal_reset(), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -177,3 +190,15 @@ class PipedProcess:
         ended, self._ended = self._ended, -1
         if ended >= 0:
             os.close(ended)
+
+
+def _signal_reset() -> tuple[str, ...]:
+    """Return the words before a command that make it ignore no signal; none where this thread ignores and blocks none.
+
+    A shell that starts a process in the background makes it ignore SIGINT and SIGQUIT, and `nohup` SIGHUP.
+    """
+    lines = dict(line.split(":", 1) for line in Path("/proc/thread-self/status").read_text().splitlines())
+    ignored, blocked = (int(lines[name], 16) for name in ("SigIgn", "SigBlk"))
+    for number in _RESTORED:
+        ignored &= ~(1 << (number - 1))
+    return (sys.executable, "-I", "-S", "-c", _RESET) if ignored or blocked else ()

@@ -45,6 +45,11 @@ class SandboxPool:
         """Whether programs are kept from this machine."""
         return self._sandbox.is_isolated
 
+    @property
+    def limits(self) -> Limits:
+        """Those of calls that bring none."""
+        return self._sandbox.limits
+
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `program` when there is a free slot; the result's `queue_s` is the time until then.
 

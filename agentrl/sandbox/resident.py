@@ -15,7 +15,7 @@ import anyio
 
 from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.box import WATCH_S, Box, ForkStarter, Starter, Verdict
+from agentrl.sandbox.box import KILL_S, WATCH_S, Box, ForkStarter, Starter, Verdict
 from agentrl.sandbox.kernel_limits import process_limits
 from agentrl.sandbox.session import Session, session_over
 from agentrl.sandbox.types import MIB, Ending, Limits, Program
@@ -82,7 +82,16 @@ class BoxLink:
             if reply is None:
                 self._is_open = False
                 await self._box.kill()
+        if reply is None:
+            await self._note_end()
         return reply
+
+    async def _note_end(self) -> None:
+        """Take note of a limit by which the kernel has ended the box; only the box itself knows of it."""
+        with anyio.move_on_after(KILL_S):
+            ended = await self._box.wait()
+            if isinstance(ended, Ending):
+                self._verdict.end(ended)
 
     async def watch(self) -> None:
         """End the sandbox when its programs use too much."""

@@ -22,6 +22,8 @@ HEADERS_S: Final = 10.0
 """Seconds that a client has to send the headers of a request."""
 _SHUTDOWN_S: Final = 1.0
 _KEEPALIVE_S: Final = 300.0
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_END_OF_CHUNKS: Final = b"0\r\n\r\n"
 
 
 def check_address(host: str, api_key: str | None) -> None:
@@ -57,15 +59,10 @@ class Connections:
         connection = self._open[handler] = _Connection(handler, self._headers_s, partial(self._open.pop, handler, None))
         return connection
 
-    def headers_came(self, handler: asyncio.BaseProtocol) -> None:
-        """Take note that the headers of a request on this connection are complete; its body follows."""
+    def headers_came(self, handler: asyncio.BaseProtocol, body_size: int | None) -> None:
+        """Take note that the headers of a request on this connection are complete; its body follows, None: in chunks."""
         if handler in self._open:
-            self._open[handler].headers_came()
-
-    def body_came(self, handler: asyncio.BaseProtocol) -> None:
-        """Take note that the request is complete: what follows belongs to the next one."""
-        if handler in self._open:
-            self._open[handler].body_came()
+            self._open[handler].headers_came(body_size)
 
     def answered(self, handler: asyncio.BaseProtocol) -> None:
         """Take note that the request has its response, so that the next one is read."""
@@ -74,12 +71,18 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """Hands a connection on to aiohttp's handler, and closes it when headers are late."""
+    """Hands a connection on to aiohttp's handler, and closes it when headers are late.
+
+    What arrives beyond the end of a request belongs to the next one, whose headers have begun. From then on the deadline
+    runs after every answer on this connection, since what else the parser holds is unknown.
+    """
 
     def __init__(self, handler: web.RequestHandler, headers_s: float, on_lost: partial[object]) -> None:
         self._handler, self._headers_s, self._on_lost = handler, headers_s, on_lost
         self._timer: asyncio.TimerHandle | None = None
-        self._in_request = self._in_body = self._next_begun = False
+        self._in_request = self._is_pipelined = False
+        self._body_size: int | None = None
+        self._expect_request()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._await_headers()  # of the first request, which has not begun yet
@@ -93,8 +96,13 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._in_request:
             self._await_headers()
-        elif not self._in_body:
-            self._next_begun = True
+        if not self._head_size:
+            joined = self._last + data
+            found = joined.find(_END_OF_HEAD)
+            if found >= 0:
+                self._head_size = self._arrived - len(self._last) + found + len(_END_OF_HEAD)
+        self._arrived += len(data)
+        self._last = (self._last + data[-len(_END_OF_CHUNKS) :])[-len(_END_OF_CHUNKS) :]
         self._handler.data_received(data)
 
     def eof_received(self) -> None:
@@ -106,18 +114,24 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._handler.resume_writing()
 
-    def headers_came(self) -> None:
+    def headers_came(self, body_size: int | None) -> None:
         self._stop_timer()
-        self._in_request = self._in_body = True
-        self._next_begun = False
-
-    def body_came(self) -> None:
-        self._in_body = False
+        self._in_request, self._body_size = True, body_size
 
     def answered(self) -> None:
-        self._in_request = self._in_body = False
-        if self._next_begun:
+        self._in_request = False
+        if self._body_size is None:
+            self._is_pipelined |= self._last != _END_OF_CHUNKS
+        else:
+            self._is_pipelined |= not self._head_size or self._arrived > self._head_size + self._body_size
+        self._expect_request()
+        if self._is_pipelined:
             self._await_headers()
+
+    def _expect_request(self) -> None:
+        """Count the bytes of the next request from here on."""
+        self._arrived = self._head_size = 0
+        self._last = b""
 
     def _await_headers(self) -> None:
         if self._timer is None:

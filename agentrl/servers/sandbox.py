@@ -200,14 +200,15 @@ class SandboxService:
             served.scope.cancel()
         return _encoded({})
 
-    def _limits_of(self, given: Mapping[str, float | int | None] | None) -> Limits | None:
-        """Return the limits that a caller asks for; None: those of the sandbox.
+    def _limits_of(self, given: Mapping[str, float | int | None] | None) -> Limits:
+        """Return the limits that a caller asks for; for None those of the sandbox, each no more than the server's maximum.
 
         Raises:
             ConfigError: one is over the server's maximum.
         """
         if given is None:
-            return None
+            own, maxima = dict(self._sandbox.limits), dict(self._maxima)
+            return Limits.model_validate({name: _smaller(value, maxima[name]) for name, value in own.items()})
         limits = Limits.model_validate(given)
         over = exceeded(limits, self._maxima)
         if over is not None:
@@ -291,6 +292,10 @@ def _check_words(program: Program) -> None:
             f"program: expected arguments and variables of at most {_MAX_WORD} bytes each and {_MAX_WORDS} together, got "
             f"{len(sizes)} of {sum(sizes)} bytes, the longest of {max(sizes)}; pass the data as a file or standard input"
         )
+
+
+def _smaller(value: float | int | None, most: float | int | None) -> float | int | None:
+    return value if value is None or most is None else min(value, most)
 
 
 def _encoded(body: object) -> web.Response:

@@ -42,6 +42,8 @@ _HEADERS: Final = {
 }
 _MAX_TEXT: Final = 500
 """Characters of a text to search for."""
+_MAX_SEARCHES: Final = 4
+"""Searches that read at a time."""
 _FILES: Final = {
     "/data/run": "config.yaml",
     "/data/metrics": "metrics.jsonl",
@@ -61,6 +63,8 @@ class ViewRoutes:
         """Answer from one run, or from two that are compared, to those who have `token`."""
         self._runs, self._token = runs, token
         self._turns = ReadersFirst()
+        self._searchers = anyio.CapacityLimiter(_MAX_SEARCHES)
+        """Threads of searches: one that waits for readers holds no thread that a reader needs."""
         self._document = document()
 
     def application(self) -> web.Application:
@@ -172,7 +176,9 @@ class ViewRoutes:
         await response.prepare(request)
         progress = search_texts(data.path, text, may_go_on=lambda: self._turns.wait_until_free(stop))
         try:
-            while (line := await anyio.to_thread.run_sync(_next_answer, data, progress)) is not None:
+            while (
+                line := await anyio.to_thread.run_sync(_next_answer, data, progress, limiter=self._searchers)
+            ) is not None:
                 await response.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
         finally:
             stop.set()  # where the reader has gone, the thread may still be in the midst of a file

@@ -164,10 +164,13 @@ def action_names(env: Any) -> Mapping[str, int]:  # noqa: ANN401 - Gymnasium is 
     if type(env.action_space).__name__ != "Discrete":
         return {}
     actions: object = getattr(env, "actions", None)
-    if isinstance(actions, type) and issubclass(actions, IntEnum):
-        return {action.name.lower(): int(action) for action in actions}
     meanings: Callable[[], Sequence[str]] | None = getattr(env, "get_action_meanings", None)
-    return {name.lower(): number for number, name in enumerate(meanings())} if meanings is not None else {}
+    named: dict[str, int] = {}
+    if isinstance(actions, type) and issubclass(actions, IntEnum):
+        named = {action.name.lower(): int(action) for action in actions}
+    elif meanings is not None:
+        named = {name.lower(): number for number, name in enumerate(meanings())}
+    return {name: number for name, number in named.items() if env.action_space.contains(number)}
 
 
 def describe_actions(env: Any) -> str:  # noqa: ANN401 - as above

@@ -16,7 +16,7 @@ from agentrl.types import Task
 
 gymnasium = pytest.importorskip("gymnasium", reason="the extra agentrl[gym]")
 
-from agentrl_envs.gymnasium import GymEnvironment, describe_space, read_action  # noqa: E402
+from agentrl_envs.gymnasium import GymEnvironment, action_names, describe_space, read_action  # noqa: E402
 
 TASK = Task(id="t", data={})
 SPACES = gymnasium.spaces
@@ -28,6 +28,26 @@ def text_of(messages: Any) -> str:  # noqa: ANN401 - messages of the wire
 
 async def act(episode: ChatEpisode, action: object) -> ChatStep:
     return await episode.step({"role": "assistant", "content": f"I think so. <action>{action}</action>"})
+
+
+def test_names_are_those_of_actions_in_the_space() -> None:
+    class Moves(IntEnum):
+        left = 0
+        right = 1
+        done = 2
+
+    class Few(gymnasium.Env):
+        action_space = SPACES.Discrete(2)
+        actions = Moves
+
+    class Meanings(gymnasium.Env):
+        action_space = SPACES.Discrete(2, start=1)
+
+        def get_action_meanings(self) -> list[str]:
+            return ["NOOP", "UP", "DOWN"]
+
+    assert action_names(Few()) == {"left": 0, "right": 1}
+    assert action_names(Meanings()) == {"up": 1, "down": 2}
 
 
 async def test_frozen_lake_is_crossed_by_its_drawing() -> None:

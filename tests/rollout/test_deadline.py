@@ -130,6 +130,7 @@ class AsleepSandbox:
     """Never ends a program."""
 
     name, is_isolated = "asleep", True
+    limits = Limits()
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         await anyio.sleep_forever()

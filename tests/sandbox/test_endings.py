@@ -15,6 +15,11 @@ import pytest
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.bubblewrap import open_bubblewrap
+from agentrl.sandbox.bubblewrap.arguments import SUPERVISOR_FOLDER
+from agentrl.sandbox.bubblewrap.cgroup import ControlGroup, ControlGroups
+from agentrl.sandbox.bubblewrap.host import Host, UserIds
+from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
+from agentrl.sandbox.bubblewrap.start import BubblewrapStarter
 from agentrl.sandbox.types import Ending, Limits, Program, Result, python_program
 from tests.support.hostile_programs import odd_ends
 
@@ -52,10 +57,57 @@ def test_every_kind_of_program_of_an_ordinary_user_ends_as_a_result() -> None:
     assert (done.stdout, done.stderr) == ("True {}\n", "")
 
 
+async def test_a_program_ignores_and_blocks_no_signal_that_this_process_does(sandbox: BoxSandbox) -> None:
+    earlier = signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as in a process that a shell started in the background
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        result = await sandbox.run(Program(argv=("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status")))
+        async with sandbox.session() as session:
+            in_session = await session.shell("grep -E 'Sig(Ign|Blk)' /proc/self/status")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        signal.signal(signal.SIGQUIT, earlier)
+    assert set(result.text.split()[1::2]) == {"0" * 16}, result
+    assert set(in_session.text.split()[1::2]) == {"0" * 16}, in_session
+
+
 async def test_files_that_do_not_fit_are_a_fault_of_the_caller_and_not_the_program_s_end(sandbox: BoxSandbox) -> None:
     program = python_program("print(1)", files={"large": b"x" * (3 << 20)})
     with pytest.raises(EnvironmentFault, match=r"cannot start: bwrap: .*No space left on device"):
         await sandbox.run(program, Limits(work_mb=1))
+
+
+class UnreadGroup(ControlGroup):
+    """A group whose sandbox the kernel ends for its memory before a reading shows it."""
+
+    def memory(self) -> int:
+        return 0
+
+    def ran_out(self) -> bool:
+        return True
+
+
+class UnreadGroups(ControlGroups):
+    def make(self, limits: Limits) -> ControlGroup:
+        return UnreadGroup(self.folder / "group", limits)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+
+async def test_a_session_that_the_kernel_ends_for_its_memory_says_so(host: Host, tmp_path: Path) -> None:
+    starter = BubblewrapStarter(host, seccomp_filter(native_architecture()), UserIds(), UnreadGroups(tmp_path))
+    supervisor = (host.python, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/supervisor.py")
+    sandbox = BoxSandbox("bubblewrap", starter, supervisor, is_isolated=True, limits=Limits(wall_s=60))
+    async with sandbox.session() as session:
+        assert (await session.python("1 + 1")).text == "2"
+        [outside] = _children("bwrap")
+        os.kill(outside, signal.SIGKILL)
+        with anyio.fail_after(300):
+            while (ended := (await session.python("1 + 1")).ended) is Ending.EXITED:  # it may answer once more
+                pass
+        assert (ended, (await session.python("1 + 1")).ended) == (Ending.MEMORY, Ending.MEMORY)
 
 
 @pytest.mark.external

@@ -16,6 +16,7 @@ import pytest
 
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.types import Ending, Limits, Result, python_program
+from agentrl.sandbox.warm import open_warm_python
 from tests.support.leftovers import processes_with
 
 # How a program tries something: the error's name, or the value.
@@ -191,6 +192,21 @@ report(host=socket.gethostname(), command_line=attempt(lambda: open("/proc/cmdli
     assert found["command_line"] in REFUSED
     assert found["log"] in REFUSED
     assert int(str(found["pids"])) <= 4
+
+
+async def test_no_program_takes_a_terminal_of_which_the_machine_has_few(sandbox: BoxSandbox) -> None:
+    source = (
+        TRY
+        + """
+report(ptmx=attempt(lambda: os.open("/dev/ptmx", os.O_RDWR)), pts=attempt(lambda: os.open("/dev/pts/ptmx", os.O_RDWR)),
+    pair=attempt(os.openpty), written=attempt(lambda: os.mkdir("/dev/pts/a")))
+"""
+    )
+    program = python_program(source)
+    async with sandbox.session() as session, open_warm_python(sandbox, sessions=1) as warm:
+        for run in (sandbox.run, session.run, warm.run):
+            result = await run(program)
+            assert refused(json.loads(result.stdout)), (run, result.text)
 
 
 async def test_descriptors_of_the_caller_are_closed(sandbox: BoxSandbox, open_file: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap.cgroup import find_control_groups
+from agentrl.sandbox.bubblewrap.cgroup import ControlGroups, find_control_groups
+from agentrl.sandbox.bubblewrap.usage import most_descriptors
 from agentrl.sandbox.types import Limits, python_program
 
 
@@ -90,6 +91,15 @@ async def test_files_in_memory_count(sandbox: BoxSandbox) -> None:
     assert result.peak_memory_bytes > 24 << 20
 
 
+def test_a_kernel_that_counts_no_descriptors_still_bounds_them() -> None:
+    kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(600)]
+    try:
+        assert 600 <= most_descriptors(Path("/proc/self/status").read_bytes().splitlines()) <= 1 << 20
+    finally:
+        for descriptor in kept:
+            os.close(descriptor)
+
+
 def test_a_group_of_its_own_is_found_made_and_removed(tmp_path: Path) -> None:
     # Files as cgroup v2 lays them out; the kernel would make those of a new group.
     own = tmp_path / "own"
@@ -110,6 +120,7 @@ def test_a_group_of_its_own_is_found_made_and_removed(tmp_path: Path) -> None:
     assert (group.memory(), group.ran_out()) == (4096, False)
     (group.path / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
     assert (group.memory(), group.ran_out()) == ((64 << 20) + 1, True)
+    assert ControlGroups(scope).make(Limits()).path != group.path  # of a second sandbox of this process
     group.kill()
     assert (group.path / "cgroup.kill").read_text() == "1"
 

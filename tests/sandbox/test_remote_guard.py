@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -42,6 +43,7 @@ async def _post(url: str, path: str, body: bytes | object, **headers: str) -> tu
         ({"Host": "evil.example"}, "Host 'evil.example' is not this machine"),
         ({"Origin": "https://evil.example"}, "Origin 'https://evil.example' is another site"),
         ({"Content-Type": "text/plain"}, "Content-Type 'text/plain' is not application/json"),
+        ({"Sec-Fetch-Site": "cross-site"}, "Sec-Fetch-Site 'cross-site' is another site"),
     ],
 )
 async def test_without_a_key_a_web_page_starts_no_program(sandbox: BoxSandbox, headers: dict[str, str], why: str) -> None:
@@ -52,6 +54,21 @@ async def test_without_a_key_a_web_page_starts_no_program(sandbox: BoxSandbox, h
         assert (await _post(url, "/run", PROGRAM))[0] == 200
         async with open_remote(url, limits=Limits(wall_s=60)) as remote:
             assert (await remote.run(python_program("print(1)"))).text == "1"
+
+
+@pytest.mark.parametrize(
+    ("site", "expected"), [(None, 200), ("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403)]
+)
+async def test_without_a_key_no_other_site_reads_what_the_server_is(
+    sandbox: BoxSandbox, site: str | None, expected: int
+) -> None:
+    headers = {} if site is None else {"Sec-Fetch-Site": site}  # as of an image of a page, which names no origin
+    async with (
+        serving_sandbox(sandbox) as url,
+        aiohttp.ClientSession() as http,
+        http.get(url + "/health", headers=headers) as response,
+    ):
+        assert response.status == expected
 
 
 async def test_a_compressed_body_is_refused_before_it_grows(sandbox: BoxSandbox) -> None:
@@ -85,6 +102,21 @@ async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxS
                 said
             )
         assert (await _post(url, "/run", {**PROGRAM, "limits": {name: most}}))[0] in (200, 503)
+
+
+async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sandbox: BoxSandbox) -> None:
+    maxima = MAXIMA.model_copy(update={"processes": 16, "open_files": 32})
+    command = "ulimit -n; ulimit -u; ulimit -v"
+    async with serving_sandbox(sandbox, maxima=maxima) as url, aiohttp.ClientSession() as http:
+        async with http.post(url + "/run", json={"argv": ["bash", "-c", command]}) as response:
+            ran = base64.b64decode((await response.json())["stdout"])
+        async with http.post(url + "/sessions", json={}) as response:
+            name = (await response.json())["session"]
+        call = {"request": {"do": "shell", "text": command, "timeout_s": 60}, "timeout_s": 68}
+        async with http.post(f"{url}/sessions/{name}", json=call) as response:
+            called = base64.b64decode((await response.json())["stdout"])
+    own = sandbox.limits.memory_mb * 1024
+    assert (ran.split(), called.split()) == ([b"32", b"16", b"%d" % own],) * 2
 
 
 async def test_a_client_learns_at_once_that_its_limits_are_over_the_servers(sandbox: BoxSandbox) -> None:

@@ -30,6 +30,7 @@ class AnsweringSandbox:
     """Returns what `answer` makes of a program; `programs` has all that came in."""
 
     name, is_isolated = "answering", False
+    limits = Limits()
 
     def __init__(self, answer: Callable[[Program], Awaitable[Result]]) -> None:
         self.programs: list[Program] = []

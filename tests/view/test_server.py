@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
+import anyio.to_thread
 import orjson
 import pytest
 from yarl import URL
@@ -211,6 +213,44 @@ async def test_a_search_reads_the_newest_files_first_and_tells_how_far_it_is(run
         assert [answer["files_read"] for answer in answers] == [1, 2, 3, 4]
         assert [len(answer["matches"]) for answer in answers] == [0, 1, 0, 0]
         assert answers[-1]["is_complete"]
+
+
+class HeldRun(RunData):
+    """Reads the frame of the page when it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.is_read, self.may_go_on = threading.Event(), threading.Event()
+
+    def run(self, others: Sequence[Path] = ()) -> bytes:
+        self.is_read.set()
+        assert self.may_go_on.wait(300)
+        return super().run(others)
+
+
+async def test_searches_that_wait_leave_threads_to_readers(run_dir: Path) -> None:
+    held = HeldRun(run_dir)
+    async with (
+        serving_view(held, token=TOKEN) as url,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        async with http.get(url):
+            pass
+        base = url.partition("/?")[0]
+
+        async def read_frame() -> None:
+            async with http.get(f"{base}/data/run") as reply:
+                assert reply.status == 200
+
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            stack.callback(held.may_go_on.set)
+            tasks.start_soon(read_frame)
+            assert await anyio.to_thread.run_sync(held.is_read.wait, 300)
+            for _ in range(60):  # more than there are threads; each has begun when its headers come
+                await stack.enter_async_context(http.get(f"{base}/data/search", params={"text": "a"}))
+            with anyio.fail_after(300):
+                async with http.get(f"{base}/data/metrics") as reply:
+                    assert reply.status == 200
 
 
 async def test_a_search_finds_quoted_text_and_no_names_of_fields(run_dir: Path) -> None:

@@ -60,6 +60,7 @@ class BrokenSandbox:
     """Starts nothing."""
 
     name, is_isolated = "broken", True
+    limits = Limits()
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         raise EnvironmentFault("sandbox: cannot be started")

@@ -72,6 +72,8 @@ def bwrap_arguments(
     words += ["--ro-bind-data", str(passwd), "/etc/passwd", "--dev", "/dev"]
     # It reads as /dev/zero does, and cannot be mapped: such a mapping is shared memory that no process shows.
     words += ["--dev-bind", "/dev/full", "/dev/zero"]
+    # Terminals are of all the machine's processes together; /dev/ptmx is a link to one in this folder.
+    words += ["--perms", "0555", "--size", "4096", "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts"]
     words += [*_in_memory("/dev/shm", limits.shared_mb), "--remount-ro", "/dev"]
     words += [*_in_memory(WORK, limits.work_mb), *_in_memory("/tmp", limits.temp_mb)]
     for folder in sorted({parent for path in (*files, FIRST) for parent in _parents(path)}):

@@ -18,6 +18,8 @@ _DRIVER: Final = "agentrl-driver"
 _CONTROLLERS: Final = ("memory", "pids")
 _OWN_PROCESSES: Final = 5
 """Those of bubblewrap outside the namespace of the sandbox, and those of a warm Python between it and its programs."""
+_NUMBERS: Final = itertools.count()
+"""Of the groups of this process, whose sandboxes may share a parent."""
 
 
 class ControlGroup:
@@ -70,7 +72,6 @@ class ControlGroups:
     def __init__(self, parent: Path) -> None:
         """Make them below `parent`."""
         self._parent = parent
-        self._numbers = itertools.count()
 
     def make(self, limits: Limits) -> ControlGroup:
         """Return a new group with these limits.
@@ -78,7 +79,7 @@ class ControlGroups:
         Raises:
             OSError: it cannot be made.
         """
-        return ControlGroup(self._parent / f"agentrl-{os.getpid()}-{next(self._numbers)}", limits)
+        return ControlGroup(self._parent / f"agentrl-{os.getpid()}-{next(_NUMBERS)}", limits)
 
 
 def find_control_groups(mount: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> ControlGroups | None:

@@ -51,7 +51,8 @@ def guard(
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        connections.headers_came(request.protocol)
+        is_chunked = "Transfer-Encoding" in request.headers
+        connections.headers_came(request.protocol, None if is_chunked else request.content_length or 0)
         try:
             if (answer := pages.preflight(request)) is not None:
                 return answer
@@ -63,7 +64,6 @@ def guard(
                 if refusal.status in (408, 415):
                     reply.force_close()  # what is left of the body is not read
                 return reply
-            connections.body_came(request.protocol)
             return await handler(request)
         finally:
             connections.answered(request.protocol)
@@ -98,15 +98,18 @@ async def _body_came(request: web.Request, seconds: float) -> bool:
 def _foreign(request: web.Request, pages: AllowedOrigins) -> str | None:
     """Return what shows that a web page sent the request, which needs no key; None for a program's own.
 
-    A page can send requests to this machine, but it cannot hide its origin, name another host than its own in `Host`, or
-    send JSON without the server's consent.
+    A page can send requests to this machine, but it cannot hide its origin or its site, name another host than its own in
+    `Host`, or send JSON without the server's consent.
     """
     host = request.headers.get("Host", "")
     if not names_loopback(host):
         return f"Host {host!r} is not this machine"
-    origin = request.headers.get("Origin")
-    if origin is not None and origin != f"http://{host}" and not pages.admit(request):
-        return f"Origin {origin!r} is another site"
+    if not pages.admit(request):
+        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
+        if origin is not None and origin != f"http://{host}":
+            return f"Origin {origin!r} is another site"
+        if site is not None and site not in ("none", "same-origin"):  # of a GET without an origin, as for an image
+            return f"Sec-Fetch-Site {site!r} is another site"
     if request.can_read_body and request.content_type != "application/json":
         return f"Content-Type {request.content_type!r} is not application/json"
     return None

@@ -206,6 +206,48 @@ async def test_a_temperature_that_no_float_can_divide_by_is_refused(temperature:
             assert (await s.generate([1], 4, sampling={"temperature": highest}))["output_ids"]
 
 
+@pytest.mark.parametrize("sent", ["none", "sized", "chunked"])
+async def test_the_deadline_of_headers_holds_behind_requests_of_the_same_segment(models: list[Path], sent: str) -> None:
+    head = b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    whole = {
+        "none": b"GET /health" + head + b"\r\n",
+        "sized": b"POST /generate" + head + b"Content-Length: 18\r\n\r\n" + b'{"input_ids": [1]}',
+        "chunked": b"POST /generate"
+        + head
+        + b"Transfer-Encoding: chunked\r\n\r\n12\r\n"
+        + b'{"input_ids": [1]}\r\n0\r\n\r\n',
+    }[sent]
+    engine = EmbeddedEngine(EngineOptions(model_path=str(models[0]), max_context_tokens=2048))
+    received = bytearray()
+    async with (
+        serving(engine, headers_s=0.5) as url,
+        await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])) as stream,
+    ):
+        await stream.send(whole + whole + whole[:20])
+        with anyio.fail_after(60), suppress(anyio.EndOfStream):
+            while True:
+                received += await stream.receive()
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+
+
+async def test_a_connection_whose_last_request_had_a_body_is_kept_beyond_the_deadline_of_headers(
+    models: list[Path],
+) -> None:
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n"
+    body, received = b'{"input_ids": [1]}', bytearray()
+    engine = EmbeddedEngine(EngineOptions(model_path=str(models[0]), max_context_tokens=2048))
+    async with (
+        serving(engine, headers_s=1) as url,
+        await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])) as stream,
+    ):
+        for number in (1, 2):
+            for piece in (head[:-2], head[-2:] + body):
+                await stream.send(piece)
+            while received.count(b"HTTP/1.1 200 OK") < number:
+                received += await stream.receive()
+            await anyio.sleep(1.5)  # longer than the deadline
+
+
 async def test_a_client_that_never_finishes_a_body_is_disconnected(models: list[Path]) -> None:
     engine = EmbeddedEngine(EngineOptions(model_path=str(models[0]), max_context_tokens=2048))
     received = bytearray()
@@ -402,6 +444,8 @@ async def test_without_a_key_a_page_of_a_named_origin_still_sends_json_to_this_m
     async with serving(engine, origins=AllowedOrigins([page])) as url, aiohttp.ClientSession() as session:
         for headers, status in (
             ({"Origin": page, "Content-Type": "application/json"}, 404),  # no such route, so it passed
+            ({"Origin": page, "Content-Type": "application/json", "Sec-Fetch-Site": "same-site"}, 404),
+            ({"Content-Type": "application/json", "Sec-Fetch-Site": "same-site"}, 403),
             ({"Origin": page, "Content-Type": "text/plain"}, 403),
             ({"Origin": page, "Content-Type": "application/json", "Host": "evil.example"}, 403),
         ):

@@ -244,7 +244,7 @@ def most_descriptors(status: list[bytes]) -> int:
     """Return a bound of how many descriptors a process has; the size of its folder says so from Linux 6.2 on.
 
     Example:
-        >>> most_descriptors([b"Name:\\tsh", b"FDSize:\\t256"])
+        >>> most_descriptors([b"Name: sh", b"FDSize: 256"])
         256
     """
     return sum(int(line.split()[1]) for line in status if line.startswith(b"FDSize:"))

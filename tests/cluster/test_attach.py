@@ -120,7 +120,7 @@ async def test_a_stopped_rank_is_named_as_the_cause_of_the_collective_that_fails
                 await trainer.step(random_batch(version=1, samples=7))
             os.kill(ranks[1].pid, signal.SIGCONT)
             assert await codes(ranks) == [1, 1]
-    assert f"pid {ranks[1].pid}) gives no sign of life" in caplog.text
+    assert f"pid {ranks[1].pid}) has given no sign of life" in caplog.text
 
 
 async def test_ranks_end_with_a_killed_driver_also_inside_a_step(

@@ -6,6 +6,8 @@ one follows the umask, so that `chmod` on the directory alone shares all of it.
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 
@@ -15,5 +17,8 @@ def make_private(folder: Path) -> None:
     Raises:
         OSError: it cannot be made, or is a file.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError as error:  # a file stands where a directory should
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error

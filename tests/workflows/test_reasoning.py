@@ -17,12 +17,12 @@ async def test_an_equivalent_answer_pays_and_exactly_one_box_pays_a_little(play:
         r"It is \boxed{\frac{1}{2}}.": 1.1,
         "It is 1/2.": 1.0,
         r"It is \boxed{2}.": 0.1,
-        r"\boxed{1} or \boxed{0.5}": 1.0,
+        r"\boxed{1} or \boxed{0.5}": 0.0,  # alternatives
         "No idea.": 0.0,
     }
     episodes = await play.all(Reasoning(num_workers=1), HALF, *([text] for text in rewards))
     assert [episode.final_reward for episode in episodes] == pytest.approx(list(rewards.values()))
-    assert [episode.metrics["correct"] for episode in episodes] == [1.0, 1.0, 0.0, 1.0, 0.0]
+    assert [episode.metrics["correct"] for episode in episodes] == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert all(episode.failure is None for episode in episodes)
     for episode in episodes:
         verify(episode)

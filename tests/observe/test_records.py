@@ -53,7 +53,7 @@ def test_half_a_line_left_by_a_killed_process_is_cut_off(tmp_path: Path, tail: b
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunStopped, match=r"cannot write .*file/metrics\.jsonl: File exists"):
+    with pytest.raises(RunStopped, match=r"cannot write .*file/metrics\.jsonl: Not a directory"):
         JsonLines(tmp_path / "file" / "metrics.jsonl")
 
 

@@ -130,7 +130,7 @@ def _pandas_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | No
         import pandas  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError("to_pandas needs pandas; pip install 'agentrl[tables]'") from None
-    return pandas.DataFrame(rows, columns=columns)
+    return pandas.DataFrame(rows, columns=None if columns is None else list(columns))
 
 
 def _polars_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> polars.DataFrame:

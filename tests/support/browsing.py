@@ -41,7 +41,8 @@ async def browser_page(**context: Any) -> AsyncGenerator[Any]:  # noqa: ANN401 -
         browser = await driver.chromium.launch(
             executable_path=CHROMIUM, chromium_sandbox=False, args=FLAGS, timeout=PATIENCE_MS
         )
-        page = await (await browser.new_context(**{"viewport": WIDE, **context})).new_page()
+        new_context: Any = browser.new_context
+        page = await (await new_context(**{"viewport": WIDE, **context})).new_page()
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", on_error)
         page.on("console", on_message)

@@ -73,5 +73,5 @@ def assert_same(together: list[Outcome], alone: Outcome) -> None:
             np.testing.assert_allclose(outcome.proximal[at], values, rtol=0, atol=1e-5)
     assert together[0].weights.keys() == alone.weights.keys()
     for name, values in alone.weights.items():
-        np.testing.assert_allclose(together[0].weights[name], values, rtol=0, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(together[0].weights[name], values, rtol=0, atol=1e-6, err_msg=name)
     assert all(outcome.weights == {} for outcome in together[1:])

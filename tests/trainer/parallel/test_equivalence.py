@@ -36,7 +36,7 @@ _UNTIED: Architecture = "llama"
         (
             MeshShape(dp=2),
             [
-                ("qwen3", {"microbatch_tokens": 64}),
+                ("qwen3", _SMALL_STEPS),
                 (_UNTIED, {"lr": 1e-4, "minibatches": 3, "microbatch_tokens": 100, "gradient_checkpointing": True}),
             ],
         ),

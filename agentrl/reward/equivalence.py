@@ -177,7 +177,7 @@ def _is_words(text: str) -> bool:
 
 
 def _decide(reference: str, answer: str, kind: Literal["math", "text"]) -> bool | None:
-    """Return whether an answer is right where its text alone says so, else None."""
+    """Return whether an answer is right where its text alone decides it, else None."""
     expected, given = plain(reference), plain(answer)
     letter = choice(expected)
     if letter is not None and letter == choice(given):

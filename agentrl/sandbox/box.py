@@ -63,7 +63,7 @@ class Box(Protocol):
     async def look(self) -> Used | None:
         """Return what the box holds; None where the backend itself limits it, and before the start.
 
-        Cancellation: the thread that reads goes on until the kernel answers it.
+        Cancellation: the reading thread ends when the kernel answers it.
         """
         ...
 

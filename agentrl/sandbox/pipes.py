@@ -19,7 +19,7 @@ import anyio
 CHUNK = 65_536
 _RESTORED: Final = frozenset((13, 25, 32, 33))
 """SIGPIPE and SIGXFSZ, which Python ignores and `subprocess` restores; and two of the C library's own, which it ignores in a
-process of `posix_spawn`, such as one of make, and lets nobody set."""
+process of `posix_spawn`, as a child of make is, and which nobody can set."""
 _RESET: Final = """
 import os, signal, sys
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -28,7 +28,7 @@ class ReadersFirst:
             self._add(-1)
 
     def wait_until_free(self, stop: threading.Event) -> bool:
-        """Wait until nothing is being read; return whether the search goes on, which is not so after `stop`."""
+        """Wait until nothing is being read; return False after `stop`, which ends the search."""
         with self._changed:
             self._changed.wait_for(lambda: self._readers == 0 or stop.is_set())
         return not stop.is_set()

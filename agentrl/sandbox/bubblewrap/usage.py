@@ -172,7 +172,7 @@ class Usage:
         return total
 
     def _sockets(self, pids: list[str]) -> int:
-        """Return a bound of what sockets hold: unix ones fill the buffer of the sender, the others say what they hold."""
+        """Return a bound of what sockets hold: unix ones fill the buffer of the sender, the kernel counts the others."""
         total = 0
         for pid in self._one_of_each(pids, "net"):
             counts = {line.split()[0]: int(line.split()[2]) for line in self._lines(f"{pid}/net/protocols")[1:]}
@@ -241,7 +241,7 @@ def _kibibytes(lines: list[bytes], *names: bytes) -> int:
 
 
 def most_descriptors(status: list[bytes]) -> int:
-    """Return a bound of how many descriptors a process has; the size of its folder says so from Linux 6.2 on.
+    """Return a bound of how many descriptors a process has; the size of its folder gives it from Linux 6.2 on.
 
     Example:
         >>> most_descriptors([b"Name: sh", b"FDSize: 256"])

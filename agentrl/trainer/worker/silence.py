@@ -53,7 +53,7 @@ class Silences:
             ranks: of one trainer.
             silent_s: seconds without a sign of life after which a rank is reported.
             lost_s: seconds without one after which a rank is lost; None: never.
-            on_lost: is told the number of a lost rank, and the reason.
+            on_lost: called with the number of a lost rank, and the reason.
         """
         self.signs = [LifeSigns() for _ in ranks]
         """Of each rank; the reader of its stream notes them."""

@@ -115,7 +115,7 @@ async def test_a_stopped_rank_is_named_as_the_cause_of_the_collective_that_fails
         async with trainer_of(port, checkpoint, tmp_path, collective_timeout_s=20) as trainer:
             await trainer.step(random_batch(version=1, samples=7))
             os.kill(ranks[1].pid, signal.SIGSTOP)
-            named = rf"rank 1 \(.*pid {ranks[1].pid}\) had given no sign of life for \d+ s: it was stopped or hung, so it was killed"
+            named = rf"rank 1 \(.*pid {ranks[1].pid}\) had given no sign of life for \d+ s: .* hung, so it was killed"
             with pytest.raises(TrainerDied, match=named):
                 await trainer.step(random_batch(version=1, samples=7))
             os.kill(ranks[1].pid, signal.SIGCONT)

@@ -75,7 +75,7 @@ def racing_branches() -> Iterator[Outcome]:
 
 
 def teams() -> Iterator[Outcome]:
-    """A planner opens two branches, of which B goes on only after a short answer; a joiner is paid for both.
+    """A planner opens two branches, and B continues only after a short answer; a joiner is paid for both.
 
     Each branch pays its own turns, the plan decides what they are worth, and a reward of the planner comes in hindsight.
     """
@@ -201,7 +201,7 @@ def first_of_two() -> Iterator[Outcome]:
 
 
 def forked_while_running() -> Iterator[Outcome]:
-    """A conversation goes on in two forks that run at once; the second fork is sent only while the first one is long."""
+    """A conversation has two forks that run at once; the second fork is sent only while the first one is long."""
     for root, one, two in itertools.product(range(ACTIONS), repeat=3):
         if one == 0 and two:
             continue

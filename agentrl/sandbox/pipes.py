@@ -202,4 +202,8 @@ def _signal_reset() -> tuple[str, ...]:
     ignored, blocked = (int(lines[name], 16) for name in ("SigIgn", "SigBlk"))
     for number in _RESTORED:
         ignored &= ~(1 << (number - 1))
-    return (sys.executable, "-I", "-S", "-c", _RESET) if ignored or blocked else ()
+    if not ignored and not blocked:
+        return ()
+    if os.access(sys.executable, os.X_OK):
+        return (sys.executable, "-I", "-S", "-c", _RESET)
+    return ("/usr/bin/env", "--default-signal")  # a process that gave up the rights which its Python needs

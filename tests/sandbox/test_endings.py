@@ -25,7 +25,8 @@ from tests.support.hostile_programs import odd_ends
 
 # Runs the kinds as an ordinary user; it drops root after its imports, since the tests' own Python may be root's alone.
 ORDINARY = """
-import os
+import os, signal
+signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as in a process that a shell started in the background
 import anyio, anyio._backends._asyncio, anyio.to_thread, asyncio
 from agentrl.sandbox.bubblewrap import open_bubblewrap
 from tests.support.hostile_programs import odd_ends

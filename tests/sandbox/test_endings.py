@@ -6,21 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap import open_bubblewrap
 from agentrl.sandbox.bubblewrap.arguments import SUPERVISOR_FOLDER
 from agentrl.sandbox.bubblewrap.cgroup import ControlGroup, ControlGroups
 from agentrl.sandbox.bubblewrap.host import Host, UserIds
 from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
-from agentrl.sandbox.bubblewrap.start import BubblewrapStarter
-from agentrl.sandbox.types import Ending, Limits, Program, Result, python_program
+from agentrl.sandbox.bubblewrap.start import BubblewrapBox, BubblewrapStarter
+from agentrl.sandbox.types import Ending, Limits, Program, python_program
 from tests.support.hostile_programs import odd_ends
 
 # Runs the kinds as an ordinary user; it drops root after its imports, since the tests' own Python may be root's alone.
@@ -112,24 +112,30 @@ async def test_a_session_that_the_kernel_ends_for_its_memory_says_so(host: Host,
         assert (ended, (await session.python("1 + 1")).ended) == (Ending.MEMORY, Ending.MEMORY)
 
 
+class StoppingStarter(BubblewrapStarter):
+    """Stops the first bubblewrap as soon as its program starts, so that it cannot report an end any more."""
+
+    stopped = 0
+
+    @asynccontextmanager
+    async def start(
+        self, program: Program, limits: Limits, *, resident: bool = False, forks: bool = False
+    ) -> AsyncGenerator[BubblewrapBox]:
+        async with super().start(program, limits, resident=resident, forks=forks) as box:
+            if not self.stopped:
+                [self.stopped] = _children("bwrap")
+                os.kill(self.stopped, signal.SIGSTOP)
+            yield box
+
+
 @pytest.mark.external
-async def test_a_sandbox_that_is_slow_to_end_gives_a_result_and_keeps_its_user() -> None:
-    sandbox = await open_bubblewrap()
-    found: list[Result] = []
-
-    async def run() -> None:
-        found.append(await sandbox.run(Program(argv=("sh", "-c", "echo up; sleep 600")), Limits(wall_s=0.5)))
-
-    outside: list[int] = []
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-        while not outside:
-            await anyio.lowlevel.checkpoint()
-            outside = _children("bwrap")
-        os.kill(outside[0], signal.SIGSTOP)  # bubblewrap cannot report an end any more
-    assert [result.ended for result in found] == [Ending.TIMEOUT]
-    assert _children("bwrap") == outside
-    os.kill(outside[0], signal.SIGCONT)
+async def test_a_sandbox_that_is_slow_to_end_gives_a_result_and_keeps_its_user(host: Host) -> None:
+    starter = StoppingStarter(host, seccomp_filter(native_architecture()), UserIds())
+    sandbox = BoxSandbox("bubblewrap", starter, (), is_isolated=True, limits=Limits())
+    late = await sandbox.run(Program(argv=("sleep", "600")), Limits(wall_s=0.1))
+    assert late.ended is Ending.TIMEOUT
+    assert _children("bwrap") == [starter.stopped]
+    os.kill(starter.stopped, signal.SIGCONT)
     assert (await sandbox.run(python_program("print(1)"))).is_success
 
 

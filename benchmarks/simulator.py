@@ -23,9 +23,9 @@ from rich.console import Console
 
 from agentrl.config import RunConfig, load_config
 from agentrl.jobs.files import write_json
-from agentrl.jobs.plan.basis import measured_machines
 from agentrl.jobs.train import train_run
 from agentrl.observe.progress import NoProgress
+from agentrl.plan.basis import measured_machines
 from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
 from agentrl.simulate.fitting.run import FittedRun, fit_run
 from agentrl.simulate.play import play_run

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from agentrl.client.config import SamplingConfig
 from agentrl.config import load_config
 from agentrl.data.load import load_tasks
-from agentrl.jobs.plan.plan import describe_plan, missing_here
+from agentrl.plan.plan import describe_plan, missing_here
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import ScriptedServer

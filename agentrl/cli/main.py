@@ -63,9 +63,9 @@ def train_command(
         raise ConfigError("--replace deletes the run that --resume would continue; pass only one of them")
     run = _read_run(config, overrides)
     if dry_run:
-        from agentrl.jobs.plan.plan import describe_plan, missing_here, plan_problems, resolved_yaml
-        from agentrl.jobs.plan.rewards import reward_warnings
-        from agentrl.jobs.plan.split import resolve_run
+        from agentrl.plan.plan import describe_plan, missing_here, plan_problems, resolved_yaml
+        from agentrl.plan.rewards import reward_warnings
+        from agentrl.plan.split import resolve_run
 
         run = resolve_run(run, resumes=resume)
         problems, missing = plan_problems(run), missing_here(run)

@@ -37,7 +37,7 @@ def simulate_command(
     """
     from agentrl.config import load_config
     from agentrl.jobs.files import json_text
-    from agentrl.jobs.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
+    from agentrl.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
 
     order = SimulationOrder(
         gpus=gpus,

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.config import RunConfig
-from agentrl.jobs.plan.advice import advise_driver, advise_move
 from agentrl.observe.progress import duration_text
+from agentrl.plan.advice import advise_driver, advise_move
 from agentrl.runs.reading import read_metrics
 from agentrl.runs.run import open_run
 from agentrl.watchdog.signals import describe_results

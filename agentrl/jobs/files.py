@@ -1,11 +1,7 @@
-"""Files that commands write, and JSON that they take as flags.
-
-Invariant: a JSON file appears whole or not at all.
-"""
+"""Files that commands write, and JSON that they take as flags."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, cast
@@ -13,9 +9,10 @@ from typing import Any, cast
 import orjson
 
 from agentrl.errors import ConfigError
+from agentrl.files import json_text as json_text
+from agentrl.files import write_json as write_json
 
 _TRIAL = bytes(4096)
-_JSON = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def check_writable(path: Path, what: str) -> None:
@@ -35,27 +32,6 @@ def check_writable(path: Path, what: str) -> None:
             trial.flush()
     except OSError as error:
         raise ConfigError(f"{what}: cannot write in {place}: {error.strerror}; fix that, or write elsewhere") from error
-
-
-def json_text(values: Mapping[str, Any]) -> str:
-    """Return values as indented JSON."""
-    return orjson.dumps(values, option=_JSON).decode()
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write an indented JSON file that appears whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; no partial file is left.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    written = orjson.dumps(values, option=_JSON)
-    try:
-        temporary.write_bytes(written)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def parse_json_object(text: str, flag: str) -> dict[str, Any]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from math import ceil
 from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets
-from agentrl.hosts import count_cores
-from agentrl.rollout.config import RolloutConfig
+from agentrl.plan.places import num_workers as num_workers
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.remote.frames import WorkerSetup
 from agentrl.rollout.remote.nodes import ray_nodes, this_machine
@@ -22,9 +20,6 @@ from agentrl.rollout.remote.runner import RemoteRunner
 from agentrl.rollout.runner import PolicyRunner
 from agentrl.tokens.renderer import Renderer
 from agentrl.workflow import RolloutWorkflow
-
-EPISODES_PER_WORKER = 128
-"""Episodes at once that a worker on a Ray cluster plays by default."""
 
 
 def make_runner(
@@ -55,15 +50,6 @@ def make_runner(
     )
     nodes = this_machine if run.rollout.runner == "processes" else partial(ray_nodes, run.cluster)
     return RemoteRunner(setup, num_workers=num_workers(run.rollout), nodes=nodes, log_dir=log_dir)
-
-
-def num_workers(rollout: RolloutConfig) -> int:
-    """Return how many workers play the episodes of a run."""
-    if rollout.workers != "auto":
-        return rollout.workers
-    if rollout.runner == "ray":
-        return ceil(rollout.max_concurrent_episodes / EPISODES_PER_WORKER)
-    return max(1, min(count_cores() - 1, rollout.max_concurrent_episodes))
 
 
 def check_tasks_travel(run: RunConfig, tasks: TaskSets) -> None:

@@ -41,16 +41,16 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.jobs.ending import describe_end
 from agentrl.jobs.errors import describe_error
 from agentrl.jobs.files import write_json
-from agentrl.jobs.plan.gpus import missing_gpus
-from agentrl.jobs.plan.plan import describe_plan, plan_problems, resolved_yaml
-from agentrl.jobs.plan.split import resolve_run
-from agentrl.jobs.plan.split_record import record_split
 from agentrl.jobs.rollouts import check_tasks_travel, make_runner
 from agentrl.jobs.run_lock import run_lock
-from agentrl.jobs.trackers import load_trackers, make_feed
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.progress import Progress, make_progress
 from agentrl.observe.trackers.base import Tracker
+from agentrl.plan.gpus import missing_gpus
+from agentrl.plan.plan import describe_plan, plan_problems, resolved_yaml
+from agentrl.plan.split import resolve_run
+from agentrl.plan.split_record import record_split
+from agentrl.plan.trackers import load_trackers, make_feed
 from agentrl.runs.reading import read_metrics
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.checkpoints.read import latest_checkpoint

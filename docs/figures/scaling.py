@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from rich.console import Console
 
-from agentrl.jobs.plan.memory import model_shape_of
+from agentrl.plan.memory import model_shape_of
 from agentrl.simulate.costs.hardware import AssumedUse, ModelSize, gpu_costs
 from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.outcome import SimulatedRun

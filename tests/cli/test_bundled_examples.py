@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.data.load import load_tasks
-from agentrl.jobs.plan.plan import describe_plan, missing_here
+from agentrl.plan.plan import describe_plan, missing_here
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "examples" / "bundled").glob("*.yaml"))

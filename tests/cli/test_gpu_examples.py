@@ -9,10 +9,10 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.inference.launch.sglang import tensor_parallel
-from agentrl.jobs.plan.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
-from agentrl.jobs.plan.mesh import mesh_problems
-from agentrl.jobs.plan.model import model_problems
-from agentrl.jobs.plan.plan import describe_plan, missing_here
+from agentrl.plan.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
+from agentrl.plan.mesh import mesh_problems
+from agentrl.plan.model import model_problems
+from agentrl.plan.plan import describe_plan, missing_here
 from tests.support.cli import status_here
 
 ROOT = Path(__file__).parents[2]

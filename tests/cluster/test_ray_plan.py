@@ -10,9 +10,9 @@ from agentrl.cluster.resources import ray_resources
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.hosts import count_cores
-from agentrl.jobs.plan.gpus import missing_gpus
-from agentrl.jobs.plan.mesh import with_mesh
-from agentrl.jobs.plan.plan import describe_plan
+from agentrl.plan.gpus import missing_gpus
+from agentrl.plan.mesh import with_mesh
+from agentrl.plan.plan import describe_plan
 from agentrl_workflows.demo.ray_nodes import HEAD_CPUS, NODE_CPUS, LocalRayCluster
 
 

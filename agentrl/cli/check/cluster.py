@@ -23,9 +23,9 @@ from agentrl.errors import ConfigError
 from agentrl.hosts import is_loopback
 from agentrl.inference.launch.anywhere import with_device
 from agentrl.inference.launch.sglang import runs_on_cpu
-from agentrl.jobs.plan.basis import gpus_per_server
-from agentrl.jobs.plan.split import resolve_run
 from agentrl.jobs.rollouts import num_workers
+from agentrl.plan.basis import gpus_per_server
+from agentrl.plan.split import resolve_run
 
 
 def check_cluster(report: CheckReport, run: RunConfig) -> None:

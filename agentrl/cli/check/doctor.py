@@ -30,8 +30,8 @@ from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.wire import check_sglang_version
-from agentrl.jobs.plan.split import resolve_run
 from agentrl.jobs.train import load_renderer
+from agentrl.plan.split import resolve_run
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.sandbox import SandboxConfig, open_sandbox, python_program
 from agentrl.tokens.renderer import Renderer

@@ -13,7 +13,7 @@ import pytest
 from agentrl.cli.start.init import start_project, templates
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.plan import missing_here
+from agentrl.plan.plan import missing_here
 from tests.support.cli import agentrl
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from agentrl.cluster.split import RankedSplit, Split
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.advice import advise_move, split_of
-from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, gpus_per_server, local_gpu, splittable_meshes
-from agentrl.jobs.plan.gpus import count_gpus, index_of
-from agentrl.jobs.plan.memory import model_shape_of
-from agentrl.jobs.plan.mesh import mesh_forms, with_dp, with_mesh, with_parallel
-from agentrl.jobs.plan.split_record import RecordedSplit, read_splits
+from agentrl.plan.advice import advise_move, split_of
+from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, gpus_per_server, local_gpu, splittable_meshes
+from agentrl.plan.gpus import count_gpus, index_of
+from agentrl.plan.memory import model_shape_of
+from agentrl.plan.mesh import mesh_forms, with_dp, with_mesh, with_parallel
+from agentrl.plan.split_record import RecordedSplit, read_splits
 from agentrl.simulate.costs.settings import shape_of_run
 from agentrl.simulate.predict import Cluster, rank_cluster
 

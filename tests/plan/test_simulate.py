@@ -11,7 +11,7 @@ import pytest
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.files import json_text, parse_json_object
-from agentrl.jobs.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
+from agentrl.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
 
 GOOD: dict[str, Any] = {
     "workflow": "my:Agent",

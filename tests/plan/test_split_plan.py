@@ -11,11 +11,11 @@ import pytest
 from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.ending import describe_end, describe_interrupted_run
-from agentrl.jobs.plan.advice import WINDOW_STEPS, advise_driver, advise_move, busy_windows, split_of
-from agentrl.jobs.plan.memory import model_shape_of, trainer_memory
-from agentrl.jobs.plan.plan import describe_plan, resolved_yaml
-from agentrl.jobs.plan.split import resolve_run, split_rows
-from agentrl.jobs.plan.split_record import read_splits, record_split
+from agentrl.plan.advice import WINDOW_STEPS, advise_driver, advise_move, busy_windows, split_of
+from agentrl.plan.memory import model_shape_of, trainer_memory
+from agentrl.plan.plan import describe_plan, resolved_yaml
+from agentrl.plan.split import resolve_run, split_rows
+from agentrl.plan.split_record import read_splits, record_split
 from agentrl.simulate.costs.hardware import gpu_sheet
 
 GOOD: dict[str, Any] = {

@@ -12,7 +12,7 @@ import msgspec
 from agentrl.cluster.split import Split
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.jobs.files import write_json
+from agentrl.files import write_json
 
 _FILE = "splits.json"
 

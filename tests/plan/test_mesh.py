@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.gpus import missing_gpus
-from agentrl.jobs.plan.mesh import mesh_problems, with_mesh
+from agentrl.plan.gpus import missing_gpus
+from agentrl.plan.mesh import mesh_problems, with_mesh
 from agentrl.trainer.parallel.shape import MeshShape
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}

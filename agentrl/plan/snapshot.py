@@ -6,8 +6,8 @@ Invariant: the choice is the one that the trainer makes, for the memory that is 
 from __future__ import annotations
 
 from agentrl.config import RunConfig
-from agentrl.jobs.plan.gpus import trainer_gpus
-from agentrl.jobs.plan.memory import ELEMENT_BYTES, gib, is_whole, model_shape_of, trainer_memory
+from agentrl.plan.gpus import trainer_gpus
+from agentrl.plan.memory import ELEMENT_BYTES, gib, is_whole, model_shape_of, trainer_memory
 from agentrl.trainer.worker.memory import snapshot_kind
 
 

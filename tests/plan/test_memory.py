@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import parse_config
-from agentrl.jobs.plan.memory import (
+from agentrl.plan.memory import (
     GIB,
     ModelShape,
     TrainerMemory,
@@ -26,7 +26,7 @@ from agentrl.jobs.plan.memory import (
     shared_gpus,
     trainer_memory,
 )
-from agentrl.jobs.plan.snapshot import memory_for_snapshot, snapshot_problems, snapshot_rows
+from agentrl.plan.snapshot import memory_for_snapshot, snapshot_problems, snapshot_rows
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer

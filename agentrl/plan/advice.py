@@ -12,8 +12,8 @@ from typing import Any
 
 from agentrl.cluster.split import BusyShares, Split, SplitMove, advise_resize
 from agentrl.config import RunConfig
-from agentrl.jobs.plan.basis import DEFAULT_GPU, gpus_per_server, local_gpu, splittable_meshes
-from agentrl.jobs.plan.split_record import first_step_of_split, read_splits
+from agentrl.plan.basis import DEFAULT_GPU, gpus_per_server, local_gpu, splittable_meshes
+from agentrl.plan.split_record import first_step_of_split, read_splits
 from agentrl.runs.reading import read_metrics
 
 WINDOW_STEPS = 10

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from math import ceil
 from pathlib import Path
 
 from agentrl.cluster.rank_numbers import world_in
@@ -17,10 +18,13 @@ from agentrl.errors import ConfigError
 from agentrl.hosts import count_cores
 from agentrl.inference.launch.anywhere import with_device
 from agentrl.inference.launch.sglang import runs_on_cpu
-from agentrl.jobs.plan.gpus import count_gpus, server_gpus, trainer_gpus
-from agentrl.jobs.rollouts import num_workers
+from agentrl.plan.gpus import count_gpus, server_gpus, trainer_gpus
+from agentrl.rollout.config import RolloutConfig
 
 logger = logging.getLogger(__name__)
+
+EPISODES_PER_WORKER = 128
+"""Episodes at once that a worker on a Ray cluster plays by default."""
 
 
 def trainer_places(run: RunConfig, root: Path = Path("/")) -> int:
@@ -86,3 +90,12 @@ def _places_on(cluster: ClusterResources, run: RunConfig) -> int:
         total - taken,
     )
     return total - taken
+
+
+def num_workers(rollout: RolloutConfig) -> int:
+    """Return how many workers play the episodes of a run."""
+    if rollout.workers != "auto":
+        return rollout.workers
+    if rollout.runner == "ray":
+        return ceil(rollout.max_concurrent_episodes / EPISODES_PER_WORKER)
+    return max(1, min(count_cores() - 1, rollout.max_concurrent_episodes))

@@ -21,14 +21,14 @@ from agentrl.data.source import find_function, never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, runs_on_cpu, tensor_parallel
-from agentrl.jobs.plan.gpus import missing_gpus
-from agentrl.jobs.plan.memory import memory_rows, running_requests
-from agentrl.jobs.plan.mesh import mesh_problems
-from agentrl.jobs.plan.model import model_problems
-from agentrl.jobs.plan.snapshot import memory_for_snapshot, snapshot_problems, snapshot_rows
-from agentrl.jobs.plan.split import split_rows
-from agentrl.jobs.rollouts import num_workers
-from agentrl.jobs.trackers import load_trackers
+from agentrl.plan.gpus import missing_gpus
+from agentrl.plan.memory import memory_rows, running_requests
+from agentrl.plan.mesh import mesh_problems
+from agentrl.plan.model import model_problems
+from agentrl.plan.places import num_workers
+from agentrl.plan.snapshot import memory_for_snapshot, snapshot_problems, snapshot_rows
+from agentrl.plan.split import split_rows
+from agentrl.plan.trackers import load_trackers
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.trainer.worker.memory import free_memory
 from agentrl.workflow import load_workflow

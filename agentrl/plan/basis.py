@@ -11,8 +11,8 @@ from pathlib import Path
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import runs_on_cpu, tensor_parallel
-from agentrl.jobs.plan.memory import model_shape_of, running_requests, server_memory
-from agentrl.jobs.plan.mesh import meshes_that_fit
+from agentrl.plan.memory import model_shape_of, running_requests, server_memory
+from agentrl.plan.mesh import meshes_that_fit
 from agentrl.runs.run import open_run
 from agentrl.simulate.costs.hardware import GPUS, SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
 from agentrl.simulate.costs.model import CostModel

@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agentrl.cluster.split import Split
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, gpus_per_server, splittable_meshes
-from agentrl.jobs.plan.memory import model_shape_of
-from agentrl.jobs.plan.split import resolve_run, with_best_mesh
+from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, gpus_per_server, splittable_meshes
+from agentrl.plan.memory import model_shape_of
+from agentrl.plan.split import resolve_run, with_best_mesh
 from agentrl.simulate.advice import AdvisedChange, advise_changes, count_changes, describe_bottleneck, describe_driver
 from agentrl.simulate.costs.model import CostModel, HostCost, RunShape
 from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run

@@ -13,8 +13,8 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.memory import GIB, ModelShape, model_shape_of, trainer_memory
-from agentrl.jobs.plan.places import trainer_places
+from agentrl.plan.memory import GIB, ModelShape, model_shape_of, trainer_memory
+from agentrl.plan.places import trainer_places
 from agentrl.trainer.config import ParallelConfig, TrainerConfig
 from agentrl.trainer.parallel.fit import check_context_fit, check_tensor_fit
 

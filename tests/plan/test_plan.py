@@ -12,10 +12,10 @@ import yaml
 from agentrl.client import Client
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.gpus import missing_gpus
-from agentrl.jobs.plan.plan import describe_plan, missing_here, plan_problems, resolved_yaml
-from agentrl.jobs.plan.rewards import reward_warnings
 from agentrl.jobs.train import load_parts
+from agentrl.plan.gpus import missing_gpus
+from agentrl.plan.plan import describe_plan, missing_here, plan_problems, resolved_yaml
+from agentrl.plan.rewards import reward_warnings
 from agentrl.types import Task
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}

@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig
 from agentrl.inference.launch.sglang import runs_on_cpu, tensor_parallel
-from agentrl.jobs.plan.gpus import index_of, server_gpus
+from agentrl.plan.gpus import index_of, server_gpus
 
 GIB = 2**30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}

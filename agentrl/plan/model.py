@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.jobs.plan.memory import model_shape_of
+from agentrl.plan.memory import model_shape_of
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Fields of config.json that give the number of experts, by family."""

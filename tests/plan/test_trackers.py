@@ -11,9 +11,9 @@ import pytest
 
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.plan.plan import describe_plan, missing_here
-from agentrl.jobs.trackers import BUNDLED, load_trackers
 from agentrl.observe.trackers.to_jsonl import JsonlTracker
+from agentrl.plan.plan import describe_plan, missing_here
+from agentrl.plan.trackers import BUNDLED, load_trackers
 
 TRACKER = """
 from agentrl.errors import ConfigError

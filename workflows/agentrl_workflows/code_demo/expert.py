@@ -1,7 +1,7 @@
 """The scripted demonstrator of the warm start: it can read descriptions and examples, but mostly does not.
 
 Invariant: a demonstration is a conversation as the workflow has it, with the feedback that the program gets
-(`tests/code_demo/test_expert.py` compares it with the sandbox's). Demonstrations use training tasks only.
+(`tests/workflows/code_demo/test_expert.py` compares it with the sandbox's). Demonstrations use training tasks only.
 
 The demonstrator's most likely first attempt adds in both branches, whatever the description says, and its most likely next
 attempt is the same program once more. A student that imitates it and samples greedily solves one task in nine; only the

@@ -1,7 +1,7 @@
 """Eighty original programming tasks, written for this package, twenty at each level.
 
 Invariant: in every task the reference passes all tests, and each of its three wrong solutions fails a hidden one
-(`tests/programming/test_tasks.py`).
+(`tests/workflows/tasks/test_programming.py`).
 """
 
 from __future__ import annotations

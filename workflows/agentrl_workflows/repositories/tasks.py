@@ -1,7 +1,7 @@
 """Repository tasks: a project, an issue, hidden tests, and the patch that solves the issue.
 
 Invariant: the hidden tests are calls of the function `check` in the task's own driver, which is never part of the project.
-The reference patch passes all of them, and the project without it does not (`tests/workflows/test_repository.py`).
+The reference patch passes all of them, and the project without it does not (`tests/workflows/bundled/test_repository.py`).
 """
 
 from __future__ import annotations

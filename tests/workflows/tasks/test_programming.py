@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
-import anyio
 import pytest
 
 from agentrl.errors import ConfigError
@@ -13,45 +11,11 @@ from agentrl.reward.code import CodeGrader, call_tests, read_tests
 from agentrl.reward.code.compare import value_matches
 from agentrl.reward.code.values import encode_value
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap import open_bubblewrap
-from agentrl.sandbox.types import Limits, python_program
+from agentrl.sandbox.types import Limits
 from agentrl_workflows.programming import LEVELS, ProgrammingTask, load_programming_tasks, programming_tasks
-from tests.support.sandboxes import usable_host
+from tests.support.solutions import run_solutions
 
 ALL = [(level, task) for level in LEVELS for task in load_programming_tasks(level)]
-# Runs the calls of many solutions, of our own making, in one sandbox; a call that takes 2 s of CPU time is given up.
-RUN_ALL = """
-import json, signal, sys
-from pathlib import Path
-sys.path.insert(0, ".")
-from values import encode_value
-def late(*_):
-    raise TimeoutError
-signal.signal(signal.SIGPROF, late)
-def result(source, call):
-    signal.setitimer(signal.ITIMER_PROF, 2)
-    try:
-        space = {}
-        exec(source, space)
-        return encode_value(eval(call, space))
-    except Exception as error:
-        return type(error).__name__
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-jobs = json.loads(Path("jobs.json").read_text())
-print(json.dumps([[result(source, call) for call in calls] for source, calls in jobs]))
-"""
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> BoxSandbox:
-    usable_host()
-    return anyio.run(open_bubblewrap)
 
 
 def test_there_are_twenty_tasks_at_each_level_and_none_twice() -> None:
@@ -90,13 +54,9 @@ def test_a_policy_sees_the_example_and_no_hidden_test() -> None:
 
 async def test_the_reference_passes_all_tests_and_wrong_solutions_fail_a_hidden_one(sandbox: BoxSandbox) -> None:
     sources = [(task, source) for _, task in ALL for source in (task.reference, *task.wrong_solutions())]
-    jobs = json.dumps([[source, [call for call, _ in task.tests]] for task, source in sources])
-    values = encode_value.__code__.co_filename
-    with open(values, "rb") as module:  # noqa: ASYNC230 - a small file
-        files = {"jobs.json": jobs.encode(), "values.py": module.read()}
-    result = await sandbox.run(python_program(RUN_ALL, files=files), Limits(wall_s=300, cpu_s=200))
-    assert result.is_success, result.text
-    shares = [_passed(task, found) for (task, _), found in zip(sources, json.loads(result.stdout), strict=True)]
+    jobs = [(source, [call for call, _ in task.tests]) for task, source in sources]
+    results = await run_solutions(sandbox, jobs, Limits(wall_s=300, cpu_s=200))
+    shares = [_passed(task, found) for (task, _), found in zip(sources, results, strict=True)]
     for at, (_, task) in enumerate(ALL):
         (reference, example), *wrong = shares[4 * at : 4 * at + 4]
         assert (reference, example) == (1.0, True), task.name

@@ -43,7 +43,7 @@ def test_the_smallest_demo_learns_and_keeps_its_invariants(tmp_path: Path, backe
 
 
 def test_the_next_command_of_a_demo_starts_from_its_own_warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(Path(__file__).parents[3])
     command = next_command(FULL, Path("runs/demo-17")).split()
     assert command[:2] == ["agentrl", "train"]
     assert load_config(command[2], command[3:]).model.path == "runs/demo-17/warm-start"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
 from random import Random
 
-import anyio
 import pytest
 
 from agentrl.errors import ConfigError, WorkflowError
@@ -17,52 +15,12 @@ from agentrl.reward.code.compare import value_matches
 from agentrl.reward.code.constants import best_constant
 from agentrl.reward.code.values import encode_value
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap import open_bubblewrap
-from agentrl.sandbox.types import Limits, python_program
+from agentrl.sandbox.types import Limits
 from agentrl_workflows.coding import LEVELS, CodingTask, coding_tasks, level_1, make_coding_tasks
 from agentrl_workflows.coding import tasks as tasks_module
 from agentrl_workflows.coding.answers import compute_answers
 from agentrl_workflows.coding.parts import Draft
-from tests.support.sandboxes import usable_host
-
-# Runs the calls of many solutions, of our own making, in one sandbox.
-RUN_ALL = """
-import json, signal, sys
-from pathlib import Path
-sys.path.insert(0, ".")
-from values import encode_value
-def late(*_):
-    raise TimeoutError
-signal.signal(signal.SIGPROF, late)
-def results(source, calls):
-    found, space = [], {}
-    signal.setitimer(signal.ITIMER_PROF, 2)
-    try:
-        exec(source, space)
-        for call in calls:
-            try:
-                found.append(encode_value(eval(call, space)))
-            except TimeoutError:
-                break
-            except Exception as error:
-                found.append(type(error).__name__)
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    return found + ["late"] * (len(calls) - len(found))
-jobs = json.loads(Path("jobs.json").read_text())
-print(json.dumps([results(source, calls) for source, calls in jobs]))
-"""
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> BoxSandbox:
-    usable_host()
-    return anyio.run(open_bubblewrap)
+from tests.support.solutions import run_solutions
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +30,11 @@ def some() -> list[CodingTask]:
 
 async def passed(sandbox: BoxSandbox, sources: list[tuple[CodingTask, str]]) -> list[float]:
     """Return the share of hidden tests that each source passes in the sandbox."""
-    jobs = json.dumps([[source, [call for call, _ in task.calls[1:]]] for task, source in sources])
-    with open(encode_value.__code__.co_filename, "rb") as module:  # noqa: ASYNC230 - a small file
-        files = {"jobs.json": jobs.encode(), "values.py": module.read()}
+    jobs = [(source, [call for call, _ in task.calls[1:]]) for task, source in sources]
     limits = Limits(wall_s=1800, cpu_s=1200, memory_mb=2048, output_kb=65_536)
-    result = await sandbox.run(python_program(RUN_ALL, files=files), limits)
-    assert result.is_success, result.text[-500:]
+    results = await run_solutions(sandbox, jobs, limits)
     shares: list[float] = []
-    for (task, _), found in zip(sources, json.loads(result.stdout), strict=True):
+    for (task, _), found in zip(sources, results, strict=True):
         tests = read_tests(task.as_task()["tests"])
         assert isinstance(tests, FunctionTests)
         expected = [encode_value(case.expected) for case in tests.cases]

@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.reward.code import CodeGrader, FunctionTests, ProgramTests, read_tests
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap import open_bubblewrap
 from agentrl.types import Task
 from agentrl_workflows.tasks.assertions import asserted_calls, checked_calls
 from agentrl_workflows.tasks.code_files import humaneval_tasks, livecodebench_tasks, mbpp_tasks
@@ -79,17 +77,6 @@ SWE: dict[str, Any] = {
 def write(folder: Path, *records: Mapping[str, object]) -> str:
     (folder / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(folder / "data.jsonl")
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> BoxSandbox:
-    usable_host()
-    return anyio.run(open_bubblewrap)
 
 
 async def test_the_solutions_of_the_files_pass_their_hidden_tests_and_no_code_does_not(

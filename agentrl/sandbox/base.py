@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.box import ForkStarter, Starter, run_in_box
-from agentrl.sandbox.resident import open_forks, open_session
+from agentrl.sandbox.box import Starter, open_forks, open_session, run_in_box
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits, Program, Result, check_files
 from agentrl.sandbox.usage_record import note_use
 
 
 class Sandbox(Protocol):
-    """Runs programs, each in a new sandbox of its own."""
+    """Runs programs, each in a new sandbox. Calls without limits have those that the sandbox was made with."""
 
     @property
     def name(self) -> str:
@@ -40,10 +38,6 @@ class Sandbox(Protocol):
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `program` to its end or to a limit, and leave nothing of it behind.
 
-        Args:
-            program: the command with its files.
-            limits: None: those that the sandbox was made with.
-
         Raises:
             EnvironmentFault: the sandbox could not do its part.
 
@@ -54,11 +48,11 @@ class Sandbox(Protocol):
     def session(
         self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
     ) -> AbstractAsyncContextManager[Session]:
-        """Open a sandbox for many calls, with a Python, a shell and files that keep their state.
+        """Open a sandbox for many calls, with a Python, a shell and a working directory that keep their state.
 
         Args:
             files: first contents of the working directory.
-            limits: None: those that the sandbox was made with.
+            limits: of the session, and of each call.
 
         Raises:
             ConfigError: a path leaves the working directory.
@@ -71,9 +65,6 @@ class Sandbox(Protocol):
     def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a sandbox with a warm Python; `Session.run_python` forks it, each time behind walls of the program's own.
 
-        Args:
-            limits: None: those that the sandbox was made with.
-
         Raises:
             ConfigError: this backend has no walls between the programs of one sandbox.
             EnvironmentFault: the sandbox could not be started.
@@ -83,17 +74,17 @@ class Sandbox(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Forking:
-    """How a backend starts a warm Python."""
-
-    starter: ForkStarter
-    command: tuple[str, ...]
-    """Python and the path of `inside/programs.py`, as the boxes see them."""
-
-
 class BoxSandbox:
-    """A sandbox on this machine; its starter isolates the programs."""
+    """A sandbox on this machine; its starter isolates the programs.
+
+    Args:
+        name: of the backend.
+        starter: of the boxes.
+        supervisor: Python and the path of the supervisor of sessions, as the boxes see them.
+        is_isolated: whether programs are kept from this machine.
+        limits: of calls that bring none.
+        forks: Python and the path of `inside/programs.py`; None: the backend cannot part the programs of one sandbox.
+    """
 
     def __init__(
         self,
@@ -103,22 +94,10 @@ class BoxSandbox:
         *,
         is_isolated: bool,
         limits: Limits | None = None,
-        forks: Forking | None = None,
+        forks: tuple[str, ...] | None = None,
     ) -> None:
-        """Run programs in boxes.
-
-        Args:
-            name: of the backend.
-            starter: of the boxes.
-            supervisor: Python and the path of the supervisor of sessions, as the boxes see them.
-            is_isolated: whether programs are kept from this machine.
-            limits: of calls that bring none.
-            forks: None: this backend cannot part the programs of one sandbox.
-        """
-        self._supervisor, self._forking = supervisor, forks
-        self.name, self.is_isolated = name, is_isolated
-        self.limits = limits or Limits()
-        self._starter = starter
+        self.name, self.is_isolated, self.limits = name, is_isolated, limits or Limits()
+        self._starter, self._supervisor, self._forks = starter, supervisor, forks
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `program` as `Sandbox.run` describes."""
@@ -135,10 +114,10 @@ class BoxSandbox:
 
     def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a warm Python as `Sandbox.forks` describes."""
-        if self._forking is None:
+        if self._forks is None:
             raise ConfigError(
                 f"sandbox: the backend {self.name} cannot keep the programs of one warm interpreter apart; use the backend "
                 "bubblewrap, or start each program in a sandbox of its own (`start: cold`)"
             )
         note_use(self.name, is_isolated=self.is_isolated)
-        return open_forks(self._forking.starter, self._forking.command, limits or self.limits)
+        return open_forks(self._starter, self._forks, limits or self.limits)

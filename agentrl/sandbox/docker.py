@@ -19,8 +19,8 @@ import anyio
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import KILL_S, Used, run_in_box, wait_until_ready
-from agentrl.sandbox.inside import supervisor_files
+from agentrl.sandbox.box import KILL_S, Use, Used, run_in_box, wait_until_ready
+from agentrl.sandbox.inside import files_inside
 from agentrl.sandbox.pipes import PipedProcess
 from agentrl.sandbox.types import Limits, Program, python_program
 from agentrl.sandbox.unsafe import write_tree
@@ -54,17 +54,8 @@ def docker_arguments(docker: Docker, program: Program, limits: Limits, *, name: 
     """
     space = f"rw,nosuid,nodev,exec,mode=1777,nr_inodes={limits.num_files}"
     words = [*docker.command, "run", "--rm", "--interactive", "--init", "--pull", "never", "--name", name]
-    words += [
-        "--network",
-        "none",
-        "--read-only",
-        "--cap-drop",
-        "ALL",
-        "--security-opt",
-        "no-new-privileges",
-        "--user",
-        _USER,
-    ]
+    words += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    words += ["--user", _USER]
     words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]
     words += ["--pids-limit", str(limits.processes), "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
     words += ["--ulimit", f"cpu={limits.cpu_s}:{limits.cpu_s + 1}", "--ulimit", "core=0:0"]
@@ -129,13 +120,13 @@ class DockerStarter:
         self._docker = docker
 
     @asynccontextmanager
-    async def start(self, program: Program, limits: Limits, *, resident: bool = False) -> AsyncGenerator[DockerBox]:
+    async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[DockerBox]:
         """Start `program` in a container, yield it, and remove it when the block ends.
 
         Raises:
             EnvironmentFault: the container cannot be started.
         """
-        del resident
+        del use
         name = f"agentrl-{secrets.token_hex(8)}"
         with TemporaryDirectory(prefix="agentrl-docker-") as folder:
             _fill(Path(folder), program)
@@ -158,7 +149,7 @@ def _fill(folder: Path, program: Program) -> None:
     folder.chmod(0o755)
     (folder / "input").mkdir()
     write_tree(folder / "input", program.files)
-    write_tree(folder / "agentrl", supervisor_files())
+    write_tree(folder / "agentrl", files_inside("session"))
     for path in folder.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import anyio
@@ -30,25 +30,11 @@ class SandboxPool:
             max_sessions: sessions at a time, beside these programs; each holds up to its memory limit.
         """
         self._sandbox = sandbox
+        self.name, self.is_isolated, self.limits = sandbox.name, sandbox.is_isolated, sandbox.limits
         self.max_running = max_running or len(os.sched_getaffinity(0))
         self.max_sessions = max_sessions
         self._running = anyio.Semaphore(self.max_running)
         self._sessions = anyio.Semaphore(max_sessions)
-
-    @property
-    def name(self) -> str:
-        """The backend."""
-        return self._sandbox.name
-
-    @property
-    def is_isolated(self) -> bool:
-        """Whether programs are kept from this machine."""
-        return self._sandbox.is_isolated
-
-    @property
-    def limits(self) -> Limits:
-        """Those of calls that bring none."""
-        return self._sandbox.limits
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `program` when there is a free slot; the result's `queue_s` is the time until then.
@@ -64,23 +50,17 @@ class SandboxPool:
                 queue_s = anyio.current_time() - came_s
                 return replace(await self._sandbox.run(program, limits), queue_s=queue_s)
 
-    def session(
-        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
-    ) -> AbstractAsyncContextManager[Session]:
-        """Open a session, as `Sandbox.session` describes, when one of the pool's is free."""
-        return self._session(files, limits)
-
-    def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
-        """Open a warm Python, as `Sandbox.forks` describes, when one of the pool's sessions is free."""
-        return self._forks(limits)
-
     @asynccontextmanager
-    async def _forks(self, limits: Limits | None) -> AsyncGenerator[Session]:
+    async def forks(self, *, limits: Limits | None = None) -> AsyncGenerator[Session]:
+        """Open a warm Python, as `Sandbox.forks` describes, when one of the pool's sessions is free."""
         async with self._sessions, self._sandbox.forks(limits=limits) as session:
             yield session
 
     @asynccontextmanager
-    async def _session(self, files: Mapping[str, bytes] | None, limits: Limits | None) -> AsyncGenerator[Session]:
+    async def session(
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+    ) -> AsyncGenerator[Session]:
+        """Open a session, as `Sandbox.session` describes, when one of the pool's is free."""
         async with AsyncExitStack() as stack:
             with outside_work():
                 await stack.enter_async_context(self._sessions)

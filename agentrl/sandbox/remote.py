@@ -5,7 +5,7 @@ Bodies are JSON; contents and outputs are base64. Where the server has a key, re
 | request | body | answer |
 |---|---|---|
 | GET /health | - | 200 `{"name", "is_isolated"}` of the server's own sandbox, and the `maxima` of limits |
-| POST /run | `ProgramBody` | 200 `ResultBody` |
+| POST /run | `ProgramBody` | 200 `Result` |
 | POST /sessions | `SessionBody` | 200 `{"session": ID}` |
 | POST /sessions/ID | `CallBody` | 200 what the supervisor answers; 410 `{"ended": REASON}`: its sandbox has ended |
 | DELETE /sessions/ID | - | 200; also for a session that is gone |
@@ -20,7 +20,6 @@ Invariant: whatever goes wrong on the way is an `EnvironmentFault`, never a resu
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeVar
@@ -31,7 +30,7 @@ import msgspec
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.session import GRACE_S, Session, session_over
-from agentrl.sandbox.types import Ending, Limits, Program, Result, check_files, encode_files
+from agentrl.sandbox.types import Ending, Limits, Program, Result, check_files
 from agentrl.sandbox.usage_record import note_use
 
 _ROUND_TRIP_S = 30.0
@@ -47,30 +46,17 @@ class ProgramBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A program to run."""
 
     argv: tuple[str, ...]
-    files: dict[str, str] = {}
-    stdin: str = ""
+    files: dict[str, bytes] = {}
+    stdin: bytes = b""
     environment: dict[str, str] = {}
     limits: dict[str, float | int | None] | None = None
     """Fields of `Limits`; None: the server's."""
 
 
-class ResultBody(msgspec.Struct, kw_only=True):
-    """How it ended."""
-
-    ended: Ending
-    exit_status: int | None = None
-    signal: int | None = None
-    stdout: str = ""
-    stderr: str = ""
-    wall_s: float = 0.0
-    queue_s: float = 0.0
-    peak_memory_bytes: int | None = None
-
-
 class SessionBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A session to open."""
 
-    files: dict[str, str] = {}
+    files: dict[str, bytes] = {}
     limits: dict[str, float | int | None] | None = None
     forks: bool = False
     """Whether it is to fork a warm Python, as `Sandbox.forks` does, and nothing else; such a session has no files."""
@@ -115,23 +101,13 @@ class RemoteSandbox:
         chosen = limits or self.limits
         body = ProgramBody(
             argv=program.argv,
-            files=encode_files(program.files),
-            stdin=base64.b64encode(program.stdin).decode(),
+            files=dict(program.files),
+            stdin=program.stdin,
             environment=dict(program.environment),
             limits=chosen.model_dump(),
         )
-        answer = await self._post("/run", msgspec.json.encode(body), chosen.wall_s)
-        found = _decode(answer, ResultBody)
-        return Result(
-            ended=found.ended,
-            exit_status=found.exit_status,
-            signal=found.signal,
-            stdout=base64.b64decode(found.stdout),
-            stderr=base64.b64decode(found.stderr),
-            wall_s=found.wall_s,
-            queue_s=found.queue_s,
-            peak_memory_bytes=found.peak_memory_bytes,
-        )
+        status, answer = await self.send("POST", "/run", msgspec.json.encode(body), chosen.wall_s)
+        return _decode(self._checked("/run", status, answer), Result)
 
     def session(
         self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
@@ -166,9 +142,6 @@ class RemoteSandbox:
             if status != 429 or anyio.current_time() >= until:
                 return self._checked("/sessions", status, answer)
             await anyio.sleep(_RETRY_S)
-
-    async def _post(self, path: str, body: bytes, patience_s: float) -> bytes:
-        return self._checked(path, *await self.send("POST", path, body, patience_s))
 
     def _checked(self, path: str, status: int, answer: bytes) -> bytes:
         if status != 200:

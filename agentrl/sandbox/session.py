@@ -6,7 +6,6 @@ call returns a result that says why.
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,17 +16,7 @@ import msgspec
 
 from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.types import (
-    MAX_FILES,
-    MIB,
-    Ending,
-    Limits,
-    Program,
-    Result,
-    check_files,
-    decode_files,
-    encode_files,
-)
+from agentrl.sandbox.types import MAX_FILES, MIB, Ending, Limits, Program, Result, check_files
 from agentrl.sandbox.workspace import WorkspaceSnapshot
 
 GRACE_S: Final = 8.0
@@ -35,18 +24,18 @@ GRACE_S: Final = 8.0
 
 
 class Reply(msgspec.Struct):
-    """What the supervisor answers, whatever it was asked."""
+    """What the supervisor answers, whatever it was asked; in JSON, bytes are base64."""
 
     ended: Ending | None = None
     exit_status: int | None = None
     signal: int | None = None
-    stdout: str = ""
-    stderr: str = ""
+    stdout: bytes = b""
+    stderr: bytes = b""
     state_lost: bool = False
     error: tuple[int, str, str] | None = None
-    content: str = ""
+    content: bytes = b""
     digests: dict[str, str] = {}
-    contents: dict[str, str] = {}
+    contents: dict[str, bytes] = {}
     left_out: dict[str, str] = {}
 
 
@@ -119,9 +108,7 @@ class Session:
         """
         if program.files:
             await self.write(program.files)
-        stdin = base64.b64encode(program.stdin).decode()
-        request = {"do": "run", "argv": program.argv, "stdin": stdin, "environment": program.environment}
-        return await self._run(request, timeout_s)
+        return await self._run({"do": "run", "argv": program.argv, **_given(program)}, timeout_s)
 
     async def write(self, files: Mapping[str, bytes]) -> None:
         """Write files, with the folders above them.
@@ -135,7 +122,7 @@ class Session:
         for start in range(0, len(names), MAX_FILES):
             some = {name: files[name] for name in names[start : start + MAX_FILES]}
             check_files(some)
-            await self._do({"do": "write", "files": encode_files(some)})
+            await self._do({"do": "write", "files": some})
 
     async def read(self, path: str, *, max_bytes: int = MIB) -> bytes:
         """Return the contents of a regular file.
@@ -147,7 +134,7 @@ class Session:
         """
         check_files({path: b""})
         reply = await self._do({"do": "read", "path": path, "limit": max_bytes})
-        return base64.b64decode(reply.content)
+        return reply.content
 
     async def delete(self, paths: Sequence[str]) -> None:
         """Delete files, and the folders that this leaves empty.
@@ -172,11 +159,10 @@ class Session:
         """
         known = dict(since.digests) if since is not None else {}
         reply = await self._do({"do": "snapshot", "known": known, "limit": self.limits.work_mb * MIB})
-        contents = decode_files(reply.contents)
         files: dict[str, bytes] = {}
         for name, digest in sorted(reply.digests.items()):
-            if name in contents:
-                files[name] = contents[name]
+            if name in reply.contents:
+                files[name] = reply.contents[name]
             elif since is not None and since.digests.get(name) == digest:
                 files[name] = since.files[name]
             else:
@@ -206,13 +192,7 @@ class Session:
 
         Cancellation: the sandbox is ended.
         """
-        request = {
-            "do": "fork",
-            "argv": program.argv[1:],
-            "files": encode_files(program.files),
-            "stdin": base64.b64encode(program.stdin).decode(),
-            "environment": program.environment,
-        }
+        request = {"do": "fork", "argv": program.argv[1:], "files": dict(program.files), **_given(program)}
         return await self._run(request, timeout_s)
 
     async def _run(self, request: Mapping[str, object], timeout_s: float | None) -> Result:
@@ -230,8 +210,8 @@ class Session:
             ended=reply.ended,
             exit_status=reply.exit_status,
             signal=reply.signal,
-            stdout=base64.b64decode(reply.stdout),
-            stderr=base64.b64decode(reply.stderr),
+            stdout=reply.stdout,
+            stderr=reply.stderr,
             wall_s=wall_s,
             state_lost=reply.state_lost,
         )
@@ -255,6 +235,10 @@ class Session:
             return msgspec.json.decode(data, type=Reply)
         except msgspec.DecodeError as error:
             raise EnvironmentFault(f"sandbox: the supervisor's reply is not one: {error}") from error
+
+
+def _given(program: Program) -> dict[str, object]:
+    return {"stdin": program.stdin, "environment": dict(program.environment)}
 
 
 @asynccontextmanager

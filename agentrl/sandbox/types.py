@@ -5,7 +5,6 @@ Invariant: a result describes what the program did. A sandbox that could not do 
 
 from __future__ import annotations
 
-import base64
 import signal as signals
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -192,17 +191,3 @@ def check_files(files: Mapping[str, bytes]) -> None:
         path = PurePosixPath(name)
         if not name or path.is_absolute() or ".." in path.parts or "\0" in name or str(path) in (".", ""):
             raise ConfigError(f"sandbox file {name!r}: expected a relative path without '..', such as 'tests/data.txt'")
-
-
-def encode_files(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the contents as base64, for JSON."""
-    return {name: base64.b64encode(data).decode() for name, data in files.items()}
-
-
-def decode_files(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Return what `encode_files` was given.
-
-    Raises:
-        ValueError: a content is not base64.
-    """
-    return {name: base64.b64decode(data, validate=True) for name, data in files.items()}

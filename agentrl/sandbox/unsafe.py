@@ -19,7 +19,7 @@ import anyio
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox import inside
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import KILL_S, Used
+from agentrl.sandbox.box import KILL_S, Use, Used
 from agentrl.sandbox.kernel_limits import find_prlimit, limited
 from agentrl.sandbox.pipes import PipedProcess
 from agentrl.sandbox.types import Limits, Program
@@ -65,7 +65,7 @@ class ProcessStarter:
         self._prlimit = find_prlimit()
 
     @asynccontextmanager
-    async def start(self, program: Program, limits: Limits, *, resident: bool = False) -> AsyncGenerator[ProcessBox]:
+    async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[ProcessBox]:
         """Start `program` in a temporary directory, yield it, and kill it when the block ends.
 
         Raises:
@@ -75,7 +75,7 @@ class ProcessStarter:
             write_tree(Path(folder), program.files)
             path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
             variables = {"PATH": path, "HOME": folder, "LANG": "C.UTF-8", "TMPDIR": folder, **program.environment}
-            command = list(program.argv) if resident else limited(self._prlimit, limits, program.argv)
+            command = limited(self._prlimit, limits, program.argv) if use == "program" else list(program.argv)
             try:
                 process = PipedProcess(command, environment=variables, directory=folder)
             except OSError as error:

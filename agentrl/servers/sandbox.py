@@ -9,7 +9,6 @@ after its last call.
 from __future__ import annotations
 
 import argparse
-import base64
 import math
 import os
 import secrets
@@ -30,9 +29,9 @@ from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, RequestRejected
 from agentrl.sandbox.base import Sandbox
 from agentrl.sandbox.config import SandboxConfig, open_sandbox
-from agentrl.sandbox.remote import CallBody, HealthBody, ProgramBody, ResultBody, SessionBody, exceeded
+from agentrl.sandbox.remote import CallBody, HealthBody, ProgramBody, SessionBody, exceeded
 from agentrl.sandbox.session import GRACE_S, Session
-from agentrl.sandbox.types import Limits, Program, decode_files
+from agentrl.sandbox.types import Limits, Program
 from agentrl.servers.http.errors import decode_body
 from agentrl.servers.http.guard import BODY_S, Refusal, guard
 from agentrl.servers.listening import HEADERS_S, Connections, check_address, listening
@@ -115,26 +114,9 @@ class SandboxService:
 
     async def _run(self, request: web.Request) -> web.Response:
         body = await _read(request, ProgramBody)
-        program = Program(
-            argv=body.argv,
-            files=decode_files(body.files),
-            stdin=base64.b64decode(body.stdin, validate=True),
-            environment=body.environment,
-        )
+        program = Program(argv=body.argv, files=body.files, stdin=body.stdin, environment=body.environment)
         _check_words(program)
-        result = await self._sandbox.run(program, self._limits_of(body.limits))
-        return _encoded(
-            ResultBody(
-                ended=result.ended,
-                exit_status=result.exit_status,
-                signal=result.signal,
-                stdout=base64.b64encode(result.stdout).decode(),
-                stderr=base64.b64encode(result.stderr).decode(),
-                wall_s=result.wall_s,
-                queue_s=result.queue_s,
-                peak_memory_bytes=result.peak_memory_bytes,
-            )
-        )
+        return _encoded(await self._sandbox.run(program, self._limits_of(body.limits)))
 
     async def _open(self, request: web.Request) -> web.Response:
         if len(self._taken) >= self._max_sessions:
@@ -157,8 +139,8 @@ class SandboxService:
         is_open = False
         try:
             limits = self._limits_of(body.limits)
-            files = decode_files(body.files)
-            opened = self._sandbox.forks(limits=limits) if body.forks else self._sandbox.session(files=files, limits=limits)
+            sandbox = self._sandbox
+            opened = sandbox.forks(limits=limits) if body.forks else sandbox.session(files=body.files, limits=limits)
             async with opened as session:
                 served = self._sessions[name] = _Served(session)
                 task_status.started(None)

@@ -15,6 +15,7 @@ import pytest
 
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
+from agentrl.sandbox.box import Use
 from agentrl.sandbox.bubblewrap.arguments import SUPERVISOR_FOLDER
 from agentrl.sandbox.bubblewrap.cgroup import ControlGroup, ControlGroups
 from agentrl.sandbox.bubblewrap.host import Host, UserIds
@@ -118,10 +119,8 @@ class StoppingStarter(BubblewrapStarter):
     stopped = 0
 
     @asynccontextmanager
-    async def start(
-        self, program: Program, limits: Limits, *, resident: bool = False, forks: bool = False
-    ) -> AsyncGenerator[BubblewrapBox]:
-        async with super().start(program, limits, resident=resident, forks=forks) as box:
+    async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[BubblewrapBox]:
+        async with super().start(program, limits, use=use) as box:
             if not self.stopped:
                 [self.stopped] = _children("bwrap")
                 os.kill(self.stopped, signal.SIGSTOP)

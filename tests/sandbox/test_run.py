@@ -22,10 +22,10 @@ import anyio
 import anyio._backends._asyncio, asyncio
 from agentrl.sandbox.bubblewrap import open_bubblewrap
 from agentrl.sandbox import open_warm_python
-from agentrl.sandbox.inside import supervisor_files, warm_files
+from agentrl.sandbox.inside import files_inside
 from agentrl.sandbox.types import Limits, python_program
 GREEDY = "import os, time\\nfor _ in range(6):\\n  if os.fork() == 0: x = b'x' * (60 << 20); time.sleep(60)\\ntime.sleep(60)"
-supervisor_files(), warm_files()
+files_inside("session"), files_inside("forks")
 if os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(64001, 64001, 64001)

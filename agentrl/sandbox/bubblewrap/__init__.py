@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.sandbox.base import BoxSandbox, Forking
+from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.bubblewrap.arguments import SUPERVISOR_FOLDER
 from agentrl.sandbox.bubblewrap.cgroup import find_control_groups
 from agentrl.sandbox.bubblewrap.host import UserIds, find_host
@@ -38,8 +38,8 @@ async def open_bubblewrap(
     """
     host = find_host(bwrap=bwrap, python=python, readable=readable)
     starter = BubblewrapStarter(host, seccomp_filter(native_architecture()), _UIDS, find_control_groups())
-    command = (host.python, "-I", "-S", "-B")
-    supervisor, programs = (f"{SUPERVISOR_FOLDER}/{name}" for name in ("supervisor.py", "programs.py"))
     await check_isolation(starter, readable)
-    forks = Forking(starter, (*command, programs))
-    return BoxSandbox("bubblewrap", starter, (*command, supervisor), is_isolated=True, limits=limits, forks=forks)
+    session, forks = (
+        (host.python, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/{name}.py") for name in ("supervisor", "programs")
+    )
+    return BoxSandbox("bubblewrap", starter, session, is_isolated=True, limits=limits, forks=forks)

@@ -18,12 +18,12 @@ import anyio.to_thread
 import msgspec
 
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.box import KILL_S, Used, wait_until_ready
+from agentrl.sandbox.box import KILL_S, Use, Used, wait_until_ready
 from agentrl.sandbox.bubblewrap.arguments import FIRST, PASSWD, SUPERVISOR_FOLDER, WORK, bwrap_arguments
 from agentrl.sandbox.bubblewrap.cgroup import ControlGroup, ControlGroups
 from agentrl.sandbox.bubblewrap.host import Host, UserIds
 from agentrl.sandbox.bubblewrap.usage import Usage
-from agentrl.sandbox.inside import supervisor_files, warm_files
+from agentrl.sandbox.inside import files_inside
 from agentrl.sandbox.kernel_limits import limited
 from agentrl.sandbox.pipes import PipedProcess, PipeReader
 from agentrl.sandbox.types import MIB, Ending, Limits, Program
@@ -165,16 +165,8 @@ class BubblewrapStarter:
         self._host, self._seccomp, self._uids, self._groups = host, seccomp, uids, groups
 
     @asynccontextmanager
-    async def start(
-        self, program: Program, limits: Limits, *, resident: bool = False, forks: bool = False
-    ) -> AsyncGenerator[BubblewrapBox]:
+    async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[BubblewrapBox]:
         """Start `program`, yield its box, and kill it when the block ends.
-
-        Args:
-            program: the command.
-            limits: of the box.
-            resident: the program is the supervisor of a session.
-            forks: the program is the one that forks a warm Python, and puts its forks behind walls of their own.
 
         Raises:
             EnvironmentFault: bubblewrap cannot be started, or too many sandboxes do not end.
@@ -184,13 +176,13 @@ class BubblewrapStarter:
         await self._settle()
         uid = self._uids.take()
         try:
-            box = self._launch(program, limits, uid, resident=resident, forks=forks)
+            box = self._launch(program, limits, uid, use)
         except BaseException:
             self._uids.give_back_unused(uid)
             raise
         try:
             await box.begin()
-            if not (resident or forks):
+            if use == "program":
                 await box.wait_until_ready()
             yield box
         finally:
@@ -210,15 +202,13 @@ class BubblewrapStarter:
                 "or its kernel hangs"
             )
 
-    def _launch(self, program: Program, limits: Limits, uid: int, *, resident: bool, forks: bool) -> BubblewrapBox:
+    def _launch(self, program: Program, limits: Limits, uid: int, use: Use) -> BubblewrapBox:
         files = {f"{WORK}/{name}": data for name, data in program.files.items()}
-        if resident:
-            files |= {f"{SUPERVISOR_FOLDER}/{name}": data for name, data in supervisor_files().items()}
-        if forks:
-            files |= {f"{SUPERVISOR_FOLDER}/{name}": data for name, data in warm_files().items()}
+        files |= {f"{SUPERVISOR_FOLDER}/{name}": data for name, data in files_inside(use).items()}
+        if use == "forks":
             files[f"{SUPERVISOR_FOLDER}/seccomp"] = self._seccomp
         argv = list(program.argv)
-        if not (resident or forks):
+        if use == "program":
             argv = limited(self._host.prlimit, limits, [FIRST, "-c", _FIRST, "sh", *argv])
         with ExitStack() as stack:
             descriptors = _in_descriptors({**files, "seccomp": self._seccomp, "passwd": PASSWD}, stack)
@@ -231,7 +221,7 @@ class BubblewrapStarter:
                 limits,
                 environment=program.environment,
                 files={path: descriptors[path] for path in files},
-                seccomp=None if forks else descriptors["seccomp"],
+                seccomp=None if use == "forks" else descriptors["seccomp"],
                 passwd=descriptors["passwd"],
                 shell=descriptors["shell"],
                 status=writing,

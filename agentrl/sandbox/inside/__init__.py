@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Final
+
+_SOURCES: Final = {
+    "program": (),
+    "session": ("supervisor.py", "interpreter.py", "capture.py"),
+    "forks": ("programs.py", "forks.py", "capture.py"),
+}
 
 
 @cache
-def supervisor_files() -> dict[str, bytes]:
-    """Return the sources of what runs a session, by file name."""
-    return _sources("supervisor.py", "interpreter.py", "capture.py")
-
-
-@cache
-def warm_files() -> dict[str, bytes]:
-    """Return the sources of what forks a warm Python, by file name."""
-    return _sources("programs.py", "forks.py", "walls.py", "capture.py")
-
-
-def _sources(*names: str) -> dict[str, bytes]:
+def files_inside(use: str) -> dict[str, bytes]:
+    """Return the sources that a box for this use needs (`agentrl.sandbox.box.Use`), by file name."""
     folder = Path(__file__).parent
-    return {name: (folder / name).read_bytes() for name in names}
+    return {name: (folder / name).read_bytes() for name in _SOURCES[use]}

@@ -1,14 +1,16 @@
-"""The parent of a warm start: forks a Python that has started already, once for each program.
+"""The parent of a warm start: forks a Python that has started already, once for each program, and puts it behind walls.
 
 Invariant: it never reads a program, so none finds another in its memory. Its processes are out of a program's sight; the
 program's own are in a namespace that ends, with every thread, before its result is reported. Whatever fails before the
-program begins is reported as a fault, and whatever fails from then on is the program's doing.
+program begins, a wall that cannot be put up too, is reported as a fault; whatever fails from then on is the program's doing.
 """
 
 from __future__ import annotations
 
 import atexit
 import base64
+import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -17,6 +19,7 @@ import resource
 import runpy
 import signal
 import socket
+import struct
 import sys
 import traceback
 import typing
@@ -24,10 +27,6 @@ from contextlib import suppress
 from pathlib import Path
 
 FOLDER = str(Path(__file__).parent)
-sys.path.insert(0, FOLDER)
-from capture import hide  # noqa: E402
-from walls import enter_namespaces, furnish, give_up_rights  # noqa: E402
-
 FAULT = 255
 """Exit status of a program's first process that started no program."""
 _SIGNALLED = 128
@@ -35,8 +34,15 @@ _CONTROL = 3
 _PRELOADED = (importlib, typing)
 """What nearly every program imports."""
 _NAMES = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-for _name in ("capture", "walls"):
-    del sys.modules[_name]  # programs may have modules of these names
+_NEW_NAMESPACES = 0x20000000 | 0x00020000 | 0x08000000 | 0x40000000
+"""Processes, mounts, System V IPC and message queues, network."""
+_NOSUID_NODEV, _NOEXEC, _READ_ONLY, _BIND, _REMOUNT = 2 | 4, 8, 1, 4096, 32
+_SET_DUMPABLE, _SET_SECCOMP, _DROP_BOUNDING, _SET_NO_NEW_PRIVILEGES, _AMBIENT = 4, 22, 24, 38, 47
+_CLEAR_ALL, _FILTER_MODE = 4, 2
+_CAPABILITIES_VERSION = 0x20080522
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Forked(typing.NamedTuple):
@@ -77,7 +83,8 @@ def fork_for_each(control: socket.socket) -> Forked:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects the forks
     os.environ.pop("PYTHONHASHSEED", None)
-    hide()
+    with suppress(OSError):
+        _prctl(_SET_DUMPABLE, 0)  # keeps its memory and descriptors from other processes of the user
     limits = _own_limits()
     gc.collect()
     gc.freeze()
@@ -204,6 +211,67 @@ def _finish() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(BaseException):
             stream.flush()
+
+
+def _succeeded(result: int, said: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{said}: {os.strerror(number)}")
+    return result
+
+
+def _prctl(option: int, *words: int) -> None:
+    padded = [ctypes.c_ulong(word) for word in (*words, 0, 0, 0, 0)[:4]]
+    _succeeded(_libc.prctl(option, *padded), f"prctl({option})")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    words = [word if word is None else word.encode() for word in (source, target, kind)]
+    data = None if options is None else options.encode()
+    _succeeded(_libc.mount(*words, ctypes.c_ulong(flags), data), f"mount {target}")
+
+
+def enter_namespaces() -> None:
+    """Give this process, and the processes that it forks, namespaces of their own; the next fork is the first process."""
+    _succeeded(_libc.unshare(_NEW_NAMESPACES), "unshare")
+
+
+def furnish(sizes: dict[str, int], num_files: int) -> None:
+    """Give this mount namespace empty directories, the `/proc` of its processes, and a loopback.
+
+    Args:
+        sizes: bytes by directory; the first is for this user alone.
+        num_files: files and directories in each.
+    """
+    mode = "0700"
+    for path, size in sizes.items():
+        _mount("tmpfs", path, "tmpfs", _NOSUID_NODEV, f"size={size},nr_inodes={num_files},mode={mode}")
+        mode = "1777"
+    _mount("proc", "/proc", "proc", _NOSUID_NODEV | _NOEXEC)
+    _mount("/dev/null", "/proc/cmdline", None, _BIND)
+    _mount("/proc/sys", "/proc/sys", None, _BIND)
+    _mount("/proc/sys", "/proc/sys", None, _BIND | _REMOUNT | _READ_ONLY | _NOSUID_NODEV | _NOEXEC)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+        request = struct.pack("16sH22x", b"lo", 0)
+        _, flags = struct.unpack_from("16sH", fcntl.ioctl(made, _SIOCGIFFLAGS, request))
+        fcntl.ioctl(made, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
+
+
+def give_up_rights(seccomp: bytes) -> None:
+    """Drop every capability for good, and put this process under the filter `seccomp`, an array of `sock_filter`."""
+    _prctl(_SET_NO_NEW_PRIVILEGES, 1)
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    _prctl(_AMBIENT, _CLEAR_ALL)
+    for capability in range(last + 1):
+        _prctl(_DROP_BOUNDING, capability)
+    header, nothing = struct.pack("=Ii", _CAPABILITIES_VERSION, 0), bytes(24)
+    _succeeded(_libc.capset(header, nothing), "capset")
+    _prctl(_SET_DUMPABLE, 1)
+    code = ctypes.create_string_buffer(seccomp, len(seccomp))
+    program = struct.pack("@HP", len(seccomp) // 8, ctypes.addressof(code))
+    held = ctypes.create_string_buffer(program, len(program))
+    _prctl(_SET_SECCOMP, _FILTER_MODE, ctypes.addressof(held))
 
 
 def main() -> None:

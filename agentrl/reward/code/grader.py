@@ -7,6 +7,7 @@ Invariant: a reward follows from what the submission did. What the sandbox or th
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -19,16 +20,48 @@ from agentrl.concurrency import task_group
 from agentrl.env import environment_boundary
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.code.cases import HiddenTests
-from agentrl.reward.code.extract import last_code_block
 from agentrl.reward.code.module_run import ModuleTestRun
 from agentrl.reward.code.module_tests import ModuleTests
-from agentrl.reward.code.protocol import CaseGrade, CaseOutcome, CaseRun, read_result
+from agentrl.reward.code.protocol import CaseGrade, CaseOutcome, grade_case
 from agentrl.reward.code.runner import READY_WIDTH
 from agentrl.sandbox.types import Limits, Program, Result
 
 DEFAULT_LIMITS: Final = Limits(wall_s=20, cpu_s=6, memory_mb=512, processes=48, open_files=128)
 """Of one case. Wall time is far over CPU time, so that a busy machine does not make a right submission wrong."""
 _ATTEMPTS: Final = 2
+_FENCE = re.compile(r" {0,3}(`{3,})[ \t]*([\w+.-]{0,40})")
+_PYTHON = frozenset({"", "python", "python3", "py"})
+
+
+def last_code_block(response: str) -> str | None:
+    r"""Return the last closed fenced block of Python, or of no language; None where there is none.
+
+    A block that is not closed is no code: the response was cut off in the middle of its program.
+
+    Example:
+        >>> last_code_block("First:\n```python\na = 1\n```\nOutput:\n```text\n1\n```\n")
+        'a = 1\n'
+        >>> last_code_block("```python\na = 1")
+    """
+    found: str | None = None
+    opened: tuple[str, str] | None = None
+    block: list[str] = []
+    for line in response.splitlines(keepends=True):
+        fence = _FENCE.match(line)
+        if opened is None:
+            if fence is not None:
+                opened, block = (fence[1], fence[2].lower()), []
+        elif fence is not None and not fence[2] and fence[1].startswith(opened[0]):
+            found = "".join(block) if opened[1] in _PYTHON else found
+            opened = None
+        else:
+            block.append(line)
+    return found
+
+
+def whole_response(response: str) -> str | None:
+    """Return the response itself, for models that write nothing but code."""
+    return response or None
 
 
 class ProgramRunner(Protocol):
@@ -163,8 +196,7 @@ class CodeGrader:
     async def _attempt(self, source: str, tests: HiddenTests, index: int) -> CaseGrade:
         if isinstance(tests, ModuleTests):
             return await ModuleTestRun(source, tests, index, self._run_program).grade()
-        run = CaseRun(source, tests, index)
-        return await read_result(run.read, await self._run_program(run.program))
+        return await grade_case(source, tests, index, self._run_program)
 
     async def _run_program(self, program: Program) -> Result:
         return await self._sandbox.run(program, self._limits_with_ready)

@@ -1,4 +1,4 @@
-"""One test case in the sandbox: the program that goes in, and what its result means.
+"""The programs of a grade: what goes into a sandbox, and what its result means. All of them go in and out by this file.
 
 Invariant: a run that ends before its first line was not the submission's doing and is an `EnvironmentFault`. Whatever
 happens after that line is the submission's doing and has an outcome. Only an exit with status 0 can pass.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import secrets
 import signal as signals
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 
 import anyio.to_thread
 
@@ -34,6 +34,8 @@ _SHELL: Final = f'printf "%-{READY_WIDTH}s\\n" "$0" && exec python3 {SOLUTION}.p
 MAX_DETAIL: Final = 400
 _MAX_BYTES_AT_ONCE: Final = READY_WIDTH + 50_000
 _Read = TypeVar("_Read")
+RunProgram: TypeAlias = Callable[[Program], Awaitable[Result]]
+"""Runs a program in a fresh sandbox."""
 
 
 class CaseOutcome(StrEnum):
@@ -74,7 +76,6 @@ _LIMITS: Final = {
     Ending.OUTPUT: CaseOutcome.OUTPUT,
     Ending.FILES: CaseOutcome.FILES,
 }
-FORGED: Final = CaseOutcome.FORGED_RESULT, "tampered with the channel of results"
 KINDS: Final = {
     "error": CaseOutcome.RAISED,
     "raised": CaseOutcome.RAISED,
@@ -84,6 +85,23 @@ KINDS: Final = {
 _EARLY_ERRORS: Final = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "NameError", "ImportError", "ModuleNotFoundError"}
 )
+
+
+class Finding(NamedTuple):
+    """What a run showed of a submission."""
+
+    outcome: CaseOutcome
+    detail: str = ""
+    error: str | None = None
+    returned: str | None = None
+
+    def graded(self, wall_s: float) -> CaseGrade:
+        """Return the grade of a case that ran for so many seconds."""
+        detail = shortened(one_line(self.detail), MAX_DETAIL)
+        return CaseGrade(outcome=self.outcome, detail=detail, error=self.error, wall_s=wall_s, returned=self.returned)
+
+
+FORGED: Final = Finding(CaseOutcome.FORGED_RESULT, "tampered with the channel of results")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +126,49 @@ class CaseGrade:
         return self.outcome is CaseOutcome.PASSED
 
 
-def output_after(ready: bytes, result: Result) -> bytes | None:
+class Job(NamedTuple):
+    """A program, and the word by which its lines are known."""
+
+    program: Program
+    nonce: str
+
+
+def make_job(command: tuple[str, ...], files: Mapping[str, bytes], job: Mapping[str, object]) -> Job:
+    """Return a program that reads `job` from its standard input."""
+    nonce = secrets.token_hex(16)
+    text = json.dumps({"nonce": nonce, **job})
+    return Job(Program(argv=command, files=files, stdin=text.encode(), environment=ENVIRONMENT), nonce)
+
+
+def call_job(source: str, job: Mapping[str, object]) -> Job:
+    """Return the program that calls a function of the submission `source`."""
+    files = {f"{SOLUTION}.py": source.encode(errors="surrogatepass"), **grader_files("runner", "values")}
+    return make_job(("python3", f"{FOLDER}/runner.py"), files, job)
+
+
+def _stdin_job(source: str, stdin: str) -> Job:
+    """Return the submission itself as a program, after the line that says that it begins."""
+    nonce = secrets.token_hex(16)
+    texts = {f"{SOLUTION}.py": source, f"{FOLDER}/stdin": stdin}
+    files = {name: text.encode(errors="surrogatepass") for name, text in texts.items()}
+    return Job(Program(argv=("/bin/sh", "-c", _SHELL, f"ready {nonce}"), files=files, environment=ENVIRONMENT), nonce)
+
+
+@cache
+def grader_files(program: str, *modules: str) -> dict[str, bytes]:
+    """Return a program of this folder, and the modules that it imports, at the paths where it finds them in the sandbox."""
+    here = Path(__file__).parent
+    imported = {f"{FOLDER}/agentrl/reward/code/{name}.py": (here / f"{name}.py").read_bytes() for name in modules}
+    return {f"{FOLDER}/{program}.py": (here / f"{program}.py").read_bytes(), **imported}
+
+
+def output_after(nonce: str, result: Result) -> bytes | None:
     """Return the output after the first line, None if that line is not whole.
 
     Raises:
         EnvironmentFault: the run ended before the submission could begin.
     """
+    ready = f"ready {nonce}".encode()
     first, newline, output = result.stdout.partition(b"\n")
     if not first.startswith(ready):
         raise EnvironmentFault(
@@ -123,26 +178,44 @@ def output_after(ready: bytes, result: Result) -> bytes | None:
     return output if newline and first.rstrip() == ready else None
 
 
-def failed_ending(result: Result) -> tuple[CaseOutcome, str] | None:
+def failed_ending(result: Result) -> Finding | None:
     """Return the outcome of a run that did not end with status 0."""
     if result.is_success:
         return None
     if result.ended in _LIMITS:
-        return _LIMITS[result.ended], f"reached the limit of {result.ended} after {result.wall_s:.1f} s"
+        return Finding(_LIMITS[result.ended], f"reached the limit of {result.ended} after {result.wall_s:.1f} s")
     if result.signal == signals.SIGXCPU:
-        return CaseOutcome.TIMEOUT, "spent its CPU time"
+        return Finding(CaseOutcome.TIMEOUT, "spent its CPU time")
     said = _last_line(result.stderr)
     if result.ended is Ending.KILLED:
-        return CaseOutcome.CRASHED, f"ended by {signal_name(result.signal)} {said}".rstrip()
-    return CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {said}".rstrip()
+        return Finding(CaseOutcome.CRASHED, f"ended by {signal_name(result.signal)} {said}".rstrip())
+    return Finding(CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {said}".rstrip())
 
 
-def sent_line(output: bytes, nonce: str) -> tuple[str, str] | None:
+def sent_line(output: bytes | None, nonce: str) -> tuple[str, str] | None:
     """Return the kind and the text of the only line of an output, None if it is anything else."""
-    words = output.split(b" ", 2)
+    words = (output or b"").split(b" ", 2)
     if len(words) != 3 or words[1] != nonce.encode() or words[2].find(b"\n") != len(words[2]) - 1:
         return None
     return words[0].decode(errors="replace"), words[2][:-1].decode(errors="replace")
+
+
+def sent_answer(result: Result, output: bytes | None, nonce: str) -> tuple[str, str] | Finding:
+    """Return how a call ended, `value` or `raised`, and the text that the submission sent; otherwise, why there is none."""
+    if stopped := failed_ending(result):
+        return stopped
+    if output == b"":
+        return Finding(CaseOutcome.NO_RESULT, "ended before the function returned")
+    kind, text = sent_line(output, nonce) or ("", "")
+    if kind in ("value", "raised"):
+        return kind, text
+    return told_failure(kind, text) if kind in KINDS else FORGED
+
+
+def told_failure(kind: str, text: str) -> Finding:
+    """Return the outcome of an error that the runner reported, or that a submission forged."""
+    detail = error_text(text)
+    return Finding(KINDS[kind], detail, early_error(detail) if kind == "error" else None)
 
 
 async def read_result(read: Callable[[Result], _Read], result: Result) -> _Read:
@@ -152,101 +225,75 @@ async def read_result(read: Callable[[Result], _Read], result: Result) -> _Read:
     return await anyio.to_thread.run_sync(read, result)
 
 
-class CaseRun:
-    """One test case of one submission: `program` goes into a sandbox, `read` grades its result."""
+async def grade_case(source: str, tests: FunctionTests | ProgramTests, index: int, run: RunProgram) -> CaseGrade:
+    """Run the submission `source` through one case.
 
-    def __init__(self, source: str, tests: FunctionTests | ProgramTests, index: int) -> None:
-        """Prepare case `index` of `tests`."""
-        self._tests, self._index = tests, index
-        self._nonce = secrets.token_hex(16)
-        self._ready = f"ready {self._nonce}".encode()
-        self.program = self._program(source.encode(errors="surrogatepass"))
+    Raises:
+        EnvironmentFault: the run ended before the submission could begin.
 
-    def _program(self, source: bytes) -> Program:
-        case = self._tests.cases[self._index]
-        files = {f"{SOLUTION}.py": source}
+    Cancellation: the program that runs is ended.
+    """
+    case = tests.cases[index]
+    if isinstance(case, StdinCase):
+        job = _stdin_job(source, case.stdin)
+    else:
+        assert isinstance(tests, FunctionTests)
+        arguments, keywords = encode_arguments(list(case.arguments)), encode_arguments(dict(case.keywords))
+        job = call_job(source, {"entry": tests.entry, "arguments": arguments, "keywords": keywords})
+    return await read_result(partial(_graded, case, tests, job.nonce), await run(job.program))
+
+
+def _graded(case: CallCase | StdinCase, tests: FunctionTests | ProgramTests, nonce: str, result: Result) -> CaseGrade:
+    output = output_after(nonce, result)
+    try:
         if isinstance(case, StdinCase):
-            files[f"{FOLDER}/stdin"] = case.stdin.encode(errors="surrogatepass")
-            command = ("/bin/sh", "-c", _SHELL, self._ready.decode())
-            return Program(argv=command, files=files, environment=ENVIRONMENT)
-        assert isinstance(self._tests, FunctionTests)
-        job = {
-            "nonce": self._nonce,
-            "entry": self._tests.entry,
-            "arguments": encode_arguments(list(case.arguments)),
-            "keywords": encode_arguments(dict(case.keywords)),
-        }
-        return Program(
-            argv=("python3", f"{FOLDER}/runner.py"),
-            files=files | runner_files(),
-            stdin=json.dumps(job).encode(),
-            environment=ENVIRONMENT,
-        )
-
-    def read(self, result: Result) -> CaseGrade:
-        """Return the grade.
-
-        Raises:
-            EnvironmentFault: the run ended before the submission could begin.
-        """
-        output = output_after(self._ready, result)
-        try:
-            return self._graded(result, output)
-        except Exception:  # noqa: BLE001 - all that is read from here on is the submission's
-            return CaseGrade(outcome=FORGED[0], detail=FORGED[1], wall_s=result.wall_s)
-
-    def _graded(self, result: Result, output: bytes | None) -> CaseGrade:
-        case = self._tests.cases[self._index]
-        outcome, detail = failed_ending(result) or (FORGED if output is None else self._compared(case, output))
-        detail = shortened(one_line(detail), MAX_DETAIL)
-        kind, text = (sent_line(output or b"", self._nonce) if isinstance(case, CallCase) else None) or ("", "")
-        is_value = outcome in (CaseOutcome.WRONG_VALUE, CaseOutcome.WRONG_TYPE)
-        returned = shown_value(text, MAX_DETAIL) if is_value and kind == "value" else None
-        error = early_error(detail) if outcome is CaseOutcome.RAISED and kind == "error" else None
-        return CaseGrade(outcome=outcome, detail=detail, error=error, wall_s=result.wall_s, returned=returned)
-
-    def _compared(self, case: CallCase | StdinCase, output: bytes) -> tuple[CaseOutcome, str]:
-        tests = self._tests
-        if isinstance(case, StdinCase):
-            if output_matches(case.expected, output, tests.tolerance, tests.comparison):
-                return CaseOutcome.PASSED, ""
-            return CaseOutcome.WRONG_VALUE, f"wrote {output[: 2 * MAX_DETAIL].decode(errors='replace')!r}"
-        if not output:
-            return CaseOutcome.NO_RESULT, "ended before the function returned"
-        line = sent_line(output, self._nonce)
-        if line is None:
-            return FORGED
-        kind, text = line
-        if kind in KINDS:
-            return KINDS[kind], error_text(text)
-        if kind != "value":
-            return FORGED
-        return _value_outcome(case, text, tests)
+            found = failed_ending(result) or (FORGED if output is None else _compared(case, output, tests))
+        else:
+            found = sent_answer(result, output, nonce)
+            if not isinstance(found, Finding):
+                kind, text = found
+                found = _value_finding(case, text, tests) if kind == "value" else told_failure(kind, text)
+    except Exception:  # noqa: BLE001 - all that is read here is the submission's
+        found = FORGED
+    return found.graded(result.wall_s)
 
 
-def _value_outcome(case: CallCase, found: str, tests: FunctionTests | ProgramTests) -> tuple[CaseOutcome, str]:
+def _compared(case: StdinCase, output: bytes, tests: FunctionTests | ProgramTests) -> Finding:
+    if output_matches(case.expected, output, tests.tolerance, tests.comparison):
+        return Finding(CaseOutcome.PASSED)
+    return Finding(CaseOutcome.WRONG_VALUE, f"wrote {output[: 2 * MAX_DETAIL].decode(errors='replace')!r}")
+
+
+def _value_finding(case: CallCase, found: str, tests: FunctionTests | ProgramTests) -> Finding:
     expected = encode_value(case.expected)
     tree = read_tree(found)
     if tree is None:
-        return CaseOutcome.FORGED_RESULT, "sent what is no value"
+        return Finding(CaseOutcome.FORGED_RESULT, "sent what is no value")
     seen = apply_views(case.views, tree[0]) if case.views else tree
     text = tree_text(seen[0]) if case.views and seen is not None else found
     if seen is not None and value_matches(expected, text, tests.tolerance, tests.comparison):
-        return CaseOutcome.PASSED, ""
-    kind = kind_of(tree[0])
+        return Finding(CaseOutcome.PASSED)
+    kind, returned = kind_of(tree[0]), shown_value(found, MAX_DETAIL)
     group = group_of if tests.comparison == "python" else kind_of
     if not case.views and group(tree[0]) != group(json.loads(expected)):
-        return CaseOutcome.WRONG_TYPE, f"returned a value of type {kind}"
-    return CaseOutcome.WRONG_VALUE, f"returned another value of type {kind}"
+        return Finding(CaseOutcome.WRONG_TYPE, f"returned a value of type {kind}", returned=returned)
+    return Finding(CaseOutcome.WRONG_VALUE, f"returned another value of type {kind}", returned=returned)
 
 
-def error_text(text: str) -> str:
-    """Return the error that the runner reported, or that a submission forged."""
+def error_words(text: str) -> tuple[str, str, int | None]:
+    """Return the name, message and line of an error that the runner reported, or that a submission forged."""
     try:
         name, message, line = cast("list[object]", json.loads(text))
     except (ValueError, RecursionError, TypeError):
-        return ""
-    return f"{name}: {message}" + (f" (line {line})" if isinstance(line, int) else "")
+        return "", "", None
+    return str(name), str(message), line if isinstance(line, int) else None
+
+
+def error_text(text: str) -> str:
+    """Return such an error on one line; nothing for a text that is none."""
+    name, message, line = error_words(text)
+    shown = f"{name}: {message}" if name or message else ""
+    return shown + (f" (line {line})" if line is not None else "")
 
 
 def early_error(told: str) -> str | None:
@@ -263,13 +310,3 @@ def early_error(told: str) -> str | None:
 def _last_line(output: bytes) -> str:
     lines = output[-4 * MAX_DETAIL :].decode(errors="replace").strip().splitlines()
     return f"({lines[-1]})" if lines else ""
-
-
-@cache
-def runner_files() -> dict[str, bytes]:
-    """Return the runner, and the module that it imports, at the paths where it finds them in the sandbox."""
-    here = Path(__file__).parent
-    return {
-        f"{FOLDER}/runner.py": (here / "runner.py").read_bytes(),
-        f"{FOLDER}/agentrl/reward/code/values.py": (here / "values.py").read_bytes(),
-    }

@@ -12,7 +12,6 @@ from agentrl.env import watch_faults
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.code import CaseOutcome, CodeGrader, ProgramTests, StdinCase, call_tests, last_code_block, whole_response
 from agentrl.reward.code.compare import Comparison
-from agentrl.reward.code.protocol import CaseRun
 from agentrl.reward.code.values import decode_value, encode_value
 from agentrl.sandbox.types import Ending, Program, Result
 from tests.support.sandboxes import AnsweringSandbox, job_of
@@ -166,14 +165,17 @@ HOSTILE_TEXTS = [
 
 @pytest.mark.parametrize("kind", ["value", "error", "raised", "missing", "unsupported", "\xff"])
 @pytest.mark.parametrize(("call", "expected"), [("f(1)", "{'a': 1.0}"), ("set(f(1))", "{1}"), ("sorted(f(1))", "[1]")])
-def test_no_text_of_a_submission_is_a_fault_of_the_grader(kind: str, call: str, expected: str) -> None:
+async def test_no_text_of_a_submission_is_a_fault_of_the_grader(kind: str, call: str, expected: str) -> None:
     tests = [call_tests([(call, expected)], comparison="python"), call_tests([(call, expected)], tolerance=0.1)]
     for text in HOSTILE_TEXTS:
         for each in tests:
-            run = CaseRun(CODE, each, 0)
-            result = said(run.program, "")
-            line = f"{kind} {job_of(run.program)['nonce']} {text}\n".encode("latin-1")
-            assert not run.read(replace(result, stdout=result.stdout + line)).passed
+
+            def answer(program: Program, text: str = text) -> Result:
+                line = f"{kind} {job_of(program)['nonce']} {text}\n".encode("latin-1")
+                result = said(program, "")
+                return replace(result, stdout=result.stdout + line)
+
+            assert not (await CodeGrader(answering(answer)).grade(CODE, each)).is_solved
 
 
 async def test_a_wrong_value_of_colliding_numbers_is_shown_without_a_set_of_them() -> None:

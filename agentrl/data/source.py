@@ -12,11 +12,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
+import orjson
+
 from agentrl.data.config import SourceConfig
 from agentrl.data.digest import check_unique
 from agentrl.data.files import find_files, read_rows
 from agentrl.data.records import DataRecord
-from agentrl.data.rows import given_task, task_id
 from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
 from agentrl.hub import local_dataset
@@ -256,3 +257,30 @@ class _Selection:
             if task.data[name] not in accepted:
                 return False
         return True
+
+
+_FORMAT: Final = "agentrl.task"
+
+
+def task_id(fields: Mapping[str, Any], default: str) -> str:
+    """Return the `id` of a row as text; `default` where the field is missing or null."""
+    own = fields.get("id")
+    return default if own is None else str(own)
+
+
+def task_row(task: Task) -> bytes:
+    """Return a task as one row of JSON lines, with its fields apart from its id.
+
+    Raises:
+        TypeError: a field is not JSON.
+    """
+    row = {"format": _FORMAT, "id": task.id, "data": dict(task.data)}
+    return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def given_task(fields: Mapping[str, Any]) -> Task | None:
+    """Return the task in a row that `task_row` wrote; None for any other row."""
+    data = fields.get("data")
+    if set(fields) != {"format", "id", "data"} or fields["format"] != _FORMAT or not isinstance(data, dict):
+        return None
+    return Task(id=str(fields["id"]), data=cast("dict[str, Any]", data))

@@ -28,8 +28,7 @@ from agentrl.cluster.base import Launcher
 from agentrl.cluster.launchers import open_launcher
 from agentrl.concurrency import enter_both
 from agentrl.config import RunConfig
-from agentrl.data.given import write_task_files
-from agentrl.data.load import TaskSets, load_tasks
+from agentrl.data.load import TaskSets, load_tasks, write_task_files
 from agentrl.engine.engine import Engine
 from agentrl.engine.report import RunReport, Totals
 from agentrl.engine.resume import RunState

@@ -1,15 +1,23 @@
-"""Short blocks of the event loop: how much time they took in all, and which of the user's code they were.
+"""Short blocks of the event loop: how much time they took in all, and the user's code that caused them.
 
-Invariant: only code of the user is named, each function once. Time is counted whatever code it was.
+Invariant: only code of the user is named, each function once. Time is counted whatever code it was. `blocks_named` ends
+nothing; it is for scripts and notebooks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 from agentrl.watchdog.stacks import user_place
+
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +27,26 @@ LOOK_S = 0.05
 """Seconds between two looks of a thread at the beats."""
 NAME_AFTER_S = 0.2
 """Seconds without a beat of the loop from which a block counts."""
+
+
+class ProcessorWaits:
+    """The waits of one thread for a processor.
+
+    Args:
+        thread: native id of the thread; None: the thread that makes this object.
+    """
+
+    def __init__(self, thread: int | None = None) -> None:
+        native = threading.get_native_id() if thread is None else thread
+        self._file = Path(f"/proc/self/task/{native}/schedstat")
+
+    def seconds(self) -> float:
+        """Return the seconds so far, from the start of the thread; 0 where the system does not count them."""
+        try:
+            # Nanoseconds on a processor, nanoseconds of waiting for one, and the number of time slices.
+            return int(self._file.read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
 
 
 class LoopDelays:
@@ -67,3 +95,67 @@ def under_asyncio() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@contextmanager
+def blocks_named() -> Generator[None]:
+    """Warn of the user's code that blocks the event loop in the block, each function once.
+
+    Inside `watched_loop`, which warns itself, and under trio, this does nothing.
+    """
+    if current_delays.get() is not None or not under_asyncio():
+        yield
+        return
+    beats = _Beats()
+    thread = threading.Thread(target=beats.watch, name="agentrl heartbeat", daemon=True)
+    thread.start()
+    outer = current_delays.set(beats.delays)
+    try:
+        yield
+    finally:
+        current_delays.reset(outer)
+        beats.stop()
+        thread.join()
+
+
+@contextmanager
+def coroutines_traced() -> Generator[None]:
+    """Let Python's warning of a coroutine that nothing awaited name the line that made it."""
+    before = sys.get_coroutine_origin_tracking_depth()
+    sys.set_coroutine_origin_tracking_depth(max(before, 2))  # the caller of `create`, and the one above it
+    try:
+        yield
+    finally:
+        sys.set_coroutine_origin_tracking_depth(before)
+
+
+class _Beats:
+    """`_beat` runs on the loop, `watch` in a thread."""
+
+    def __init__(self) -> None:
+        self.delays = LoopDelays()
+        self._waits = ProcessorWaits()
+        self._thread_id = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+        self._left = threading.Event()
+        self._count = 0
+        self._beat()
+
+    def stop(self) -> None:
+        """End both."""
+        self._left.set()
+        self._timer.cancel()
+
+    def watch(self) -> None:
+        """Name code that keeps the loop from its beats, until `stop`."""
+        seen, since, waited, is_named = -1, 0.0, 0.0, False
+        while not self._left.wait(LOOK_S):
+            if self._count != seen:
+                seen, since, waited, is_named = self._count, time.monotonic(), self._waits.seconds(), False
+            elif not is_named and time.monotonic() - since - (self._waits.seconds() - waited) >= NAME_AFTER_S:
+                self.delays.name(self._thread_id)
+                is_named = True
+
+    def _beat(self) -> None:
+        self._count += 1
+        self._timer = self._loop.call_later(BEAT_S, self._beat)

@@ -25,11 +25,10 @@ import anyio
 
 from agentrl.concurrency import STRAY_CANCELLATION, stray_cancellation_raises
 from agentrl.errors import RunStopped, StallError
-from agentrl.watchdog.delays import BEAT_S, LOOK_S, NAME_AFTER_S, LoopDelays, current_delays, under_asyncio
+from agentrl.watchdog.delays import BEAT_S, LOOK_S, NAME_AFTER_S, LoopDelays, ProcessorWaits, current_delays, under_asyncio
 from agentrl.watchdog.signals import TERMINATING, Ending, exit_process, interrupt_from
 from agentrl.watchdog.stacks import blocking_code, indented, is_in_user_code, workflow_code
 from agentrl.watchdog.threads import GRACE_S, run_without_waiting
-from agentrl.watchdog.waits import ProcessorWaits
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ import pytest
 
 from agentrl.data.config import TasksConfig
 from agentrl.data.digest import TaskDigest
-from agentrl.data.given import given_tasks, read_tasks, write_task_files
-from agentrl.data.load import load_held_out, load_tasks, load_training
+from agentrl.data.load import given_tasks, load_held_out, load_tasks, load_training, read_tasks, write_task_files
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 

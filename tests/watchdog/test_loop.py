@@ -13,11 +13,9 @@ import anyio
 import pytest
 
 from agentrl.errors import StallError
-from agentrl.watchdog.delays import LoopDelays, loop_blocked_s
+from agentrl.watchdog.delays import LoopDelays, ProcessorWaits, blocks_named, loop_blocked_s
 from agentrl.watchdog.loop import run_watched, watched_loop
-from agentrl.watchdog.naming import blocks_named
 from agentrl.watchdog.signals import Terminated, sigterm_raises
-from agentrl.watchdog.waits import ProcessorWaits
 
 FOREVER_S = 1000.0
 

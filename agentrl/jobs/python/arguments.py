@@ -17,8 +17,7 @@ import orjson
 from agentrl.config import RunConfig, parse_config
 from agentrl.data.config import TasksConfig
 from agentrl.data.curriculum import load_curriculum
-from agentrl.data.given import TASK_FILES, given_tasks, read_tasks
-from agentrl.data.load import TaskSets, TrainingTasks
+from agentrl.data.load import TASK_FILES, TaskSets, TrainingTasks, given_tasks, read_tasks
 from agentrl.errors import ConfigError
 from agentrl.jobs.train import RunObjects
 from agentrl.types import Task

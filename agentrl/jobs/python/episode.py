@@ -21,7 +21,7 @@ from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy, replies_in_order
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
-from agentrl.watchdog.naming import blocks_named, coroutines_traced
+from agentrl.watchdog.delays import blocks_named, coroutines_traced
 from agentrl.workflow import as_workflow
 
 

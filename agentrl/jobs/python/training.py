@@ -25,7 +25,7 @@ from agentrl.observe.episode_record import Purpose
 from agentrl.observe.progress import Progress
 from agentrl.runs.run import open_run
 from agentrl.runs.table import EpisodeTable, MetricLines
-from agentrl.watchdog.naming import blocks_named
+from agentrl.watchdog.delays import blocks_named
 from agentrl.watchdog.signals import interrupt_note, sigterm_raises
 from agentrl.watchdog.threads import run_without_waiting
 

@@ -11,7 +11,7 @@ import yaml
 import agentrl
 from agentrl import Client, ConfigError, RolloutWorkflow, Task
 from agentrl.config import parse_config
-from agentrl.data.given import read_tasks, write_task_files
+from agentrl.data.load import read_tasks, write_task_files
 from agentrl.jobs.python.arguments import GivenRun, GivenTasks, read_run
 from agentrl.workflow import load_workflow
 

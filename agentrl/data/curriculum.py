@@ -89,7 +89,6 @@ class MiddleFirst:
         self._low, self._high, self._window = low, high, window
 
     def __call__(self, choices: Sequence[Choice]) -> list[float]:
-        """Return the weights."""
         return [self._weight(choice.success(self._window)) for choice in choices]
 
     def _weight(self, success: float | None) -> float:
@@ -99,11 +98,7 @@ class MiddleFirst:
 
 
 def load_curriculum(name: str, args: Mapping[str, Any]) -> Curriculum:
-    """Return the curriculum that `tasks.curriculum` names: an object of a class, or a function, with these arguments.
-
-    Raises:
-        ConfigError: it cannot be imported, or does not take the arguments.
-    """
+    """Return the curriculum that `tasks.curriculum` names; one that cannot be had with these arguments is a ConfigError."""
     found = find_function(name, "tasks.curriculum")
     try:
         made = found(**args) if inspect.isclass(found) else partial(found, **args)

@@ -1,4 +1,4 @@
-"""What identifies the tasks of a run, so that a resumed one notices changed tasks.
+"""The identity of the tasks of a run, so that a resumed one notices changed tasks.
 
 Invariant: the digest of tasks depends on their ids, their data and their order alone.
 """
@@ -19,10 +19,7 @@ from agentrl.types import Task
 
 
 class StreamDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What identifies the tasks that were drawn from an endless source.
-
-    The digest covers the first 16 tasks and every 64th, so that a resumed run need not make all of them again.
-    """
+    """The identity of the tasks that were drawn from an endless source, from the first 16 tasks and every 64th."""
 
     drawn: int = 0
     """Number of tasks drawn."""
@@ -86,15 +83,7 @@ class TaskDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def check_unique(tasks: Sequence[Task], source: str = "tasks") -> None:
-    """Check a task set.
-
-    Args:
-        tasks: the set.
-        source: names it in messages.
-
-    Raises:
-        ConfigError: there are no tasks, or two have the same id.
-    """
+    """Refuse an empty task set, and one in which two tasks have the same id; `source` names it in the ConfigError."""
     if not tasks:
         raise ConfigError(f"{source} holds no tasks; expected at least one")
     [(most, count)] = Counter(task.id for task in tasks).most_common(1)

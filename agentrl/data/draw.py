@@ -105,16 +105,14 @@ class TaskDraw:
         return msgspec.structs.replace(self._finite, streams=tuple(self._streams.values()))
 
     def state(self, open_groups: Collection[int]) -> DrawState | None:
-        """Return what a checkpoint must keep; the results of open groups are left out, because these run again.
-
-        Args:
-            open_groups: numbers of the groups that are neither trained nor dropped.
-        """
+        """Return what a checkpoint must keep, without the results of the groups that are open, because these run again."""
         return None if self._chooser is None else self._chooser.state(open_groups)
 
 
 class TaskOrder:
     """The tasks of a source that ends, pass after pass; each pass has an order of its own, unless they are not shuffled.
+
+    The `label` gives several sources orders of their own.
 
     Example:
         >>> order = TaskOrder([Task(id=i, data={}) for i in "ab"], seed=0)
@@ -123,13 +121,11 @@ class TaskOrder:
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int, *, shuffle: bool = True, label: str = "") -> None:
-        """Keep the tasks; `label` gives several sources orders of their own."""
         self._tasks = tuple(tasks)
         self._seed, self._shuffle, self._label = seed, shuffle, label
         self._pass, self._shuffled = -1, list(self._tasks)
 
     def __getitem__(self, number: int) -> Task:
-        """Return the task of draw `number`, from 0."""
         wanted, at = divmod(number, len(self._tasks))
         if wanted != self._pass:
             self._pass, self._shuffled = wanted, list(self._tasks)
@@ -139,7 +135,7 @@ class TaskOrder:
 
 
 class WeightedSchedule:
-    """Which source each group draws from: always the one that is furthest behind its share.
+    """The source of each group: always the one that is furthest behind its share; only the ratios of the weights count.
 
     Example:
         >>> schedule = WeightedSchedule([3.0, 1.0])
@@ -148,13 +144,11 @@ class WeightedSchedule:
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        """Begin with no group; only the ratios of the weights count."""
         self._shares = [weight / math.fsum(weights) for weight in weights]
         self._counts = [0] * len(weights)
         self._places: list[TaskPlace] = []
 
     def __getitem__(self, number: int) -> TaskPlace:
-        """Return the place of group `number`, from 0."""
         while len(self._places) <= number:
             due = [share * (len(self._places) + 1) - count for share, count in zip(self._shares, self._counts, strict=True)]
             source = due.index(max(due))
@@ -186,7 +180,6 @@ class _Chooser:
                     self._set_results(name, results)
 
     def place(self, number: int, drawn: Mapping[int, int]) -> TaskPlace:
-        """Return the place of a group; `drawn` has the number of tasks drawn from each endless source."""
         if number not in self._chosen:
             generator = random.Random(f"task choice {self._seed} {number}")
             [position] = generator.choices(range(len(self._choices)), self._weights())
@@ -195,7 +188,6 @@ class _Chooser:
         return self._chosen[number]
 
     def finished(self, group: Group) -> None:
-        """Add the result of a group to those of its choice."""
         place = self._chosen[group.index]
         by_source = next(choice for choice in self._choices if choice.source == place.source)
         name = by_source.name if by_source.task is None else group.task.id

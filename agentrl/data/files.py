@@ -68,11 +68,7 @@ def find_files(path: str | Sequence[str]) -> Iterator[NamedFile]:
 
 
 def _files_below(root: Path) -> list[Path]:
-    """Return the data files in a folder and its sub-folders, in order; what begins with a dot is skipped.
-
-    Raises:
-        ConfigError: a sub-folder is a saved data set, whose files are no data files of their own.
-    """
+    """Return the data files in a folder and its sub-folders, in order; what begins with a dot is skipped."""
     found: list[Path] = []
     for path in sorted(root.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(root).parts):
@@ -85,11 +81,7 @@ def _files_below(root: Path) -> list[Path]:
 
 
 def read_rows(file: Path) -> Iterator[FileRow]:
-    """Yield the rows of a file, or of a folder that `datasets` saved.
-
-    Raises:
-        ConfigError: the file or one of its rows cannot be used, or `pyarrow` is needed and missing.
-    """
+    """Yield the rows of a file, or of a folder that `datasets` saved."""
     if file.is_dir():
         yield from _numbered(file, read_saved_dataset(file))
         return
@@ -188,11 +180,7 @@ _STATE_FILE: Final = "state.json"
 
 
 def read_parquet(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a parquet file.
-
-    Raises:
-        ConfigError: the file is no parquet, or pyarrow is not installed.
-    """
+    """Yield the rows of a parquet file, a batch in memory at a time."""
     parquet = _pyarrow("pyarrow.parquet", file)
     try:
         with parquet.ParquetFile(str(file)) as opened:
@@ -208,11 +196,7 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def read_saved_dataset(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a folder that `datasets.Dataset.save_to_disk` wrote.
-
-    Raises:
-        ConfigError: the folder holds several splits, a file of it is missing or broken, or pyarrow is not installed.
-    """
+    """Yield the rows of a folder that `datasets.Dataset.save_to_disk` wrote; pyarrow reads it without `datasets`."""
     if (folder / _DICT_FILE).is_file():
         listed: object = _json_file(folder / _DICT_FILE).get("splits")
         splits = [str(name) for name in cast("list[object]", listed)] if isinstance(listed, list) else []
@@ -232,11 +216,7 @@ def read_saved_dataset(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _shard_names(state: Path) -> Iterator[str]:
-    """Yield the names of the files that hold the rows, in order.
-
-    Raises:
-        ConfigError: the state does not name them, or names one outside its folder.
-    """
+    """Yield the names of the files that hold the rows, in order; each is in the folder of `state`."""
     shards: object = _json_file(state).get("_data_files")
     if not isinstance(shards, list):
         raise ConfigError(f"{state}: expected a list `_data_files`, as datasets writes it, got {type(shards).__name__}")

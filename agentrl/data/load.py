@@ -83,11 +83,7 @@ class TrainingTasks:
         return f"{len(self.finite)}, and {several}" if self.finite else "endless"
 
     def digest(self, drawn: Sequence[int] = ()) -> TaskDigest:
-        """Return the digest of these tasks.
-
-        Args:
-            drawn: number of tasks that were drawn from each endless source; none where it is shorter.
-        """
+        """Return the digest of these tasks, with the number of tasks that were `drawn` from each endless source."""
         pairs = itertools.zip_longest(self.streams, drawn[: len(self.streams)], fillvalue=0)
         streams = tuple(StreamDigest.of(stream, count) for stream, count in pairs if isinstance(stream, TaskStream))
         finite = TaskDigest.of(self.finite)
@@ -147,7 +143,6 @@ class _RenamedStream:
         self._stream, self._prefix = stream, prefix
 
     def task(self, index: int) -> Task:
-        """Return task number `index` of the stream."""
         task = self._stream.task(index)
         return Task(id=f"{self._prefix}{task.id}", data=task.data)
 
@@ -163,20 +158,12 @@ TASK_FILES: Final = ("tasks.jsonl", "eval_tasks.jsonl")
 
 
 def read_tasks(path: str | Path) -> tuple[Task, ...]:
-    """Return the tasks of a file, in order; a task without `id` gets the number of its line or row.
-
-    Raises:
-        ConfigError: the file or a row cannot be used.
-    """
+    """Return the tasks of a file, in order; a task without `id` gets the number of its line or row."""
     return cast("tuple[Task, ...]", open_source(SourceConfig(path=str(path)), "tasks"))
 
 
 def write_task_files(folder: Path, tasks: Sequence[Task], evaluation: Sequence[Task]) -> None:
-    """Write tasks as `TASK_FILES`, from which `read_tasks` reads the same ids and fields.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Write tasks as `TASK_FILES`, from which `read_tasks` reads the same ids and fields."""
     for name, some in zip(TASK_FILES, (tasks, evaluation), strict=True):
         if some:
             lines = [task_row(task) for task in some]

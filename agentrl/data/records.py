@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 
 
 class DataRecord(dict[str, Any]):
-    """One row of a data file: a dict of its fields, with its place.
+    """One row of a data file: a dict of its fields, with its place. A field that is not as asked for is a ConfigError.
 
     Args:
         fields: of the row.
@@ -33,11 +33,7 @@ class DataRecord(dict[str, Any]):
         self.place, self.name = place, name
 
     def value(self, *names: str, kind: str = "a value") -> object:
-        """Return the first of these fields that is there and not null.
-
-        Raises:
-            ConfigError: none is there; the message lists the fields of the record.
-        """
+        """Return the first of these fields that is there and not null."""
         found = self.optional(*names)
         if found is None:
             expected = " or ".join(map(repr, names))
@@ -49,44 +45,28 @@ class DataRecord(dict[str, Any]):
         return next((self[name] for name in names if self.get(name) is not None), None)
 
     def text(self, *names: str, may_be_empty: bool = False) -> str:
-        """Return a field that holds text.
-
-        Raises:
-            ConfigError: the field is missing, no text, or empty.
-        """
+        """Return a field that holds text."""
         found = self.value(*names, kind="text")
         if not isinstance(found, str) or not (may_be_empty or found.strip()):
             raise self.error(f"{names[0]!r}: expected text, got {found!r:.80}")
         return found
 
     def answer(self, *names: str) -> str:
-        """Return a field that holds text or a number, as text; `5.0` becomes `5`.
-
-        Raises:
-            ConfigError: the field is missing, empty, or something else.
-        """
+        """Return a field that holds text or a number, as text; `5.0` becomes `5`."""
         found = self.value(*names, kind="an answer")
         if isinstance(found, bool) or not isinstance(found, (str, int, float)) or not str(found).strip():
             raise self.error(f"{names[0]!r}: expected text or a number, got {found!r:.80}")
         return str(int(found)) if isinstance(found, float) and found.is_integer() else str(found).strip()
 
     def texts(self, *names: str) -> list[str]:
-        """Return a field that holds a list of texts, or such a list written as JSON.
-
-        Raises:
-            ConfigError: the field is missing or something else.
-        """
+        """Return a field that holds a list of texts, or such a list written as JSON."""
         found = self.listed(*names)
         if not all(isinstance(item, str) for item in found):
             raise self.error(f"{names[0]!r}: expected a list of texts, got {found!r:.80}")
         return cast("list[str]", found)
 
     def listed(self, *names: str) -> list[object]:
-        """Return a field that holds a list, or a list written as JSON.
-
-        Raises:
-            ConfigError: the field is missing or something else.
-        """
+        """Return a field that holds a list, or a list written as JSON."""
         found = self.value(*names, kind="a list")
         if isinstance(found, str):
             try:
@@ -124,11 +104,7 @@ def read_records(path: str | Sequence[str], *, start: int = 0, count: int | None
 
 
 def iterate_records(path: str | Sequence[str]) -> Iterator[DataRecord]:
-    """Yield the records of files one after the other; a record's name has the number of its row, not of its line.
-
-    Raises:
-        ConfigError: a file or a line cannot be used.
-    """
+    """Yield the records of files one after the other; a record's name has the number of its row, not of its line."""
     for file, label in find_files(path):
         rows = read_rows(file)
         first, second = next(rows, None), next(rows, None)

@@ -33,12 +33,7 @@ OpenedSource: TypeAlias = tuple[Task, ...] | TaskStream
 
 
 def open_source(config: SourceConfig, field: str, *, path_field: str | None = None) -> OpenedSource:
-    """Return the tasks of a source.
-
-    Args:
-        config: the source.
-        field: names the source in messages, such as `tasks`.
-        path_field: names the field with the path; None: `path` in `field`.
+    """Return the tasks of a source; `field`, such as `tasks`, and `path_field` name it in messages.
 
     Raises:
         ConfigError: a file or row cannot be used, a function fails, no task is left, or two have the same id.
@@ -57,11 +52,7 @@ def open_source(config: SourceConfig, field: str, *, path_field: str | None = No
 
 
 def find_function(name: str, field: str) -> Callable[..., object]:
-    """Return the function or class that a field names as `module:name`; the module may be in the current directory.
-
-    Raises:
-        ConfigError: it cannot be imported, or is not callable.
-    """
+    """Return the function or class that a field names as `module:name`; the module may be in the current directory."""
     found = import_user_object(name, field)
     if not callable(found):
         raise ConfigError(f"{field}: {name} is not callable")
@@ -196,15 +187,7 @@ class _Selection:
         yield from itertools.islice(self.kept(items, max_left_out), self._config.limit)
 
     def kept(self, items: Iterator[DataRecord | Task], max_left_out: int | None) -> Iterator[Task]:
-        """Yield the tasks that are kept.
-
-        Args:
-            items: the rows or tasks.
-            max_left_out: number of tasks in a row that may be left out; None for a source that ends.
-
-        Raises:
-            ConfigError: `map` fails, a task lacks a field of `filter`, or too many tasks in a row are left out.
-        """
+        """Yield the tasks that are kept; where the source may have no end, at most `max_left_out` in a row are left out."""
         left_out = 0
         for item in items:
             self._seen += 1
@@ -269,11 +252,7 @@ def task_id(fields: Mapping[str, Any], default: str) -> str:
 
 
 def task_row(task: Task) -> bytes:
-    """Return a task as one row of JSON lines, with its fields apart from its id.
-
-    Raises:
-        TypeError: a field is not JSON.
-    """
+    """Return a task as one row of JSON lines, with its fields apart from its id; a TypeError if a field is not JSON."""
     row = {"format": _FORMAT, "id": task.id, "data": dict(task.data)}
     return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
 

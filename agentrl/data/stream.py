@@ -33,16 +33,7 @@ class TaskStream(Protocol):
 
 
 def stream_task(stream: TaskStream, index: int, name: str) -> Task:
-    """Return task number `index` of a stream that a user wrote.
-
-    Args:
-        stream: the source.
-        index: from 0.
-        name: of the source, for messages.
-
-    Raises:
-        ConfigError: the stream raises, or returns no task.
-    """
+    """Return task number `index` of the stream `name` of a user, which must return one: all else is a ConfigError."""
     where = f"{name}.task({index})"
     try:
         task = cast("object", stream.task(index))
@@ -60,11 +51,7 @@ class IteratedStream:
     """The stream of an iterator, which is read as far as tasks are drawn.
 
     Asked for an earlier task, as a resumed run does, it starts the iterator again and skips. An iterator that ends starts
-    again from its first task.
-
-    Args:
-        name: of the source, for messages.
-        start: returns the iterator at its first task; each call must lead to the same tasks.
+    again from its first task; `start` returns it there, and each call must lead to the same tasks.
 
     Example:
         >>> words = IteratedStream("words", lambda: (Task(id=word, data={}) for word in ("a", "b", "c")))
@@ -78,11 +65,7 @@ class IteratedStream:
         self._length: int | None = None
 
     def task(self, index: int) -> Task:
-        """Return task number `index`.
-
-        Raises:
-            ConfigError: the iterator ends before its first task, or has another length than before.
-        """
+        """Return task number `index`; an iterator without a task, or of another length than before, is a ConfigError."""
         wanted = index if self._length is None else index % self._length
         if wanted < self._next:
             self._iterator, self._next = self._start(), 0

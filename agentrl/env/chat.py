@@ -76,12 +76,7 @@ class ChatEnvironment(Protocol):
     """
 
     async def reset(self, task: Task, *, seed: int) -> ChatStart:
-        """Begin an episode, also where the one before did not end.
-
-        Args:
-            task: its task.
-            seed: of everything random; the same task and seed give the same episode for the same messages.
-        """
+        """Begin an episode, also where the one before did not end; task and `seed` fix everything random in it."""
         ...
 
     async def step(self, message: Message) -> ChatStep:
@@ -123,7 +118,6 @@ class ChatEpisode:
     """One episode of a chat environment: checks what it returns and the order of calls, and keeps its deadlines."""
 
     def __init__(self, environment: ChatEnvironment, where: str, limits: EnvironmentLimits) -> None:
-        """Wrap `environment`; `where` names it in messages."""
         self.start = ChatStart(messages=())
         """What the episode began with."""
         self.end: EpisodeEnd | None = None
@@ -149,14 +143,7 @@ class ChatEpisode:
         return start
 
     async def step(self, message: Message) -> ChatStep:
-        """Take an assistant message.
-
-        Raises:
-            WorkflowError: the episode has not begun, or is over.
-            EnvironmentFault: as `reset`.
-
-        Cancellation: as `reset`.
-        """
+        """Take an assistant message; raises as `reset`, and a WorkflowError unless the episode has begun and is not over."""
         if not self.start.messages or self.end is not None:
             state = f"the episode is over ({self.end})" if self.end is not None else "it was not reset"
             raise WorkflowError(f"{self._where}: stepped while {state}; look at `end` of each step")
@@ -165,13 +152,7 @@ class ChatEpisode:
         return step
 
     async def check_health(self) -> None:
-        """Check that an environment still works, if it has a check.
-
-        Raises:
-            EnvironmentFault: it does not.
-
-        Cancellation: as `reset`.
-        """
+        """Check that an environment still works, if it has a check; raises as `reset`."""
         environment = self._environment
         if isinstance(environment, HealthChecked):
             await self._call("check_health", self._limits.step_s, environment.check_health, lambda result: result)

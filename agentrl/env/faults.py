@@ -32,10 +32,9 @@ def watch_faults() -> Generator[dict[str, EnvironmentFault]]:
 
 @contextmanager
 def environment_boundary(where: str) -> Generator[None]:
-    """Attribute an exception to the environment, and remember it for the episode even if the workflow catches it.
+    """Turn an exception into an `EnvironmentFault`, which the episode remembers even if the workflow catches it.
 
-    Raises:
-        EnvironmentFault: the block raised; agentrl's own errors and cancellation pass.
+    agentrl's own errors and cancellation pass.
     """
     faults = _faults.get()
     try:

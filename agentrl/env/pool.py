@@ -45,9 +45,6 @@ class EnvironmentPool:
         max_episodes: episodes of one instance before it is replaced; None: no limit.
         limits: deadlines and sizes.
 
-    Raises:
-        ConfigError: a number makes no sense.
-
     Example:
         async with EnvironmentPool(Browser, name="browser", size=4, warm=4) as pool:
             async with pool.episode(task, seed=7) as episode:
@@ -270,7 +267,6 @@ class TapedEnvironment:
     """A chat environment that gives what was recorded."""
 
     def __init__(self, tape: Player, name: str) -> None:
-        """Play the environment `name` of `tape`."""
         self._tape = tape
         self._name = name
 

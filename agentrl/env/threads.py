@@ -33,7 +33,7 @@ async def call_in_thread(function: Callable[[], Result], what: str) -> Result:
 
     Args:
         function: takes no arguments.
-        what: runs, such as `tool search`; in messages, and in the name of its thread.
+        what: names it in messages and in its thread, such as `tool search`.
 
     Raises:
         EnvironmentFault: `MAX_ABANDONED` calls that were cancelled still run.

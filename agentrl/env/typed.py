@@ -62,7 +62,6 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
     def __init__(
         self, environment: Environment[ActionT, ObservationT], where: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S
     ) -> None:
-        """Wrap `environment`; `where` names it in messages, `close_timeout_s` limits the seconds of `close`."""
         self._close_timeout_s = close_timeout_s
         self._environment = environment
         self._where = where
@@ -70,21 +69,13 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
 
     @property
     def observation(self) -> ObservationT:
-        """The current input of the policy.
-
-        Raises:
-            EnvironmentFault: the environment raised.
-        """
+        """The current input of the policy."""
         with environment_boundary(f"{self._where}.observation"):
             return self._environment.observation
 
     @property
     def reward(self) -> float:
-        """Reward of the last step.
-
-        Raises:
-            EnvironmentFault: it is not a finite number, or the environment raised.
-        """
+        """Reward of the last step; one that is not a finite number is a fault."""
         with environment_boundary(f"{self._where}.reward"):
             try:
                 return check_reward(self._environment.reward, f"{self._where}.reward")
@@ -98,14 +89,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
             return self._environment.is_done
 
     async def reset(self) -> None:
-        """Start the episode.
-
-        Raises:
-            WorkflowError: it was reset before; an environment serves one episode.
-            EnvironmentFault: the environment raised.
-
-        Cancellation: the environment can only be closed afterwards.
-        """
+        """Start the episode; a second call is a WorkflowError. After a cancellation the environment can only be closed."""
         if self._is_reset:
             raise WorkflowError(f"{self._where}: reset a second time; make a new environment for each episode")
         self._is_reset = True
@@ -113,14 +97,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
             await self._environment.reset()
 
     async def step(self, action: ActionT) -> None:
-        """Do `action`.
-
-        Raises:
-            WorkflowError: it was not reset, or the episode is over.
-            EnvironmentFault: the environment raised.
-
-        Cancellation: the environment can only be closed afterwards.
-        """
+        """Do `action`; a call before `reset` or after the end is a WorkflowError. Cancellation: as `reset`."""
         if not self._is_reset or self.is_done:
             state = "the episode is over" if self._is_reset else "it was not reset"
             raise WorkflowError(f"{self._where}: stepped while {state}; check is_done before each step")
@@ -128,13 +105,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
             await self._environment.step(action)
 
     async def close(self) -> None:
-        """Close the environment within `close_timeout_s`.
-
-        Raises:
-            EnvironmentFault: it raised, or did not close in time.
-
-        Cancellation: closing is shielded and continues until it ends or its time is up.
-        """
+        """Close the environment within `close_timeout_s`; closing is shielded and goes to its end or to this limit."""
         patience = self._close_timeout_s
         with environment_boundary(f"{self._where}.close"):
             with anyio.move_on_after(patience, shield=True) as scope:
@@ -147,17 +118,10 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
 async def open_environment(
     environment: Environment[ActionT, ObservationT], where: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S
 ) -> AsyncGenerator[OpenEnvironment[ActionT, ObservationT]]:
-    """Reset `environment`, yield it for one episode, and close it when the block ends.
-
-    Args:
-        environment: a new one.
-        where: its name in messages.
-        close_timeout_s: seconds that it has to close.
+    """Reset a new `environment`, yield it for one episode, and close it within `close_timeout_s` when the block ends.
 
     Raises:
-        EnvironmentFault: the environment raised in reset, step or close.
-
-    Cancellation: the environment is closed first.
+        EnvironmentFault: the environment, called `where`, raised in reset, step or close.
     """
     guarded = OpenEnvironment(environment, where, close_timeout_s=close_timeout_s)
     try:

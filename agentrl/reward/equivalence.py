@@ -76,9 +76,6 @@ class MathGrader:
         max_answer_chars: an answer that is longer is wrong.
         limits: of one comparison.
 
-    Raises:
-        ConfigError: math-verify is not installed.
-
     Example:
         grader = MathGrader()
         reward = await grader(completion.choices[0].message.content, task["answer"])
@@ -110,11 +107,7 @@ class MathGrader:
         self._pool.close()
 
     async def __call__(self, response: str | None, reference: str) -> float:
-        """Return 1.0 if the response's answer equals the reference, else 0.0; `grade` also says why.
-
-        Raises:
-            EnvironmentFault: as `grade`.
-        """
+        """Return 1.0 if the response's answer equals the reference, else 0.0; `grade` also says why."""
         return (await self.grade(response, reference)).reward
 
     async def grade(self, response: str | None, reference: str) -> MathGrade:

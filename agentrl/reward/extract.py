@@ -194,12 +194,7 @@ def last_number(response: str) -> str | None:
 
 
 def after(marker: str) -> Extractor:
-    r"""Return an extractor of what follows the last `marker` on its line.
-
-    Example:
-        >>> after("####")("5 + 5 = 10\n#### 10")
-        '10'
-    """
+    r"""Return an extractor of what follows the last `marker` on its line, as `after("####")` finds 10 in `#### 10`."""
 
     def extract(response: str) -> str | None:
         _, found, rest = response[-MAX_SEARCHED_CHARS:].rpartition(marker)
@@ -209,12 +204,7 @@ def after(marker: str) -> Extractor:
 
 
 def first_of(*extractors: Extractor) -> Extractor:
-    r"""Return an extractor that tries others in order and takes the first answer.
-
-    Example:
-        >>> first_of(boxed, last_number)("It is 7.")
-        '7'
-    """
+    r"""Return an extractor that tries others in order and takes the first answer."""
 
     def extract(response: str) -> str | None:
         return next((answer for extractor in extractors if (answer := extractor(response)) is not None), None)

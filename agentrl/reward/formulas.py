@@ -1,4 +1,4 @@
-r"""Whether two formulas are equal: math-verify, where it is exact, and what it lacks. It runs in worker processes.
+r"""Equality of two formulas: math-verify, where it is exact, and what it lacks. It runs in worker processes.
 
 Invariant: nothing is rounded. A decimal equals an exact value if it is that value, or has at least 12 significant digits
 and is that value as a program prints it.

@@ -30,7 +30,7 @@ _MAX_OBJECT_CHARS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRubric:
-    """What a judge scores, and what each score means.
+    """The criterion of a judge, and the meaning of each score.
 
     Example:
         >>> rubric = JudgeRubric(criterion="Is the proof complete?", levels={0: "no proof", 1: "a gap", 2: "complete"})
@@ -100,12 +100,7 @@ class ScoredExample:
 
 
 class LlmJudge:
-    """Scores responses by a rubric.
-
-    Args:
-        model: the judge.
-        rubric: what it scores.
-        calibration: of this judge and rubric, from `calibrate`.
+    """Scores responses by a rubric; `calibration` is that of this judge and rubric, from `calibrate`.
 
     Example:
         judge = LlmJudge(JudgeModel(AsyncOpenAI(base_url=url, api_key=key), "judge-model"), rubric)
@@ -122,25 +117,19 @@ class LlmJudge:
         self._calibration = calibration
 
     async def __call__(self, question: str, response: str | None, reference: str | None = None) -> float:
-        """Return the value, 0 to 1, of a response; `judge` says more.
-
-        Raises:
-            EnvironmentFault: as `judge`.
-        """
+        """Return the value, 0 to 1, of a response; `judge` says more."""
         return (await self.judge(question, response, reference)).value
 
     async def judge(self, question: str, response: str | None, reference: str | None = None) -> JudgeVerdict:
-        """Return the verdict on a response.
+        """Return the verdict on a response; None is judged as an empty text.
 
         Args:
             question: what was asked.
-            response: what the policy answered; None is judged as an empty text.
+            response: what the policy answered.
             reference: an answer that is known to be good, for the judge's eyes.
 
         Raises:
             EnvironmentFault: the judge could not be reached, or gave no score.
-
-        Cancellation: the request is cancelled.
         """
         texts = {"question": question, "response": response or ""}
         if reference is not None:
@@ -151,14 +140,7 @@ class LlmJudge:
         return JudgeVerdict(score=reply.value, value=value, reasoning=reply.text, cached=reply.cached)
 
     async def calibrate(self, examples: Sequence[ScoredExample]) -> Calibration:
-        """Score examples that people valued, and return what each score is worth.
-
-        Raises:
-            ConfigError: there are fewer than two examples, or a value is not from 0 to 1.
-            EnvironmentFault: as `judge`.
-
-        Cancellation: the requests are cancelled.
-        """
+        """Score two or more examples that people valued from 0 to 1; return what each score is worth. Raises as `judge`."""
         scores: dict[int, int] = {}
 
         async def score(index: int, example: ScoredExample) -> None:
@@ -184,11 +166,8 @@ def fit_calibration(pairs: Sequence[tuple[int, float]], levels: Sequence[int]) -
     isotonic regression by pooling adjacent violators (Ayer et al. 1955).
 
     Args:
-        pairs: a judge's score and people's value, 0 to 1, of each example.
+        pairs: a judge's score and people's value, 0 to 1, of each of at least two examples.
         levels: all scores of the rubric, ascending.
-
-    Raises:
-        ConfigError: there are fewer than two pairs, or a value is not from 0 to 1.
 
     Example:
         >>> fit_calibration([(0, 0.0), (1, 0.6), (2, 0.4), (3, 1.0)], [0, 1, 2, 3]).values
@@ -235,12 +214,7 @@ def quoted(texts: Mapping[str, str]) -> str:
 
 
 def last_object(text: str) -> dict[str, object]:
-    """Return the JSON object with which a reply ends, which may stand in a code fence; an empty one if there is none.
-
-    Example:
-        >>> last_object('Well argued. {"score": 3}'), last_object("3")
-        ({'score': 3}, {})
-    """
+    """Return the JSON object with which a reply ends, which may stand in a code fence; an empty one if there is none."""
     end = text[-_MAX_OBJECT_CHARS:].rstrip().removesuffix("```").rstrip()
     start = end.rfind("{")
     try:

@@ -71,7 +71,7 @@ class JudgeModel:
     Args:
         endpoint: the connection, `AsyncOpenAI(base_url=..., api_key=...)`; close it after the run.
         model: the model's name at the endpoint.
-        settings: how it is asked.
+        settings: of the requests.
     """
 
     def __init__(self, endpoint: AsyncOpenAI, model: str, settings: JudgeSettings | None = None) -> None:

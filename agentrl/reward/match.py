@@ -23,12 +23,7 @@ _LATEX_FRACTION = re.compile(r"([-+]?)\s{0,8}\\[dt]?frac\s{0,8}\{([^{}]{1,300})\
 
 
 def normal_text(text: str) -> str:
-    r"""Return `text` without case, white space, punctuation and LaTeX markup of text.
-
-    Example:
-        >>> normal_text(r"\text{The  Answer}.")
-        'theanswer'
-    """
+    r"""Return `text` without case, white space, punctuation and LaTeX markup of text."""
     short = _LATEX_TEXT.sub(r"\1", unicodedata.normalize("NFKC", text[:MAX_SEARCHED_CHARS]))
     return _DROPPED.sub("", short).casefold()
 
@@ -81,10 +76,7 @@ def read_number(text: str) -> Fraction | None:
 def numeric_match(
     answer: str | None, reference: str | float, *, relative_tolerance: float = 1e-6, absolute_tolerance: float = 1e-9
 ) -> bool:
-    """Return whether the answer is a number within either tolerance of the reference.
-
-    Raises:
-        ConfigError: the reference is not a finite number.
+    """Return whether the answer is a number within either tolerance of the reference, which must be a finite number.
 
     Example:
         >>> numeric_match("1,000.0", "1000"), numeric_match("0.333", "1/3", relative_tolerance=0.01), numeric_match("x", 3)
@@ -111,8 +103,6 @@ def set_match(answer: str | None, reference: str | Collection[str], *, ordered: 
     Example:
         >>> set_match("{2, 1.0}", "1, 2"), set_match("1, 2, 3", "1, 2"), set_match("red and Blue", ["blue", "red"])
         (True, False, True)
-        >>> set_match("2, 1", "1, 2", ordered=True)
-        False
     """
     if answer is None:
         return False

@@ -1,4 +1,4 @@
-r"""How people write one value: thousands, decimal commas, Python, units, times and choices, in one notation.
+r"""One notation for one value: thousands, decimal commas, Python, units, times and choices.
 
 Invariant: every function is pure and takes time linear in a text that `MathGrader` bounds. None evaluates anything.
 """

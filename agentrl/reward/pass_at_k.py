@@ -22,11 +22,8 @@ def pass_at_k(scores: Sequence[float], k: int | None = None) -> MemberAdvantages
     To give all members the best score itself would teach nothing, because every member would equal its baseline.
 
     Args:
-        scores: of the members, such as 1 for a right answer and 0 for a wrong one.
+        scores: of at least two members, such as 1 for a right answer and 0 for a wrong one.
         k: 2 to the number of members; None: all of them.
-
-    Raises:
-        ConfigError: there are fewer than 2 members, `k` is not in that range, or a score is not finite.
 
     Example:
         >>> pass_at_k([0.0, 1.0, 0.25]).values

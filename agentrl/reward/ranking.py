@@ -22,12 +22,7 @@ _MAX_LISTED = 26
 
 
 class PairwiseJudge:
-    """Compares responses two by two.
-
-    Args:
-        model: the judge.
-        criterion: what makes a response better.
-    """
+    """Compares responses two by two; the criterion says what makes a response better."""
 
     def __init__(self, model: JudgeModel, criterion: str) -> None:
         self._model = model
@@ -44,8 +39,6 @@ class PairwiseJudge:
 
         Raises:
             EnvironmentFault: the judge could not be reached, or gave no verdict.
-
-        Cancellation: the requests are cancelled.
         """
         if first == second:
             return 0.5
@@ -63,19 +56,13 @@ class PairwiseJudge:
         return (shares[False] + shares[True]) / 2
 
     async def rank(self, question: str, responses: Sequence[str], *, num_opponents: int | None = None) -> list[float]:
-        """Return the share of comparisons that each response wins, 0 to 1.
+        """Return the share of comparisons that each response wins, 0 to 1; raises as `compare`.
 
         Args:
             question: what was asked.
             responses: at least two.
             num_opponents: how many others each response meets, an even number; None: all of them. All pairs of 8 responses
                 take 56 requests, 4 opponents 32.
-
-        Raises:
-            ConfigError: there are fewer than two responses, or `num_opponents` is odd or not below their number.
-            EnvironmentFault: as `compare`.
-
-        Cancellation: the requests are cancelled.
         """
         count = len(responses)
         pairs = list(combinations(range(count), 2)) if num_opponents is None else _ring(count, num_opponents)
@@ -119,13 +106,10 @@ class GroupJudge:
         )
 
     async def rank(self, question: str, responses: Sequence[str]) -> list[float]:
-        """Return the mean rank of each response: 1.0 for the best, 0.0 for the worst; equal responses get equal values.
+        """Return the mean rank of each of 2 to 26 responses: 1.0 for the best, 0.0 for the worst; equal ones share a value.
 
         Raises:
-            ConfigError: there are not 2 to 26 responses.
             EnvironmentFault: the judge could not be reached, or gave no ranking.
-
-        Cancellation: the requests are cancelled.
         """
         count = len(responses)
         if not 2 <= count <= _MAX_LISTED:

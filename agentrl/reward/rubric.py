@@ -24,10 +24,7 @@ class Rubric:
     `client.reward_final(await rubric.weighted(answer, task))` sets the sum as reward and records each summand by name.
 
     Args:
-        parts: weight and function of each part, by its name. A negative weight makes a penalty.
-
-    Raises:
-        ConfigError: there are no parts, or one is not a finite weight and a function.
+        parts: a finite weight and a function of each part, by its name. A negative weight makes a penalty.
 
     Example:
         >>> import anyio
@@ -36,8 +33,6 @@ class Rubric:
         >>> async def short(answer: str, task: dict[str, str]) -> bool:
         ...     return len(answer) < 10
         >>> rubric = Rubric(correct=(1.0, right), short=(0.1, short))
-        >>> anyio.run(rubric.parts, "4", {"answer": "4"})
-        {'correct': 1.0, 'short': 1.0}
         >>> anyio.run(rubric, "5", {"answer": "4"})
         0.1
         >>> anyio.run(rubric.weighted, "4", {"answer": "4"})
@@ -60,7 +55,7 @@ class Rubric:
         self._parts = parts
 
     async def __call__(self, *arguments: object, record: Callable[..., object] | None = None) -> float:
-        """Return the weighted sum of the parts.
+        """Return the weighted sum of the parts, all called with `arguments`.
 
         Args:
             arguments: passed to every part.
@@ -69,36 +64,18 @@ class Rubric:
         Raises:
             RewardError: a part returned no finite number.
             EnvironmentFault: from a part whose grader or judge broke; what else a part raises passes, too.
-
-        Cancellation: the parts are cancelled, and nothing is recorded.
         """
         return math.fsum((await self.weighted(*arguments, record=record)).values())
 
     async def weighted(self, *arguments: object, record: Callable[..., object] | None = None) -> Mapping[str, float]:
-        """Return the summands of the reward, in the order of the parts: each value times its weight.
-
-        Args:
-            arguments: passed to every part.
-            record: as for the rubric.
-
-        Raises:
-            RewardError: as for the rubric.
-
-        Cancellation: as for the rubric.
-        """
+        """Return the summands of the reward, in the order of the parts: each value times its weight; else as the rubric."""
         values = await self.parts(*arguments)
         if record is not None:
             record(**values)
         return {name: self._parts[name][0] * value for name, value in values.items()}
 
     async def parts(self, *arguments: object) -> Mapping[str, float]:
-        """Return the unweighted value of each part, in the order of the parts; async parts run side by side.
-
-        Raises:
-            RewardError: as for the rubric.
-
-        Cancellation: as for the rubric.
-        """
+        """Return the unweighted value of each part, in the order of the parts; async parts run side by side."""
         values: dict[str, float] = dict.fromkeys(self._parts, 0.0)
 
         async def evaluate(name: str, function: RubricPart) -> None:

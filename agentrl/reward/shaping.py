@@ -14,17 +14,9 @@ from agentrl.reward.extract import boxed
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int) -> float:
-    """Return 0 up to `max_length - buffer`, then less and less, down to -1 at `max_length`.
+    """Return 0 up to `max_length - buffer`, then less and less, down to -1 at `max_length`, in any unit, mostly tokens.
 
     The soft overlong punishment of DAPO (arXiv 2503.14476, equation 13).
-
-    Args:
-        length: of the response, in any unit, mostly tokens.
-        max_length: from here on the penalty is -1.
-        buffer: the length over which the penalty grows.
-
-    Raises:
-        ConfigError: `buffer` is not between 1 and `max_length`.
 
     Example:
         >>> [overlong_penalty(length, max_length=100, buffer=20) for length in (80, 90, 100, 500)]
@@ -46,17 +38,7 @@ def cosine_length_reward(
     """Return a reward that moves with the length along half a cosine wave, from its first to its second value.
 
     By default a right answer is worth more when it is short, and a wrong one costs less when it is long (arXiv 2502.03373,
-    section 3.1). A length over `max_length` counts as that.
-
-    Args:
-        correct: whether the answer is right.
-        length: of the response.
-        max_length: where the second value is reached.
-        right: values of a right answer at length 0 and at `max_length`.
-        wrong: those of a wrong answer.
-
-    Raises:
-        ConfigError: `max_length` is not positive.
+    section 3.1). `right` and `wrong` are the values at length 0 and at `max_length`, as which every greater length counts.
 
     Example:
         >>> [round(cosine_length_reward(True, length, max_length=100), 2) for length in (0, 50, 100, 500)]
@@ -75,9 +57,6 @@ def repetition_penalty(units: Sequence[object], *, size: int = 4) -> float:
     Args:
         units: the words or token ids of a response; `response.split()` does.
         size: units of an n-gram.
-
-    Raises:
-        ConfigError: `size` is not positive.
 
     Example:
         >>> repetition_penalty("a b a b a b".split(), size=2)

@@ -44,9 +44,6 @@ class GraderPool:
         num_workers: processes at most; further jobs wait, which counts as no job's time.
         limits: of each job.
 
-    Raises:
-        ConfigError: there is no such module.
-
     Example:
         async with GraderPool("my_project.graders:load_checker", num_workers=4) as graders:
             reply = await graders.call(answer, reference)
@@ -75,15 +72,11 @@ class GraderPool:
         self._pool.close()
 
     async def call(self, *arguments: JsonValue) -> WorkerReply:
-        """Run one job and return what it came to.
-
-        A job whose worker hangs or dies runs a second time, in a new worker.
+        """Run one job and return its value; a job whose worker hangs or dies runs a second time, in a new worker.
 
         Raises:
             EnvironmentFault: the grading function raised, the worker hung or died twice, or it could not start. The episode
                 counts it as a fault of its environment.
-
-        Cancellation: the job's worker is ended.
         """
         with environment_boundary(self._name):
             found = cast("dict[str, Any]", await ask("grader", self._name, arguments, lambda: self._ask_workers(arguments)))

@@ -36,12 +36,10 @@ class Sandbox(Protocol):
         ...
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
-        """Run `program` to its end or to a limit, and leave nothing of it behind.
+        """Run `program` to its end or to a limit, and leave nothing of it behind, also when it is cancelled.
 
         Raises:
             EnvironmentFault: the sandbox could not do its part.
-
-        Cancellation: every process of the program is dead first.
         """
         ...
 
@@ -57,8 +55,6 @@ class Sandbox(Protocol):
         Raises:
             ConfigError: a path leaves the working directory.
             EnvironmentFault: the sandbox could not be started.
-
-        Cancellation: every process of the session is dead first.
         """
         ...
 
@@ -68,8 +64,6 @@ class Sandbox(Protocol):
         Raises:
             ConfigError: this backend has no walls between the programs of one sandbox.
             EnvironmentFault: the sandbox could not be started.
-
-        Cancellation: every process of the sandbox is dead first.
         """
         ...
 

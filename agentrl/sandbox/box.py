@@ -33,7 +33,7 @@ IDLE_WATCH_S: Final = 0.2
 READY: Final = b"ready\n"
 """What process 1 of a box writes to its standard error before it starts the program; no part of the program's output."""
 START_S: Final = 60.0
-"""Seconds that a box has to come to that."""
+"""Seconds that a box has to write it."""
 SUPERVISOR_S: Final = 30.0
 """Seconds that the supervisor of a session has to answer."""
 KILL_S: Final = 10.0
@@ -66,10 +66,7 @@ class Box(Protocol):
     def stderr(self) -> PipeReader: ...
 
     async def wait(self) -> int | Ending | None:
-        """Wait for the program's end, and return its exit status, 128 + N after signal N, or the limit that it reached.
-
-        None: it never started.
-        """
+        """Wait for the program's end; return its exit status, 128 + N after signal N, its limit, or None: not started."""
         ...
 
     async def kill(self) -> None:
@@ -77,10 +74,7 @@ class Box(Protocol):
         ...
 
     async def look(self) -> Used | None:
-        """Return what the box holds; None where the backend itself limits it, and before the start.
-
-        Cancellation: the reading thread ends when the kernel answers it.
-        """
+        """Return what the box holds; None where the backend itself limits it, and before the start."""
         ...
 
 
@@ -88,20 +82,12 @@ class Starter(Protocol):
     """The part of a backend that isolates: it starts boxes."""
 
     def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AbstractAsyncContextManager[Box]:
-        """Start `program`, with its files, and yield its box; the block's end kills it. The caller sends its `stdin`.
-
-        Raises:
-            EnvironmentFault: the sandbox cannot be started.
-        """
+        """Start `program` with its files and yield its box, which the block's end kills; or raise an EnvironmentFault."""
         ...
 
 
 async def wait_until_ready(stderr: PipeReader) -> None:
-    """Wait for the line by which the inside of a box says that the program starts now.
-
-    Raises:
-        EnvironmentFault: the box ends before, with what was said instead; or it takes too long.
-    """
+    """Wait for `READY`; a box that ends before, or takes too long, is an EnvironmentFault with its last words."""
     said = b""
     with anyio.move_on_after(START_S) as patience:
         while line := await stderr.receive_line():
@@ -153,13 +139,7 @@ class Verdict:
 
 
 async def run_in_box(starter: Starter, program: Program, limits: Limits) -> Result:
-    """Run `program` to its end, or to its first limit.
-
-    Raises:
-        EnvironmentFault: the program could not be started.
-
-    Cancellation: every process of the sandbox has been killed first.
-    """
+    """Run `program` to its end, or to its first limit; a program that was not started is an EnvironmentFault."""
     verdict, code = Verdict(), None
     started_s = anyio.current_time()
     async with starter.start(program, limits) as box:
@@ -225,7 +205,6 @@ class BoxLink:
     """The way to a supervisor on this machine."""
 
     def __init__(self, box: Box, limits: Limits) -> None:
-        """Talk to the supervisor in `box`."""
         self._box, self._limits = box, limits
         self._verdict = Verdict()
         self._is_open = True
@@ -239,11 +218,7 @@ class BoxLink:
         return self._verdict.ending or Ending.KILLED
 
     async def begin(self) -> None:
-        """Wait for the supervisor.
-
-        Raises:
-            EnvironmentFault: it does not start.
-        """
+        """Wait for the supervisor; one that does not start is an EnvironmentFault."""
         with anyio.move_on_after(SUPERVISOR_S):
             first = await self._receive()
             if first is not None:
@@ -254,10 +229,7 @@ class BoxLink:
         raise EnvironmentFault(f"sandbox: the supervisor of a session does not start: {said or 'it said nothing'}")
 
     async def ask(self, request: bytes, timeout_s: float) -> bytes | None:
-        """Send a request and return its reply; None: the sandbox has ended.
-
-        Cancellation: the sandbox is ended.
-        """
+        """Send a request and return its reply; None: the sandbox has ended. A cancelled request ends the sandbox."""
         if not self._is_open:
             return None
         reply = None
@@ -321,13 +293,7 @@ class BoxLink:
 async def open_session(
     starter: Starter, command: tuple[str, ...], limits: Limits, files: Mapping[str, bytes] | None = None
 ) -> AsyncGenerator[Session]:
-    """Start a supervisor in a box and yield the session; `command` is Python and the supervisor, as the sandbox sees them.
-
-    Raises:
-        EnvironmentFault: it cannot be started.
-
-    Cancellation: every process of the sandbox is dead first.
-    """
+    """Start a supervisor in a box and yield the session; `command` is Python and the supervisor, as the box sees them."""
     async with (
         _linked(starter, command, _options(limits), limits, "session") as link,
         session_over(link, limits, files) as session,

@@ -1,4 +1,4 @@
-"""Which sandbox a run uses, and how to open it.
+"""The choice of a sandbox in a run file.
 
 Invariant: a sandbox that cannot be had is an error; no other takes its place.
 """
@@ -58,8 +58,6 @@ async def open_sandbox(config: SandboxConfig | None = None) -> AsyncGenerator[Sa
 
     Raises:
         ConfigError: it cannot be had on this machine; the message has the reason and the fix.
-
-    Cancellation: leaves nothing behind.
     """
     config = config or SandboxConfig()
     async with AsyncExitStack() as stack:

@@ -43,15 +43,7 @@ class Docker:
 
 
 def docker_arguments(docker: Docker, program: Program, limits: Limits, *, name: str, folder: str) -> list[str]:
-    """Return the command that runs `program` in a container.
-
-    Args:
-        docker: the image and the command.
-        program: without its files, which are in `folder`.
-        limits: of the container.
-        name: of the container.
-        folder: of this machine, with the folders `input` and `agentrl` that the container reads.
-    """
+    """Return the command that runs `program` in a container called `name`; `folder` has its files in `input`, `agentrl`."""
     space = f"rw,nosuid,nodev,exec,mode=1777,nr_inodes={limits.num_files}"
     words = [*docker.command, "run", "--rm", "--interactive", "--init", "--pull", "never", "--name", name]
     words += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
@@ -85,11 +77,7 @@ class DockerBox:
         return code if code >= 0 else 128 - code
 
     async def kill(self) -> None:
-        """Remove the container.
-
-        Raises:
-            EnvironmentFault: docker does not end.
-        """
+        """Remove the container; a docker that does not end is an EnvironmentFault."""
         if self._is_dead:
             return
         with anyio.CancelScope(shield=True):
@@ -121,11 +109,7 @@ class DockerStarter:
 
     @asynccontextmanager
     async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[DockerBox]:
-        """Start `program` in a container, yield it, and remove it when the block ends.
-
-        Raises:
-            EnvironmentFault: the container cannot be started.
-        """
+        """Start `program` in a container, yield it, and remove it when the block ends."""
         del use
         name = f"agentrl-{secrets.token_hex(8)}"
         with TemporaryDirectory(prefix="agentrl-docker-") as folder:
@@ -164,8 +148,6 @@ async def open_docker(docker: Docker, *, limits: Limits | None = None) -> BoxSan
 
     Raises:
         ConfigError: docker, its daemon or the image is missing, or the program did not run.
-
-    Cancellation: the container is removed.
     """
     _check(docker)
     starter = DockerStarter(docker)

@@ -18,11 +18,7 @@ _PENDING: Final = 1024
 
 
 def find_prlimit() -> str:
-    """Return the path of util-linux's `prlimit`.
-
-    Raises:
-        ConfigError: the system has none.
-    """
+    """Return the path of util-linux's `prlimit`; a system without one is a ConfigError."""
     found = shutil.which("prlimit", path=SYSTEM_PATH)
     if found is None:
         raise ConfigError("sandbox: cannot find prlimit; install util-linux 2.34 or newer")

@@ -31,18 +31,14 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 class PipeReader:
-    """Reads what a process writes."""
+    """Reads from a process by a descriptor that becomes non-blocking; only `receive` loses no bytes when it is cancelled."""
 
     def __init__(self, descriptor: int) -> None:
-        """Own `descriptor`, which becomes non-blocking."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
 
     async def receive(self) -> bytes:
-        """Return the next bytes, or none at the end.
-
-        Cancellation: nothing is lost.
-        """
+        """Return the next bytes, or none at the end."""
         while True:
             try:
                 return os.read(self._descriptor, CHUNK)
@@ -50,10 +46,7 @@ class PipeReader:
                 await anyio.wait_readable(self._descriptor)
 
     async def receive_exactly(self, count: int) -> bytes:
-        """Return `count` bytes, or fewer at the end.
-
-        Cancellation: the bytes read so far are lost.
-        """
+        """Return `count` bytes, or fewer at the end."""
         data = bytearray()
         while len(data) < count:
             try:
@@ -67,10 +60,7 @@ class PipeReader:
         return bytes(data)
 
     async def receive_line(self) -> bytes:
-        """Return the bytes up to the next end of a line, that one included, and take none after it.
-
-        Cancellation: the bytes read so far are lost.
-        """
+        """Return the bytes up to the next end of a line, that one included, and take none after it."""
         line = bytearray()
         while not line.endswith(b"\n") and (piece := await self.receive_exactly(1)):
             line += piece
@@ -92,21 +82,14 @@ class PipeReader:
 
 
 class PipeWriter:
-    """Writes what a process reads."""
+    """Writes to a process by a descriptor that becomes non-blocking."""
 
     def __init__(self, descriptor: int) -> None:
-        """Own `descriptor`, which becomes non-blocking."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
 
     async def send(self, data: bytes) -> None:
-        """Write all of `data`.
-
-        Raises:
-            BrokenPipeError: the process reads no more.
-
-        Cancellation: a part of `data` may have been written.
-        """
+        """Write all of `data`; a process that reads no more is a BrokenPipeError."""
         view = memoryview(data)
         while view:
             try:
@@ -122,7 +105,11 @@ class PipeWriter:
 
 
 class PipedProcess:
-    """A process with three pipes. Its starter calls `kill` and `close`, in this order, also after an error."""
+    """A process with three pipes. Its starter calls `kill` and `close`, in this order, also after an error.
+
+    It has exactly the given environment, no descriptors but its pipes and `descriptors`, and ignores no signal. The pipes
+    belong to the user `owner`, who may then open them by name, as `/dev/stdout`; None: to this process's own.
+    """
 
     def __init__(
         self,
@@ -133,13 +120,6 @@ class PipedProcess:
         directory: str | None = None,
         owner: int | None = None,
     ) -> None:
-        """Start it with exactly this environment and no descriptors but its pipes and `descriptors`; no signal is ignored.
-
-        The pipes belong to the user `owner`, who may then open them by name, as `/dev/stdout`; None: to this process's own.
-
-        Raises:
-            OSError: it cannot be started.
-        """
         self._process = subprocess.Popen(
             [*_signal_reset(), *command],
             stdin=subprocess.PIPE,
@@ -167,10 +147,7 @@ class PipedProcess:
             stream.close()
 
     async def wait(self) -> int:
-        """Wait for the end, and return the exit status, or the negative number of the signal.
-
-        Cancellation: the process runs on.
-        """
+        """Wait for the end, and return the exit status, or the negative number of the signal."""
         async with self._one_waits:
             if self._process.returncode is None:
                 await anyio.wait_readable(self._ended)

@@ -19,16 +19,15 @@ from agentrl.sandbox.types import Limits, Program, Result
 
 
 class SandboxPool:
-    """Bounds another sandbox; keep one for the whole process."""
+    """Bounds another sandbox; keep one for the whole process.
+
+    Args:
+        sandbox: runs the programs.
+        max_running: programs at a time; None: as many as this process may use cores.
+        max_sessions: sessions at a time, beside these programs; each holds up to its memory limit.
+    """
 
     def __init__(self, sandbox: Sandbox, *, max_running: int | None = None, max_sessions: int = 64) -> None:
-        """Bound `sandbox`.
-
-        Args:
-            sandbox: runs the programs.
-            max_running: programs at a time; None: as many as this process may use cores.
-            max_sessions: sessions at a time, beside these programs; each holds up to its memory limit.
-        """
         self._sandbox = sandbox
         self.name, self.is_isolated, self.limits = sandbox.name, sandbox.is_isolated, sandbox.limits
         self.max_running = max_running or len(os.sched_getaffinity(0))
@@ -37,13 +36,7 @@ class SandboxPool:
         self._sessions = anyio.Semaphore(max_sessions)
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
-        """Run `program` when there is a free slot; the result's `queue_s` is the time until then.
-
-        Raises:
-            EnvironmentFault: the sandbox could not do its part.
-
-        Cancellation: every process of the program is dead first, and the slot is free.
-        """
+        """Run `program` as `Sandbox.run` does when there is a free slot; the result's `queue_s` is the time until then."""
         came_s = anyio.current_time()
         with outside_work():
             async with self._running:

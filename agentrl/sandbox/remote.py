@@ -149,13 +149,7 @@ class RemoteSandbox:
         return answer
 
     async def send(self, method: str, path: str, body: bytes, patience_s: float) -> tuple[int, bytes]:
-        """Send one request and return status and body.
-
-        Raises:
-            EnvironmentFault: no answer within `patience_s` and the time of the way.
-
-        Cancellation: the connection is closed.
-        """
+        """Send one request and return status and body; no answer within `patience_s` and the time of the way is a fault."""
         try:
             with anyio.fail_after(patience_s + _ROUND_TRIP_S):
                 async with self._http.request(method, self._url + path, data=body) as response:
@@ -173,10 +167,7 @@ class RemoteLink:
         self._is_open = True
 
     async def ask(self, request: bytes, timeout_s: float) -> bytes | None:
-        """Send a request and return its reply; None: the sandbox has ended.
-
-        Cancellation: the session is ended.
-        """
+        """Send a request and return its reply; None: the sandbox has ended. A cancelled request ends the session."""
         if not self._is_open:
             return None
         body = msgspec.json.encode(CallBody(request=msgspec.Raw(request), timeout_s=timeout_s))
@@ -212,8 +203,6 @@ async def open_remote(
 
     Raises:
         ConfigError: the server does not answer, or refuses the key.
-
-    Cancellation: closes the connections, which ends what they started.
     """
     headers = {"Content-Type": "application/json"}
     if api_key is not None:

@@ -56,10 +56,13 @@ class Link(Protocol):
 
 
 class Session:
-    """A sandbox in use. `Sandbox.session` opens one."""
+    """A sandbox in use; `Sandbox.session` opens one.
+
+    A call without `timeout_s` has `limits.wall_s`. A cancelled call ends the sandbox. A sandbox that could not do its part
+    is an `EnvironmentFault`; so is a request for files once it has ended.
+    """
 
     def __init__(self, link: Link, limits: Limits) -> None:
-        """Talk through `link`; calls end after `limits.wall_s` unless they bring their own."""
         self.link, self.limits = link, limits
         self._turn = anyio.Lock()
         """Calls of several tasks run one after another: the supervisor does one thing at a time."""
@@ -69,13 +72,8 @@ class Session:
 
         Args:
             source: statements; an exception is printed and gives exit status 1.
-            timeout_s: None: `limits.wall_s`. At the end of it the piece gets a KeyboardInterrupt, a second later the Python
-                is killed: then `state_lost` is True, and the next call starts a new one.
-
-        Raises:
-            EnvironmentFault: the sandbox could not do its part.
-
-        Cancellation: the sandbox is ended.
+            timeout_s: at the end of it the piece gets a KeyboardInterrupt, a second later the Python is killed: then
+                `state_lost` is True, and the next call starts a new one.
         """
         return await self._run({"do": "python", "text": source}, timeout_s)
 
@@ -85,27 +83,11 @@ class Session:
         Args:
             command: bash; `exit` ends the shell, and the next call starts a new one.
             timeout_s: as for `python`.
-
-        Raises:
-            EnvironmentFault: the sandbox could not do its part.
-
-        Cancellation: the sandbox is ended.
         """
         return await self._run({"do": "shell", "text": command}, timeout_s)
 
     async def run(self, program: Program, *, timeout_s: float | None = None) -> Result:
-        """Write the files of `program` and run its command beside what is there, apart from Python and shell.
-
-        Args:
-            program: the command; what it leaves running in its group is killed.
-            timeout_s: None: `limits.wall_s`.
-
-        Raises:
-            OSError: its files cannot be written.
-            EnvironmentFault: the sandbox could not do its part.
-
-        Cancellation: the sandbox is ended.
-        """
+        """Write the files of `program` and run its command beside Python and shell; its group ends with it."""
         if program.files:
             await self.write(program.files)
         return await self._run({"do": "run", "argv": program.argv, **_given(program)}, timeout_s)
@@ -116,7 +98,6 @@ class Session:
         Raises:
             ConfigError: a path leaves the working directory.
             OSError: the sandbox's own, such as no space left, or a path through a link.
-            EnvironmentFault: the sandbox has ended.
         """
         names = list(files)
         for start in range(0, len(names), MAX_FILES):
@@ -130,33 +111,19 @@ class Session:
         Raises:
             ConfigError: the path leaves the working directory.
             OSError: there is no such file, it is a link, or it is larger than `max_bytes`.
-            EnvironmentFault: the sandbox has ended.
         """
         check_files({path: b""})
         reply = await self._do({"do": "read", "path": path, "limit": max_bytes})
         return reply.content
 
     async def delete(self, paths: Sequence[str]) -> None:
-        """Delete files, and the folders that this leaves empty.
-
-        Raises:
-            ConfigError: a path leaves the working directory.
-            OSError: there is no such file.
-            EnvironmentFault: the sandbox has ended.
-        """
+        """Delete files, and the folders that this leaves empty; raises as `read`."""
         for path in paths:
             check_files({path: b""})
         await self._do({"do": "delete", "paths": list(paths)})
 
     async def snapshot(self, since: WorkspaceSnapshot | None = None) -> WorkspaceSnapshot:
-        """Return the files of the working directory.
-
-        Args:
-            since: an earlier snapshot; contents that did not change are taken from it instead of the sandbox.
-
-        Raises:
-            EnvironmentFault: the sandbox has ended, or sent what does not fit together.
-        """
+        """Return the files of the working directory; contents that did not change are taken from the snapshot `since`."""
         known = dict(since.digests) if since is not None else {}
         reply = await self._do({"do": "snapshot", "known": known, "limit": self.limits.work_mb * MIB})
         files: dict[str, bytes] = {}
@@ -170,12 +137,7 @@ class Session:
         return WorkspaceSnapshot(files=files, left_out=reply.left_out, digests=reply.digests)
 
     async def restore(self, snapshot: WorkspaceSnapshot) -> None:
-        """Make the files of the working directory those of `snapshot`; links and pipes stay.
-
-        Raises:
-            OSError: the files cannot be written.
-            EnvironmentFault: the sandbox has ended.
-        """
+        """Make the files of the working directory those of `snapshot`; links and pipes stay."""
         now = await self.snapshot(since=snapshot)
         await self.delete([name for name in now.files if name not in snapshot.files])
         await self.write({name: data for name, data in snapshot.files.items() if now.files.get(name) != data})
@@ -183,14 +145,7 @@ class Session:
     async def run_python(self, program: Program, *, timeout_s: float | None = None) -> Result:
         """Run `python3 FILE ...` in a fork of a warm interpreter; only what `Sandbox.forks` opens can, and nothing else.
 
-        Args:
-            program: its files and directories, processes and network are its own.
-            timeout_s: None: `limits.wall_s`. At the end of it every process of the program is killed.
-
-        Raises:
-            EnvironmentFault: the sandbox could not do its part.
-
-        Cancellation: the sandbox is ended.
+        Files, directories, processes and network of `program` are its own. At its timeout every process of it is killed.
         """
         request = {"do": "fork", "argv": program.argv[1:], "files": dict(program.files), **_given(program)}
         return await self._run(request, timeout_s)

@@ -1,4 +1,4 @@
-"""What goes into a sandbox and what comes out: a program, its limits, its result.
+"""A program, its limits, and its result.
 
 Invariant: a result describes what the program did. A sandbox that could not do its own part raises `EnvironmentFault`.
 """
@@ -78,11 +78,6 @@ class Program:
     """Added to the four variables that every program gets: PATH, HOME, LANG and TMPDIR."""
 
     def __post_init__(self) -> None:
-        """Check the command, paths and variables.
-
-        Raises:
-            ConfigError: naming what is wrong.
-        """
         if not self.argv or not self.argv[0] or any("\0" in word for word in self.argv):
             raise ConfigError(f"program: expected a command without NUL bytes, got {self.argv!r}")
         check_files(self.files)
@@ -99,11 +94,7 @@ def python_program(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> Program:
-    """Return a program that runs `source` as `main.py` beside `files`.
-
-    Raises:
-        ConfigError: a path leaves the working directory, or is `main.py`.
-    """
+    """Return a program that runs `source` as `main.py` beside `files`, among which no other `main.py` may be."""
     if files is not None and "main.py" in files:
         raise ConfigError("python_program: `main.py` is the source itself; give the file another name")
     return Program(
@@ -174,9 +165,6 @@ def signal_name(number: int | None) -> str:
 
 def check_files(files: Mapping[str, bytes]) -> None:
     """Refuse paths that leave the working directory, and more than `MAX_FILES`.
-
-    Raises:
-        ConfigError: naming the path.
 
     Example:
         >>> check_files({"tests/test_a.py": b""})

@@ -66,11 +66,7 @@ class ProcessStarter:
 
     @asynccontextmanager
     async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[ProcessBox]:
-        """Start `program` in a temporary directory, yield it, and kill it when the block ends.
-
-        Raises:
-            EnvironmentFault: it cannot be started.
-        """
+        """Start `program` in a temporary directory, yield it, and kill it when the block ends."""
         with TemporaryDirectory(prefix="agentrl-unsafe-", ignore_cleanup_errors=True) as folder:
             write_tree(Path(folder), program.files)
             path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
@@ -99,11 +95,7 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
 def open_unsafe_process(*, limits: Limits | None = None) -> BoxSandbox:
     """Return a sandbox that isolates nothing, and print that it does not.
 
-    Args:
-        limits: those that the kernel keeps for each process apply, and `wall_s` and `output_kb`; no others.
-
-    Raises:
-        ConfigError: the system has no `prlimit`.
+    Of `limits`, those that the kernel keeps for each process apply, and `wall_s` and `output_kb`; no others.
     """
     sys.stderr.write(WARNING + "\n")
     supervisor = str(Path(inside.__file__).with_name("supervisor.py"))

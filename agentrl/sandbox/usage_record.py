@@ -1,4 +1,4 @@
-"""Which sandboxes an episode used, for its trajectory.
+"""The sandboxes that an episode used, for its trajectory.
 
 Invariant: an episode that ran a program without isolation has a trace of it, whether or not its workflow records one.
 """

@@ -81,7 +81,6 @@ class WarmPython:
     """Runs Python programs; `open_warm_python` makes one."""
 
     def __init__(self, sandbox: Sandbox, limits: Limits, requests: ObjectSendStream[_Request]) -> None:
-        """Send programs to the sessions that read `requests`."""
         self._sandbox, self._limits, self._requests = sandbox, limits, requests
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
@@ -89,11 +88,6 @@ class WarmPython:
 
         The result has no `peak_memory_bytes`; `wall_s` begins with the fork. A program that passes a limit by which its
         session ends, of memory or files, is run again by the sandbox itself.
-
-        Raises:
-            EnvironmentFault: the sandbox could not do its part.
-
-        Cancellation: the session that runs the program has ended first.
         """
         with outside_work():
             return await self._run(program, limits or self._limits)
@@ -130,8 +124,6 @@ async def open_warm_python(
 
     Raises:
         ConfigError: `sessions` is below 1, or the programs of a session would not be apart here.
-
-    Cancellation: every process of the sessions is dead first.
     """
     count = len(os.sched_getaffinity(0)) if sessions is None else sessions
     if count < 1:
@@ -216,11 +208,7 @@ class _WallReport(msgspec.Struct):
 
 
 async def _check_walls(sandbox: Sandbox) -> None:
-    """Run two programs in forks of one warm interpreter.
-
-    Raises:
-        ConfigError: the interpreter does not start here, or a program reached what it must not.
-    """
+    """Run two programs in forks of one warm interpreter; a ConfigError if the second found anything of the first."""
     try:
         async with sandbox.forks(limits=_LIMITS) as session:
             results = [await session.run_python(python_program(_PROBE)) for _ in range(2)]

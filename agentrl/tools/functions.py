@@ -91,21 +91,16 @@ class Tool(Generic[P, R]):
         }
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, unchecked."""
         return self._function(*args, **kwargs)
 
     async def reply(self, call: Mapping[str, object] | BaseModel) -> ChatCompletionToolMessageParam:
         """Run a tool call of a completion and return the message that answers it.
 
         Arguments that are not JSON, or do not fit the signature, and `ToolError` become a text that starts with `Error:`.
-        A result that is not a string is written as JSON.
-
-        Args:
-            call: an entry of `message.tool_calls`, as the openai object or as a mapping.
+        A result that is not a string is written as JSON. `call` is an entry of `message.tool_calls`, as object or mapping.
 
         Raises:
-            EnvironmentFault: the function raised anything but `ToolError`, or its timeout passed; agentrl's own errors pass
-                unchanged.
+            EnvironmentFault: the function raised anything but `ToolError`, or its timeout passed.
 
         Cancellation: an async function is cancelled where it awaits, a worker process is killed, and a thread is left to
         itself, with a warning; what the function did so far stays done.
@@ -119,11 +114,7 @@ class Tool(Generic[P, R]):
         return fields.answer(str(content))
 
     def call_with_json(self, arguments: str) -> str:
-        """Check arguments that a model wrote, call the function here, and return the text of its result.
-
-        Raises:
-            ToolError: the function raised it.
-        """
+        """Check arguments that a model wrote, call the function here, and return the text of its result."""
         checked = self._check(arguments)
         return checked if isinstance(checked, str) else _as_text(self._function(**checked))  # pyright: ignore[reportCallIssue] - checked
 
@@ -201,7 +192,6 @@ def tool(
     Raises:
         TypeError: a parameter has no annotation, is positional-only, or is `*args` or `**kwargs`; or the function cannot run
             where `run_in` says.
-        ValueError: the timeout is not positive.
     """
     if function is not None:
         return Tool(function, name=name, description=description, run_in=run_in, timeout=timeout)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from agentrl.watchdog.stacks import user_place
 
-
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.05
@@ -30,11 +29,7 @@ NAME_AFTER_S = 0.2
 
 
 class ProcessorWaits:
-    """The waits of one thread for a processor.
-
-    Args:
-        thread: native id of the thread; None: the thread that makes this object.
-    """
+    """The waits of one thread for a processor; None: of the thread that makes this object."""
 
     def __init__(self, thread: int | None = None) -> None:
         native = threading.get_native_id() if thread is None else thread
@@ -53,7 +48,6 @@ class LoopDelays:
     """The blocks of one watched loop."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self.blocked_s = 0.0
         """Seconds in which the loop did not run, over all blocks of at least `NAME_AFTER_S`."""
         self._named: set[str] = set()

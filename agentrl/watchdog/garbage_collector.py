@@ -19,11 +19,9 @@ _FROZEN_AT_START = 1_000
 def tuned_garbage_collector() -> Generator[None]:
     """Collect rarely, and pass over what is alive when the block begins; enter it when all is loaded and started.
 
-    The collector finds little in a run, as reference counts free an episode, but each of its passes stops the event loop,
-    and with it every episode. Python's own thresholds make it pass over everything the process holds, imported modules and
-    tasks included, several times a minute (`benchmarks/garbage_collector.py`).
-
-    A process that has frozen objects or set higher thresholds itself keeps its own settings.
+    The collector finds little in a run, as reference counts free an episode, but each of its passes stops every episode,
+    and Python's own thresholds make it pass over everything several times a minute (`benchmarks/garbage_collector.py`). A
+    process that has frozen objects or set higher thresholds itself keeps its own settings.
     """
     thresholds = gc.get_threshold()
     freezes = gc.get_freeze_count() < _FROZEN_AT_START

@@ -66,11 +66,7 @@ def run_watched(
     stall_timeout_s: float = STALL_TIMEOUT_S,
     on_exit: Callable[[Ending], str] | None = None,
 ) -> Result:
-    """Run an async job inside `watched_loop` on a new event loop, and return its result.
-
-    Raises:
-        StallError, KeyboardInterrupt: as for `watched_loop`; the job was cancelled.
-    """
+    """Run an async job inside `watched_loop` on a new event loop, and return its result; raises as `watched_loop`."""
 
     async def watched() -> Result:
         async with watched_loop(stall_timeout_s, on_exit=on_exit):
@@ -83,16 +79,11 @@ class WatchedBlock:
     """A block inside `watched_loop`."""
 
     def __init__(self, watch: _Watch | None) -> None:
-        """Belong to `watch`; None where nothing is watched."""
         self._watch = watch
 
     @contextmanager
     def ends_first(self) -> Generator[None]:
-        """Make a signal end this block alone, and the rest of the watched block after it has ended.
-
-        Raises:
-            StallError, KeyboardInterrupt: what ended the block.
-        """
+        """Make a signal or a stall end this block alone, and the rest of the watched block after it has ended."""
         if self._watch is None:
             yield
             return
@@ -124,8 +115,6 @@ async def watched_loop(
         StallError: code blocked the loop, or ignored its cancellation, for `stall_timeout_s`; the message names the code.
         KeyboardInterrupt: a signal arrived; `Terminated` for SIGTERM and SIGHUP.
         RunStopped: code inside the block cancelled the task of the block.
-
-    Cancellation: the thread and the signal handlers are removed.
     """
     if threading.current_thread() is not threading.main_thread() or not under_asyncio():
         yield WatchedBlock(None)

@@ -1,4 +1,4 @@
-"""How a child process notices that the process that started it has ended, however it ended.
+"""Notices in a child process that its parent has ended, however it ended.
 
 Invariant: nothing here depends on pipes alone. A pipe to a child stays open as long as any process holds its other end,
 such as a pool of processes that a workflow forked.
@@ -26,7 +26,6 @@ class ParentPipe(io.RawIOBase):
     """A pipe from the parent: it also ends when the parent has ended while others still hold its writing end."""
 
     def __init__(self, descriptor: int) -> None:
-        """Read from `descriptor`, which stays open."""
         self._descriptor, self._parent = descriptor, open_parent()
 
     def readable(self) -> bool:

@@ -1,4 +1,4 @@
-"""How a command ends on Ctrl-C, SIGTERM and SIGHUP: what it prints, and its exit status.
+"""The message and the exit status of a command that Ctrl-C, SIGTERM or SIGHUP ends.
 
 Invariant: the signals do the same. They end what the command started, keep its results, and print one message that
 says where the results are; only the first words and the exit status differ (130, 143 and 129). A signal that was ignored
@@ -105,13 +105,7 @@ def print_error(message: str) -> None:
 
 
 def exit_process(ending: Ending, code: list[str], on_exit: Callable[[Ending], str]) -> NoReturn:
-    """Print which code keeps the process alive, save the results, and exit the process at once, from any thread.
-
-    Args:
-        ending: why the process should end.
-        code: the code that keeps it alive, as `stacks.blocking_code` returns it.
-        on_exit: saves the results and returns where they are.
-    """
+    """Print which code keeps the process alive, and what `on_exit` returns; exit the process at once, from any thread."""
     try:
         where = on_exit(ending)
     except Exception as error:  # noqa: BLE001 - the process exits, whatever this is

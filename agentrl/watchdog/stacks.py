@@ -1,4 +1,4 @@
-"""Which code a thread or a task is running, as lines that a person can act on.
+"""The code that a thread or a task is running, as lines that a person can act on.
 
 Invariant: nothing here runs or changes the code it looks at. Frames of the event loop are left out; where the user's
 code is on the stack, so is everything that called it.

@@ -22,7 +22,10 @@ from agentrl.types import JsonValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCase:
-    """One call of the function, and the value that it returns. All values are of built-in types."""
+    """One call of the function, and the value that it returns.
+
+    All values are of built-in types, and `views` are known; anything else is a ConfigError.
+    """
 
     arguments: tuple[object, ...] = ()
     keywords: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -31,11 +34,6 @@ class CallCase:
     """Functions such as `set` that are applied to the result, the first one first, before it is compared."""
 
     def __post_init__(self) -> None:
-        """Check that the values can be sent.
-
-        Raises:
-            ConfigError: one is no plain data, or a view is unknown.
-        """
         if unknown := set(self.views) - set(VIEWS):
             raise ConfigError(f"test case: expected views of {sorted(VIEWS)}, got {sorted(unknown)}")
         try:
@@ -54,10 +52,7 @@ class StdinCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTests:
-    """Tests of a function; every case is one call in a process of its own.
-
-    Raises:
-        ConfigError: there is no case, or the tolerance is no number of at least 0.
+    """Tests of a function; every case is one call in a process of its own. Without a case there are no tests.
 
     Example:
         >>> tests = call_tests([("add(1, 2)", "3"), ("add(-1, 1)", "0")])
@@ -81,11 +76,7 @@ class FunctionTests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTests:
-    """Tests of a program; every case is one run. White space at the end of lines and of the output does not count.
-
-    Raises:
-        ConfigError: there is no case, or the tolerance is no number of at least 0.
-    """
+    """Tests of a program; every case is one run. White space at the end of lines and of the output does not count."""
 
     cases: tuple[StdinCase, ...]
     tolerance: float | None = None
@@ -133,7 +124,7 @@ def call_tests(
 
 
 def without_views(call: ast.Call) -> tuple[ast.Call, tuple[str, ...]]:
-    """Return the call that stands inside of `set(...)` and its like, and their names from the inside out.
+    """Return the call inside `set(...)` and its like, and their names from the inside out.
 
     Example:
         >>> call, views = without_views(ast.parse("len(set(f(1)))", mode="eval").body)
@@ -153,12 +144,9 @@ def without_views(call: ast.Call) -> tuple[ast.Call, tuple[str, ...]]:
 def assert_tests(
     asserts: Sequence[str], *, tolerance: float | None = None, comparison: Comparison = "exact"
 ) -> FunctionTests:
-    """Return tests from lines such as `assert add(1, 2) == 3`, as data sets of Python tasks have them.
+    """Return tests from lines such as `assert add(1, 2) == 3`; a line of another form is a ConfigError.
 
     `assert f(1)` expects True, and `assert not f(1)` False.
-
-    Raises:
-        ConfigError: a line is nothing of that, or compares what is no literal.
 
     Example:
         >>> assert_tests(["assert is_even(4)", "assert is_even(3) == False"]).cases[1]
@@ -170,16 +158,13 @@ def assert_tests(
 
 
 def read_tests(data: JsonValue) -> HiddenTests:
-    r"""Return tests from the data of a task.
+    r"""Return tests from the data of a task; anything but the forms below is a ConfigError.
 
     Args:
         data: `{"calls": [["add(1, 2)", "3"], ...]}` for a function, `{"runs": [["1 2\n", "3\n"], ...]}` for a program that
             reads the first and writes the second, or `{"asserts": ["assert add(1, 2) == 3", ...]}`; each with an optional
             `tolerance`, and `comparison` (`exact`, the default, or `python`). Or `{"test_file": "..."}`, the text of a
             test file, with an optional `module`, the name by which it imports the submission (`solution`, the default).
-
-    Raises:
-        ConfigError: it is none of these.
 
     Example:
         >>> read_tests({"runs": [["1 2", "3"]]})

@@ -1,4 +1,4 @@
-"""Programs that answer with a constant: what they pass shows what a test set pays for nothing.
+"""Programs that answer with a constant: they show what a test set pays for nothing.
 
 Invariant: the share of a constant is computed with the comparison of the grader, and nothing is run.
 """

@@ -41,7 +41,6 @@ def last_code_block(response: str) -> str | None:
     Example:
         >>> last_code_block("First:\n```python\na = 1\n```\nOutput:\n```text\n1\n```\n")
         'a = 1\n'
-        >>> last_code_block("```python\na = 1")
     """
     found: str | None = None
     opened: tuple[str, str] | None = None
@@ -131,9 +130,6 @@ class CodeGrader:
         max_code_chars: a submission that is longer fails.
         extract: finds the code in a response; by default the last fenced block.
 
-    Raises:
-        ConfigError: a number is below 1.
-
     Example:
         grader = CodeGrader(await open_bubblewrap())
         reward = await grader(response, call_tests([("add(1, 2)", "3"), ("add(2, 2)", "4")]))
@@ -161,11 +157,7 @@ class CodeGrader:
         self._places = anyio.CapacityLimiter(places)
 
     async def __call__(self, response: str | None, tests: HiddenTests) -> float:
-        """Return the reward of a response; `grade` also says why.
-
-        Raises:
-            EnvironmentFault: as `grade`.
-        """
+        """Return the reward of a response; `grade` also says why."""
         return (await self.grade(response, tests)).reward
 
     async def grade(self, response: str | None, tests: HiddenTests) -> CodeGrade:
@@ -173,8 +165,6 @@ class CodeGrader:
 
         Raises:
             EnvironmentFault: the sandbox failed twice in one case. The episode counts it as a fault of its environment.
-
-        Cancellation: the sandboxes of the response are ended.
         """
         source = self._extract(response or "")
         if source is None or not source.strip() or len(source) > self._max_code_chars:
@@ -211,7 +201,6 @@ class _Submission:
         self._scopes = [anyio.CancelScope() for _ in range(num_cases)]
 
     async def run(self) -> list[CaseGrade]:
-        """Return the grade of every case; it does not depend on the order in which they end."""
         async with task_group() as tasks:
             for index in range(len(self._scopes)):
                 tasks.start_soon(self._run_one, index)

@@ -85,12 +85,7 @@ def _numbers_equal(expected: ValueTree, found: ValueTree, tolerance: float | Non
 
 
 def _equality_key(tree: ValueTree, depth: int = 0) -> Hashable:
-    """Return a key that is the same for all hashable values that are equal in Python.
-
-    Raises:
-        TypeError: Python would not hash the value.
-        RecursionError: it is nested too deeply.
-    """
+    """Return a key that is the same for all hashable values that are equal in Python; a TypeError for other values."""
     if depth > _MAX_KEY_DEPTH:
         raise RecursionError(f"expected at most {_MAX_KEY_DEPTH} levels in an item of a set")
     kind = group_of(tree)

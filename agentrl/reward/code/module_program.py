@@ -31,7 +31,6 @@ class _RecordedCalls:
         self.raised: BaseException | None = None
 
     def answer(self, entry: str, arguments: tuple[object, ...], keywords: dict[str, object]) -> object:
-        """Return or raise what the submission did."""
         from agentrl.reward.code.values import decode_value, encode_arguments
 
         try:
@@ -52,8 +51,6 @@ class _RecordedCalls:
 
 
 class _Function:
-    """A function of the submission."""
-
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, calls: _RecordedCalls, entry: str) -> None:
@@ -132,7 +129,6 @@ class _Approx:
 class _Mark:
     @staticmethod
     def parametrize(names: str, values: Sequence[Any]) -> Any:  # noqa: ANN401 - a decorator
-        """Keep the values beside the function."""
         keys = [name.strip() for name in names.split(",")]
 
         def marked(function: Any) -> Any:  # noqa: ANN401 - a test function

@@ -58,8 +58,6 @@ class ModuleTestRun:
 
         Raises:
             EnvironmentFault: a sandbox failed, or the test fails or ends before it has asked the submission for anything.
-
-        Cancellation: the program that runs is ended.
         """
         return (await self._find()).graded(self._wall_s)
 

@@ -40,7 +40,6 @@ class ModuleTests:
     """Names of the test functions, in the order of the file; they follow from `source`."""
 
     def __post_init__(self) -> None:
-        """Read the names of the test functions."""
         if not self.module.isidentifier() or self.module in _RESERVED:
             raise ConfigError(
                 f"tests: expected a module name such as 'solution' that no other module has, got {self.module!r:.100}"

@@ -226,13 +226,7 @@ async def read_result(read: Callable[[Result], _Read], result: Result) -> _Read:
 
 
 async def grade_case(source: str, tests: FunctionTests | ProgramTests, index: int, run: RunProgram) -> CaseGrade:
-    """Run the submission `source` through one case.
-
-    Raises:
-        EnvironmentFault: the run ended before the submission could begin.
-
-    Cancellation: the program that runs is ended.
-    """
+    """Run the submission `source` through one case; raises as `output_after`."""
     case = tests.cases[index]
     if isinstance(case, StdinCase):
         job = _stdin_job(source, case.stdin)

@@ -19,11 +19,9 @@ _MAX_JSON_INT = 2**53
 
 
 def encode_value(value: object) -> str:
-    """Return the text of a value of built-in types. It reads a value of a subclass by the methods of the built-in type.
+    """Return the text of a value of built-in types; a TypeError for others, a RecursionError for one nested too deeply.
 
-    Raises:
-        TypeError: the value, or one inside it, is something else.
-        RecursionError: the value is nested too deeply.
+    It reads a value of a subclass by the methods of the built-in type.
 
     Example:
         >>> encode_value([1, True, (2.0, "a")]), encode_value({1, 2}) == encode_value({2, 1})
@@ -33,12 +31,7 @@ def encode_value(value: object) -> str:
 
 
 def encode_arguments(value: object) -> str:
-    """Return the text of a value whose dicts keep their order, as the arguments of a call must.
-
-    Example:
-        >>> decode_value(encode_arguments({"b": 1, "a": 2}))
-        {'b': 1, 'a': 2}
-    """
+    """Return the text of a value whose dicts keep their order, as the arguments of a call must."""
     return tree_text(_tree(value, in_order=True))
 
 

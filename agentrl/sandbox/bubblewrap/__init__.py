@@ -33,8 +33,6 @@ async def open_bubblewrap(
 
     Raises:
         ConfigError: something is missing, or the self-test found a hole; the message has the reason and the fix.
-
-    Cancellation: leaves nothing behind.
     """
     host = find_host(bwrap=bwrap, python=python, readable=readable)
     starter = BubblewrapStarter(host, seccomp_filter(native_architecture()), _UIDS, find_control_groups())

@@ -1,4 +1,4 @@
-"""The command line of bubblewrap: what a program sees, and what it does not.
+"""The command line of bubblewrap.
 
 Invariant: a program sees the system's libraries read-only, three directories in memory that are limited in size, and
 nothing else of the machine.
@@ -43,13 +43,12 @@ def bwrap_arguments(
     Args:
         host: the programs and trees of the machine.
         limits: sizes of the three directories.
-        environment: what the caller adds to the four variables.
+        environment: added to the four variables.
         files: descriptors of contents, by absolute path.
-        seccomp: descriptor of the filter; None: the first process puts programs behind walls of their own, and has the
-            rights over the sandbox that this takes.
+        seccomp: descriptor of the filter; None: the first process has the rights to put programs behind walls of their own.
         passwd: descriptor of the list of users.
         shell: descriptor of the program that is process 1.
-        status: descriptor that bubblewrap writes the program's process id and exit status to.
+        status: descriptor for bubblewrap's report of process id and exit status.
     """
     words = ["--unshare-all", "--unshare-user", "--disable-userns", "--assert-userns-disabled", "--new-session"]
     words += ["--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]

@@ -23,14 +23,9 @@ _NUMBERS: Final = itertools.count()
 
 
 class ControlGroup:
-    """The group of one sandbox."""
+    """The group of one sandbox; one that cannot be made is an OSError."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
-        """Make it.
-
-        Raises:
-            OSError: it cannot be made.
-        """
         path.mkdir()
         self.path = path
         self._most = limits.memory_mb * MIB
@@ -70,15 +65,10 @@ class ControlGroups:
     """Makes groups below one that is this process's to manage."""
 
     def __init__(self, parent: Path) -> None:
-        """Make them below `parent`."""
         self._parent = parent
 
     def make(self, limits: Limits) -> ControlGroup:
-        """Return a new group with these limits.
-
-        Raises:
-            OSError: it cannot be made.
-        """
+        """Return a new group with these limits."""
         return ControlGroup(self._parent / f"agentrl-{os.getpid()}-{next(_NUMBERS)}", limits)
 
 

@@ -1,4 +1,4 @@
-"""What bubblewrap needs of the machine: its programs, a Python, an unprivileged user, and what it refuses to do without.
+"""The programs, the Python and the unprivileged user that bubblewrap needs of the machine.
 
 Invariant: bubblewrap never starts as root, whose sandbox can write the machine's own settings.
 """
@@ -54,12 +54,7 @@ class Host:
 
 
 def find_host(*, bwrap: str | None = None, python: str | None = None, readable: Sequence[str] = ()) -> Host:
-    """Return the programs that a sandbox needs.
-
-    Args:
-        bwrap: path of bubblewrap; None: the one of the system.
-        python: path of the sandbox's Python; None: the system's. One outside `/usr` needs its tree in `readable`.
-        readable: further directories and files that programs may read.
+    """Return the programs that a sandbox needs; the arguments are those of `open_bubblewrap`.
 
     Raises:
         ConfigError: a program or directory is missing or too old; the message has the fix.
@@ -121,11 +116,7 @@ class UserIds:
         self._ending: list[tuple[int, Ended]] = []
 
     def take(self) -> int:
-        """Return a user id that no running sandbox of this process has.
-
-        Raises:
-            ConfigError: all are taken.
-        """
+        """Return a user id that no running sandbox of this process has; a ConfigError if all are taken."""
         if not self._free:
             raise ConfigError(f"sandbox: {NUM_UIDS} sandboxes are running; run fewer at a time")
         return self._free.pop()

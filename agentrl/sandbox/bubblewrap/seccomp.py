@@ -87,11 +87,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2, _ARGUMENT_3 = 0, 
 
 
 def native_architecture() -> Architecture:
-    """Return the numbering of this machine's processor.
-
-    Raises:
-        ConfigError: the filter knows no such processor.
-    """
+    """Return the numbering of this machine's processor; one that the filter does not know is a ConfigError."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         known = " and ".join(_ARCHITECTURES)

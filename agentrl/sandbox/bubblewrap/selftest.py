@@ -108,13 +108,7 @@ class _Report(msgspec.Struct):
 
 
 async def check_isolation(starter: Starter, readable: Sequence[str] = ()) -> None:
-    """Run the programs of the self-test in a sandbox that shows `readable` beside the system.
-
-    Raises:
-        ConfigError: the sandbox cannot start here, or one of them got out.
-
-    Cancellation: leaves nothing behind.
-    """
+    """Run the self-test in a sandbox that shows `readable` beside the system; one that does not hold is a ConfigError."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         result = await _try(starter, python_program(_PROBE, arguments=(str(port),)))

@@ -53,7 +53,6 @@ class BubblewrapBox:
     """A running sandbox; `Starter.start` makes and ends it."""
 
     def __init__(self, process: PipedProcess, status: PipeReader, limits: Limits, group: ControlGroup | None) -> None:
-        """Own the process, the pipe that it reports on, and the control group if there is one."""
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         self._process, self._status, self._limits, self._group = process, status, limits, group
         self._reported = b""
@@ -82,11 +81,7 @@ class BubblewrapBox:
             self._usage = Usage(line.child_pid, line.pid_namespace, self._limits.memory_mb * MIB, self._group)
 
     async def wait_until_ready(self) -> None:
-        """Wait until everything is in place and process 1 is about to start the program.
-
-        Raises:
-            EnvironmentFault: it does not come to this.
-        """
+        """Wait until everything is in place and process 1 is about to start the program."""
         await wait_until_ready(self.stderr)
         self._is_started = True
 
@@ -170,8 +165,6 @@ class BubblewrapStarter:
 
         Raises:
             EnvironmentFault: bubblewrap cannot be started, or too many sandboxes do not end.
-
-        Cancellation: every process of the sandbox has been killed first.
         """
         await self._settle()
         uid = self._uids.take()

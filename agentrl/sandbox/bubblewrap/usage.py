@@ -1,4 +1,4 @@
-"""How much memory and how many files a sandbox holds, read from outside through its own `/proc`.
+"""The memory and the files that a sandbox holds, read from outside through its own `/proc`.
 
 Invariant: only the sandbox's processes are counted. Until the sandbox's own `/proc` is in place there is no reading. A
 reading runs in a thread, and its descriptors live until it ends. `docs/adr/0029-memory-of-programs.md` has the reasons.

@@ -26,7 +26,6 @@ class Capture:
     """What a process writes, up to a limit each."""
 
     def __init__(self, descriptors: Iterable[int], limit: int) -> None:
-        """Read `descriptors`, which become non-blocking."""
         self.pipes = {descriptor: bytearray() for descriptor in descriptors}
         self.limit = limit
         self.is_over = False

@@ -237,12 +237,7 @@ def enter_namespaces() -> None:
 
 
 def furnish(sizes: dict[str, int], num_files: int) -> None:
-    """Give this mount namespace empty directories, the `/proc` of its processes, and a loopback.
-
-    Args:
-        sizes: bytes by directory; the first is for this user alone.
-        num_files: files and directories in each.
-    """
+    """Give this mount namespace empty directories of these `sizes` in bytes, its own `/proc`, and a loopback."""
     mode = "0700"
     for path, size in sizes.items():
         _mount("tmpfs", path, "tmpfs", _NOSUID_NODEV, f"size={size},nr_inodes={num_files},mode={mode}")

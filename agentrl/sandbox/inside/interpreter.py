@@ -22,7 +22,6 @@ class Interpreter(code.InteractiveInterpreter):
     """Runs pieces of code, and notices which failed."""
 
     def __init__(self) -> None:
-        """Start without variables."""
         super().__init__({"__name__": "__main__", "__builtins__": __builtins__})
         self.num_pieces = 0
         self.status = 0

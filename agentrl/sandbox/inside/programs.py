@@ -33,7 +33,6 @@ class Programs:
     """Answers the host."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Start the warm interpreter."""
         self.output: int = options["output"]
         seccomp = base64.b64encode((FOLDER / "seccomp").read_bytes()).decode()
         given = json.dumps({**{name: options[name] for name in ("limits", "sizes", "num_files")}, "seccomp": seccomp})

@@ -41,7 +41,6 @@ class Bounds:
     """The limits of the processes that this one starts."""
 
     def __init__(self, given: dict[str, int]) -> None:
-        """Take them as the host gave them."""
         self.given = given
 
     def and_cpu(self, seconds: int) -> Bounds:
@@ -65,7 +64,6 @@ class Worker:
     """A resident Python or shell."""
 
     def __init__(self, command: list[str], bounds: Bounds, limit: int) -> None:
-        """Start it."""
         inner_control, self.control = _high_pipe()
         self.status, inner_status = _high_pipe()
 
@@ -149,7 +147,6 @@ class Supervisor:
     """Answers the host."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Start with nothing running."""
         self.bounds = Bounds(options["limits"])
         self.output: int = options["output"]
         self.cpu_s: int = options["cpu_s"]

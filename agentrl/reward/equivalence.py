@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Self
@@ -24,7 +23,8 @@ from agentrl.reward.match import exact_match, read_number
 from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, plain, same_but_for_the_comma, units_of
 from agentrl.reward.workers import GraderLimits, GraderPool
 
-_LOADER = "agentrl.reward.equivalence:load_equivalence"
+_LOADER = "agentrl.reward.formulas:load"
+"""Imports math-verify and sympy, in a worker alone."""
 _MAX_REFERENCES = 50_000
 _OTHER = "1.61803"
 """Comparing a reference with it takes the numeric evaluation that comparing it with itself may do without."""
@@ -152,13 +152,6 @@ class MathGrader:
         if len(self._references) > _MAX_REFERENCES:
             self._references.popitem(last=False)
         return kind
-
-
-def load_equivalence() -> Callable[[str, str], bool]:
-    """Return the comparison of a reference and an answer; it runs in a worker process."""
-    from agentrl.reward.formulas import load
-
-    return load()
 
 
 def _is_words(text: str) -> bool:

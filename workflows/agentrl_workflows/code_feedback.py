@@ -9,7 +9,7 @@ from typing import Any, Literal
 from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError, WorkflowError
 from agentrl.reward.code import CallCase, CaseOutcome, CodeGrade, CodeGrader, FunctionTests, HiddenTests, read_tests
-from agentrl.reward.code.constants import best_constant
+from agentrl.reward.code.cases import best_constant
 from agentrl.reward.code.grader import DEFAULT_LIMITS
 from agentrl.sandbox import Limits, open_warm_python
 from agentrl.types import Task

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.code import CodeGrade, CodeGrader, ModuleTests, read_tests
-from agentrl.reward.code.constants import best_constant
+from agentrl.reward.code.cases import best_constant
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.types import Limits, Program, Result
 from agentrl.types import JsonValue

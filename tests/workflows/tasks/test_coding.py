@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.errors import ConfigError, WorkflowError
 from agentrl.reward.code import CodeGrader, FunctionTests, read_tests
+from agentrl.reward.code.cases import best_constant
 from agentrl.reward.code.compare import value_matches
-from agentrl.reward.code.constants import best_constant
 from agentrl.reward.code.values import encode_value
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.types import Limits

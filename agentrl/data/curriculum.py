@@ -1,4 +1,4 @@
-"""Curricula: which tasks come next, by the results that the policy has had on them.
+"""Curricula: the next tasks, chosen by the results that the policy has had on them.
 
 Invariant: a curriculum is a function of the results alone and keeps no state of its own, so that a resumed run continues
 with the results that its checkpoint holds.
@@ -35,7 +35,7 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a curriculum chooses from: one task, or an endless source, which gives its next task."""
+    """A choice of a curriculum: one task, or an endless source, which gives its next task."""
 
     name: str
     """The id of the task, or the name of the endless source."""

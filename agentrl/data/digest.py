@@ -43,7 +43,7 @@ class StreamDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TaskDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What identifies a task set: its number of tasks, their order and their content."""
+    """The identity of a task set: its number of tasks, their order and their content."""
 
     count: int
     """Number of tasks of the sources that end."""

@@ -25,7 +25,7 @@ from agentrl.types import Group, Task
 
 
 class TaskPlace(NamedTuple):
-    """Where the task of a group comes from."""
+    """The place in the sources from which the task of a group comes."""
 
     source: int
     """Number of the source, from 0."""
@@ -34,7 +34,7 @@ class TaskPlace(NamedTuple):
 
 
 class DrawState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint keeps of a draw by a curriculum."""
+    """The part of a checkpoint that belongs to a draw by a curriculum."""
 
     places: dict[int, TaskPlace]
     """Of the open groups, by their number."""
@@ -43,7 +43,7 @@ class DrawState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TaskDraw:
-    """Draws the task of each group.
+    """Draws the task of each group from the sources.
 
     Args:
         tasks: the sources.
@@ -97,7 +97,7 @@ class TaskDraw:
 
     @property
     def on_result(self) -> Callable[[Group], None] | None:
-        """What takes the result of each finished group; None without a curriculum."""
+        """Takes the result of each finished group; None without a curriculum."""
         return None if self._chooser is None else self._chooser.finished
 
     def digest(self) -> TaskDigest:

@@ -25,7 +25,7 @@ class OpenSource(NamedTuple):
     """One source of training tasks."""
 
     name: str
-    """Where its tasks come from, for messages."""
+    """Origin of its tasks, for messages."""
     tasks: OpenedSource
     weight: float = 1.0
 

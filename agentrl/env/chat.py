@@ -30,7 +30,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 class EpisodeEnd(StrEnum):
-    """Why an environment ended its episode."""
+    """The reason for which an environment ended its episode."""
 
     TERMINATED = "terminated"
     """By the task: solved, lost, or given up. Nothing follows that could have been worth something."""
@@ -40,7 +40,7 @@ class EpisodeEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStart:
-    """What an environment gives the policy first."""
+    """The beginning of an episode, for the policy."""
 
     messages: Sequence[Message]
     """At least one."""
@@ -52,7 +52,7 @@ class ChatStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStep:
-    """What an environment answers to an assistant message."""
+    """The environment's answer to an assistant message."""
 
     messages: Sequence[Message] = ()
     """For the policy to answer next: results of all its tool calls, or a user message. May be empty at the end."""

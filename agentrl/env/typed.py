@@ -84,7 +84,6 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode is over."""
         with environment_boundary(f"{self._where}.is_done"):
             return self._environment.is_done
 

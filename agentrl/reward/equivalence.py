@@ -41,7 +41,7 @@ _FUNCTIONS = re.compile(
 
 
 class MathOutcome(StrEnum):
-    """Why an answer is right or wrong."""
+    """The reason for which an answer is right or wrong."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -59,7 +59,7 @@ class MathGrade:
 
     outcome: MathOutcome
     answer: str | None
-    """What was found in the response."""
+    """The answer found in the response."""
 
     @property
     def reward(self) -> float:
@@ -115,8 +115,6 @@ class MathGrader:
 
         Raises:
             EnvironmentFault: the grader hung or died, or the reference itself is empty or spends a job's limits.
-
-        Cancellation: the running comparison is ended.
         """
         kind = await self._kind(reference)
         answer = self._extract(response or "")

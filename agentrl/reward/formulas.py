@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from agentrl.reward.notation import APPROXIMATELY
 
 Formula: TypeAlias = Any
-"""What math-verify reads: an expression, a matrix, a set, or a relation of sympy, which has no types."""
+"""An expression, a matrix, a set, or a relation of sympy, which has no types."""
 
 _PRINTED = re.compile(r"[-+]?0*(\d*)\.(\d+)")
 _MIN_PRINTED_DIGITS = 12

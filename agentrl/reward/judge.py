@@ -63,7 +63,7 @@ class JudgeRubric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What a judge's scores are worth, by examples that people valued."""
+    """The worth of a judge's scores, by examples that people valued."""
 
     values: Mapping[int, float]
     """The value, 0 to 1, of each score; a higher score is never worth less."""
@@ -77,7 +77,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeVerdict:
-    """What a judge says of one response."""
+    """The judge's verdict on one response."""
 
     score: int
     """A level of the rubric."""

@@ -36,7 +36,7 @@ _MAX_QUOTED_CHARS = 300
 
 
 class JudgeSettings(Config):
-    """How a judge is asked."""
+    """Sampling, limits and retries of a judge."""
 
     temperature: float | None = Field(default=0.0, ge=0)
     """Sampling temperature; None leaves it to the endpoint."""
@@ -59,7 +59,7 @@ class JudgeReply(Generic[T]):
     """A reply of the judge."""
 
     value: T
-    """What the reader made of it."""
+    """The meaning of the reply, by its reader."""
     text: str
     cached: bool
     """Whether the judge was not asked, because the same question was answered before."""

@@ -23,7 +23,7 @@ _ATTEMPTS = 2
 
 
 class GraderLimits(Config):
-    """What one job may use."""
+    """The limits of one job."""
 
     cpu_s: float = Field(default=2.0, gt=0)
     """CPU seconds of a job; it does not count while the machine does other work, so a job ends alike under any load."""

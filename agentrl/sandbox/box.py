@@ -24,14 +24,14 @@ from agentrl.sandbox.session import Session, session_over
 from agentrl.sandbox.types import MIB, Ending, Limits, Program, Result
 
 Use: TypeAlias = Literal["program", "session", "forks"]
-"""What a box is for: one program, the supervisor of a session, or a warm Python that puts its forks behind walls of their
-own. The last two limit the processes that they start themselves."""
+"""The use of a box: one program, the supervisor of a session, or a warm Python that puts each fork behind walls. The last
+two limit the processes that they start themselves."""
 WATCH_S: Final = 0.02
 """Seconds between two samples of memory and files while a program runs."""
 IDLE_WATCH_S: Final = 0.2
 """Seconds between two samples of a session between its calls, when only background jobs can grow."""
 READY: Final = b"ready\n"
-"""What process 1 of a box writes to its standard error before it starts the program; no part of the program's output."""
+"""Process 1 of a box writes it to its standard error before it starts the program; no part of the program's output."""
 START_S: Final = 60.0
 """Seconds that a box has to write it."""
 SUPERVISOR_S: Final = 30.0
@@ -47,7 +47,7 @@ _WARM_PROCESSES: Final = 3
 
 
 class Used(NamedTuple):
-    """What a box holds at one moment."""
+    """The contents of a box at one moment."""
 
     memory: int
     """Bytes, of all processes and directories together."""
@@ -101,7 +101,7 @@ async def wait_until_ready(stderr: PipeReader) -> None:
 
 
 class Verdict:
-    """Why a box is ended before its program's own end: the first reason that was found."""
+    """The reason to end a box before its program's own end: the first that was found."""
 
     def __init__(self) -> None:
         self.ending: Ending | None = None
@@ -214,7 +214,7 @@ class BoxLink:
 
     @property
     def ending(self) -> Ending:
-        """Why the sandbox has ended."""
+        """The reason for the end of the sandbox."""
         return self._verdict.ending or Ending.KILLED
 
     async def begin(self) -> None:

@@ -33,7 +33,7 @@ _KEPT: Final = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Docker:
-    """Which containers."""
+    """The image and the command of containers."""
 
     image: str
     """An image of this machine with Python 3.9 or newer as `python3`, `/bin/sh`, and bash for sessions' shells."""

@@ -70,7 +70,7 @@ class CallBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class HealthBody(msgspec.Struct):
-    """What the server runs programs in."""
+    """The sandbox of the server."""
 
     name: str
     is_isolated: bool

@@ -24,7 +24,7 @@ GRACE_S: Final = 8.0
 
 
 class Reply(msgspec.Struct):
-    """What the supervisor answers, whatever it was asked; in JSON, bytes are base64."""
+    """The answer of the supervisor to any request; in JSON, bytes are base64."""
 
     ended: Ending | None = None
     exit_status: int | None = None
@@ -44,7 +44,7 @@ class Link(Protocol):
 
     @property
     def ending(self) -> Ending:
-        """Why the sandbox has ended."""
+        """The reason for the end of the sandbox."""
         ...
 
     async def ask(self, request: bytes, timeout_s: float) -> bytes | None:

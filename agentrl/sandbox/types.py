@@ -49,7 +49,7 @@ class Limits(Config):
 
 
 class Ending(StrEnum):
-    """Why a program ended."""
+    """The reason for a program's end."""
 
     EXITED = "exited"
     """By itself; `exit_status` is its own."""
@@ -107,7 +107,7 @@ def python_program(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a program did, as seen from outside. The program itself wrote its output and chose its exit status."""
+    """The end and the output of a program. The program itself wrote its output and chose its exit status."""
 
     ended: Ending
     exit_status: int | None = None

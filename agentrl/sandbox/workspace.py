@@ -24,7 +24,7 @@ class WorkspaceSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceDiff:
-    """What changed from one snapshot to another, each in order of the paths."""
+    """The difference of two snapshots, each part in order of the paths."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]

@@ -34,7 +34,7 @@ _MAX_ERROR_CHARS = 800
 
 
 RunsIn: TypeAlias = Literal["loop", "thread", "process"]
-"""Where the function of a tool runs: in the event loop, in a worker thread, or in a worker process."""
+"""The place in which a tool's function runs: the event loop, a worker thread, or a worker process."""
 
 
 class Tool(Generic[P, R]):

@@ -34,7 +34,7 @@ class Terminated(KeyboardInterrupt):
 
 
 Ending: TypeAlias = StallError | KeyboardInterrupt
-"""What ends a command from outside its own work."""
+"""The end of a command from outside its own work."""
 
 
 def interrupt_from(number: int) -> KeyboardInterrupt:

@@ -86,7 +86,6 @@ class CodeGrade:
 
     @property
     def is_solved(self) -> bool:
-        """Whether every case passed."""
         return all(case.passed for case in self.cases)
 
     @property

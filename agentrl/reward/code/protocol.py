@@ -1,4 +1,4 @@
-"""The programs of a grade: what goes into a sandbox, and what its result means. All of them go in and out by this file.
+"""The programs of a grade: all of them go into a sandbox, and their results come out, by this file.
 
 Invariant: a run that ends before its first line was not the submission's doing and is an `EnvironmentFault`. Whatever
 happens after that line is the submission's doing and has an outcome. Only an exit with status 0 can pass.
@@ -39,7 +39,7 @@ RunProgram: TypeAlias = Callable[[Program], Awaitable[Result]]
 
 
 class CaseOutcome(StrEnum):
-    """What became of a submission in one test case. All but the first count as failed."""
+    """The end of a submission in one test case. All but the first count as failed."""
 
     PASSED = "passed"
     WRONG_VALUE = "wrong_value"
@@ -88,7 +88,7 @@ _EARLY_ERRORS: Final = frozenset(
 
 
 class Finding(NamedTuple):
-    """What a run showed of a submission."""
+    """The outcome of a run, with its details."""
 
     outcome: CaseOutcome
     detail: str = ""
@@ -291,12 +291,7 @@ def error_text(text: str) -> str:
 
 
 def early_error(told: str) -> str | None:
-    """Return the kind of an error at import if the text of a program alone can cause it.
-
-    Example:
-        >>> early_error("SyntaxError: invalid syntax (line 3)"), early_error("KeyError: 3"), early_error("Args_3_4: ")
-        ('SyntaxError', None, None)
-    """
+    """Return the kind of an error at import if the text of a program alone can cause it, such as a SyntaxError."""
     name = told.partition(":")[0]
     return name if name in _EARLY_ERRORS else None
 

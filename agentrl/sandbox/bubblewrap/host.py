@@ -35,7 +35,7 @@ class Host:
     """Makes root an unprivileged user; None where this process is not root."""
     prlimit: str
     shell: str
-    """What is process 1 of each sandbox."""
+    """Process 1 of each sandbox."""
     python: str
     """The Python of the sandbox, which may be another than this process's own."""
     readable: tuple[str, ...]

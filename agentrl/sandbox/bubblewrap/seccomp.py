@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 
 
 class Architecture(NamedTuple):
-    """How the kernel numbers the calls of a processor."""
+    """The kernel's numbers of the system calls of a processor."""
 
     audit: int
     column: int

@@ -23,7 +23,7 @@ Reply = dict[str, Any]
 
 
 class Capture:
-    """What a process writes, up to a limit each."""
+    """The outputs of a process, up to a limit each; the descriptors become non-blocking."""
 
     def __init__(self, descriptors: Iterable[int], limit: int) -> None:
         self.pipes = {descriptor: bytearray() for descriptor in descriptors}

@@ -32,7 +32,7 @@ FAULT = 255
 _SIGNALLED = 128
 _CONTROL = 3
 _PRELOADED = (importlib, typing)
-"""What nearly every program imports."""
+"""Nearly every program imports them."""
 _NAMES = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 _NEW_NAMESPACES = 0x20000000 | 0x00020000 | 0x08000000 | 0x40000000
 """Processes, mounts, System V IPC and message queues, network."""
@@ -46,7 +46,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Forked(typing.NamedTuple):
-    """What a fork gets: its job, its three streams, and the socket on which it reports."""
+    """The inheritance of a fork: its job, its three streams, and the socket on which it reports."""
 
     job: int
     streams: list[int]
@@ -54,7 +54,7 @@ class Forked(typing.NamedTuple):
 
 
 class Settings(typing.NamedTuple):
-    """What all programs have in common."""
+    """The settings that all programs have in common."""
 
     limits: dict[str, int]
     sizes: dict[str, int]

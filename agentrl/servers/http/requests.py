@@ -35,7 +35,22 @@ MAX_TEXT_CHARS: Final = 2**20
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class Sampling(msgspec.Struct, forbid_unknown_fields=True):
+class _UnsupportedSampling(msgspec.Struct, kw_only=True):
+    """Sampling parameters of SGLang that this server refuses."""
+
+    stop_regex: object = None
+    json_schema: object = None
+    regex: object = None
+    ebnf: object = None
+    structural_tag: object = None
+    choice: object = None
+    logit_bias: object = None
+    custom_params: object = None
+    beam_width: object = None
+    watermark: object = None
+
+
+class Sampling(_UnsupportedSampling, kw_only=True, forbid_unknown_fields=True):
     """`sampling_params` as sent; null means the default, except for `max_new_tokens`."""
 
     max_new_tokens: int | UnsetType | None = UNSET
@@ -57,22 +72,13 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True):
     n: int | None = None
     spaces_between_special_tokens: bool | None = None
     stream_interval: int | None = None
-    stop_regex: object = None
-    json_schema: object = None
-    regex: object = None
-    ebnf: object = None
-    structural_tag: object = None
-    choice: object = None
-    logit_bias: object = None
-    custom_params: object = None
-    beam_width: object = None
-    watermark: object = None
 
 
-_UNSUPPORTED: Final = (
-    "stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "choice", "logit_bias", "custom_params", "beam_width",
-    "watermark",
+_AS_SENT: Final = (
+    "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "ignore_eos", "skip_special_tokens", "no_stop_trim",
 )  # fmt: skip
+"""Parameters that the engine takes as they are sent, by their own names and with their own defaults."""
 
 
 def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
@@ -81,7 +87,7 @@ def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
     Raises:
         RequestRejected: for a value out of range, or a parameter that this server does not support.
     """
-    for name in _UNSUPPORTED:
+    for name in _UnsupportedSampling.__struct_fields__:
         if getattr(sent, name) is not None:
             raise rejected(f"sampling_params.{name} is not supported by this server")
     stop = (sent.stop,) if isinstance(sent.stop, str) else tuple(sent.stop or ())
@@ -90,20 +96,10 @@ def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
     wanted = DEFAULT_MAX_NEW_TOKENS if sent.max_new_tokens is UNSET else sent.max_new_tokens
     sampling = EngineSampling(
         max_new_tokens=room if wanted is None else min(wanted, room),
-        min_new_tokens=sent.min_new_tokens or 0,
-        temperature=1.0 if sent.temperature is None else sent.temperature,
-        top_p=1.0 if sent.top_p is None else sent.top_p,
-        top_k=-1 if sent.top_k is None else sent.top_k,
-        min_p=sent.min_p or 0.0,
-        frequency_penalty=sent.frequency_penalty or 0.0,
-        presence_penalty=sent.presence_penalty or 0.0,
-        repetition_penalty=1.0 if sent.repetition_penalty is None else sent.repetition_penalty,
         stop=stop,
         stop_token_ids=tuple(sent.stop_token_ids or ()),
-        ignore_eos=bool(sent.ignore_eos),
-        skip_special_tokens=sent.skip_special_tokens is not False,
-        no_stop_trim=bool(sent.no_stop_trim),
         seed=sent.sampling_seed,
+        **{name: value for name in _AS_SENT if (value := getattr(sent, name)) is not None},
     )
     _check_ranges(sampling, wanted)
     return sampling
@@ -131,19 +127,9 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Option = TypeVar("_Option")
 
 
-class GenerateBody(msgspec.Struct):
-    """The body of `/generate`; unknown fields are ignored, as in SGLang."""
+class _UnsupportedOptions(msgspec.Struct, kw_only=True):
+    """Options of SGLang's `/generate` that this server refuses."""
 
-    text: str | list[str] | None = None
-    input_ids: list[_Int64 | list[_Int64]] | None = None
-    sampling_params: msgspec.Raw = msgspec.Raw(b"null")
-    rid: str | list[str] | None = None
-    stream: bool = False
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    return_prompt_token_ids: bool = False
-    cache_salt: str | list[str] | None = None
-    extra_key: str | list[str] | None = None
     top_logprobs_num: object = None
     token_ids_logprob: object = None
     return_text_in_logprobs: bool = False
@@ -164,12 +150,19 @@ class GenerateBody(msgspec.Struct):
     watermark: object = None
 
 
-_UNSUPPORTED_OPTIONS: Final = (
-    "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "input_embeds", "image_data", "video_data",
-    "audio_data", "lora_path", "session_id", "session_params", "custom_logit_processor", "return_hidden_states",
-    "return_routed_experts", "return_indexer_topk", "return_entropy", "return_sampling_mask", "sampling_logprobs_mode",
-    "watermark",
-)  # fmt: skip
+class GenerateBody(_UnsupportedOptions, kw_only=True):
+    """The body of `/generate`; unknown fields are ignored, as in SGLang."""
+
+    text: str | list[str] | None = None
+    input_ids: list[_Int64 | list[_Int64]] | None = None
+    sampling_params: msgspec.Raw = msgspec.Raw(b"null")
+    rid: str | list[str] | None = None
+    stream: bool = False
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    return_prompt_token_ids: bool = False
+    cache_salt: str | list[str] | None = None
+    extra_key: str | list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +217,7 @@ def plan_generate(
     Raises:
         RequestRejected: naming the field that is wrong.
     """
-    for name in _UNSUPPORTED_OPTIONS:
+    for name in _UnsupportedOptions.__struct_fields__:
         if getattr(sent, name):
             raise rejected(f"{name} is not supported by this server")
     prompts = _prompts(sent, encode)

@@ -204,6 +204,18 @@ class Members:
         self._max_sessions = max_sessions
         self._changed = anyio.Event()
 
+    def at(self, url: str) -> Member:
+        """Return the member with a base URL, which may end in a slash.
+
+        Raises:
+            ServerUnavailable: there is none; its launcher may have started it at another address.
+        """
+        for member in self.all:
+            if member.url.rstrip("/") == url.rstrip("/"):
+                return member
+        there = ", ".join(member.url for member in self.all)
+        raise ServerUnavailable(f"{url}: expected a server of the pool, which has {there}; was it started again?", url=url)
+
     def serving(self) -> list[Member]:
         """Return the members that serve."""
         return [member for member in self.all if member.state is State.SERVING]

@@ -49,7 +49,6 @@ class Connections:
     """The connections of one server, each closed when the headers of a request take too long."""
 
     def __init__(self, headers_s: float = HEADERS_S) -> None:
-        """Start with none; the headers of a request may take `headers_s`."""
         self._headers_s = headers_s
         self._open: dict[asyncio.BaseProtocol, _Connection] = {}
 

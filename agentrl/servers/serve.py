@@ -59,11 +59,7 @@ class ServeOptions:
     """Faults of SGLang to reproduce, for tests of clients."""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: naming the first option that is out of bounds.
-        """
+        """Check the values."""
         for name, (low, high, default) in _BOUNDS.items():
             given = getattr(self, name)
             if given < low or (high is not None and given > high):

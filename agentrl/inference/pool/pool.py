@@ -133,13 +133,7 @@ class ServerPool:
         self._failed = anyio.Event()
 
     async def __aenter__(self) -> ServerPool:
-        """Connect to all servers and start the health checks.
-
-        Raises:
-            ServerUnavailable: no server, or by policy not every server, answers; names each and the reason.
-
-        Cancellation: closes all connections.
-        """
+        """Connect to all servers and start the health checks."""
         try:
             await self._connect()
             tasks = await self._stack.enter_async_context(task_group())
@@ -182,13 +176,7 @@ class ServerPool:
         return tuple(member.url for member in self._members.serving())
 
     async def sample(self, url: str, request: GenerateRequest) -> Generation:
-        """Return the completion of `request` from one server, without another attempt.
-
-        Raises:
-            ServerError: the server could not answer.
-
-        Cancellation: aborts the request at the server.
-        """
+        """Return the completion of `request` from one server, without another attempt."""
         return await self._members.at(url).server.generate(request)
 
     def take_out(self, url: str, reason: str) -> None:

@@ -53,14 +53,7 @@ class WeightTransfer:
 def open_transfer(
     source: WeightSource, chosen: Sequence[Member], each: Each, *, again: bool
 ) -> AbstractAsyncContextManager[WeightTransfer]:
-    """Return the context manager of a transfer.
-
-    Args:
-        source: the weights.
-        chosen: the servers that take the weights.
-        each: does something to all of those at once.
-        again: other servers have taken this version before.
-    """
+    """Return the context manager of a transfer."""
     if isinstance(source, Publication):
         return nullcontext(_DiskTransfer(source))
     return _from_trainer(source, chosen, each, again=again)
@@ -167,15 +160,7 @@ async def _leave_group(member: Member, group: str) -> None:
 
 
 async def check_changed(member: Member, expected: ExpectedWeights, held: Mapping[str, str]) -> None:
-    """Check that a server, whose digests the trainer cannot compute, has others than with the version it had before.
-
-    Args:
-        member: the server; its `held` is the version that it had before.
-        expected: the weights that it must hold.
-        held: its digests.
-
-    Raises:
-        WeightSyncError: its digests are the former ones, although the weights have changed.
+    """Refuse a server whose digests, which the trainer cannot compute, are still those of its former version.
 
     Cancellation: a comparison of files continues in its thread, and its result is dropped.
     """
@@ -200,15 +185,10 @@ def compare(
     digests: Mapping[Member, Mapping[str, str]],
     known: Mapping[str, tuple[str, Mapping[str, str]]] | None = None,
 ) -> None:
-    """Compare the tensors of servers with the expected ones, or, where digests are of another kind, with one another.
+    """Compare the tensors of servers with the expected ones or, where digests are of another kind, with one another.
 
-    Args:
-        expected: the weights that they must hold.
-        digests: reported by each server.
-        known: by kind, the digests of a server that has the same weights, and its URL.
-
-    Raises:
-        WeightSyncError: tensors differ; names the server and the first of them.
+    `known` has, by kind, the digests of a server that holds the same weights, and its URL. A `WeightSyncError` names the
+    server and the first tensor that differs.
     """
     first = dict(known or {})
     for member, held in digests.items():

@@ -333,10 +333,7 @@ def _receive(group: ProcessGroup, bucket: Bucket, *, flat: bool) -> dict[str, Te
 
 
 async def _in_thread(work: Callable[[], _ThreadResult]) -> _ThreadResult:
-    """Return the result of `work`, run in a daemon thread: anyio's threads would keep the process alive while it hangs.
-
-    Cancellation: the work continues, and its result is dropped.
-    """
+    """Return the result of `work`, run in a daemon thread: anyio's threads would keep the process alive while it hangs."""
     token, done = anyio.lowlevel.current_token(), anyio.Event()
     results: list[_ThreadResult] = []
     errors: list[Exception] = []

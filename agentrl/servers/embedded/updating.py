@@ -201,13 +201,7 @@ _ThreadResult = TypeVar("_ThreadResult")
 
 
 class GroupUpdates:
-    """Implements `agentrl.servers.engine.WeightGroups`.
-
-    Args:
-        updates: swaps the weights.
-        current: returns the served weights.
-        build: makes weights from tensors by HF name.
-    """
+    """Implements `agentrl.servers.engine.WeightGroups`."""
 
     def __init__(
         self,

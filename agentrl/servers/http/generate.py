@@ -42,11 +42,7 @@ class Wakeup:
 
 
 class RequestSink:
-    """The sink of one engine request.
-
-    Args:
-        wakeup: notified of every change.
-    """
+    """The sink of one engine request."""
 
     def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
@@ -73,11 +69,7 @@ class RequestSink:
 
 
 class GenerateRoute:
-    """Answers `/generate`.
-
-    Args:
-        engine: samples the tokens.
-    """
+    """Answers `/generate`."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine

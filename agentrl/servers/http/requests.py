@@ -1,14 +1,11 @@
-"""The requests of `/generate`: SGLang's body, checked field by field and turned into engine requests.
+"""The requests of `/generate`: SGLang's body, checked and turned into engine requests.
 
 Invariant: an engine can serve every request that passes: its ids lie in the vocabulary, and prompt and output fit the
-context. Each sampling parameter is honoured or refused by name. The one exception is `spaces_between_special_tokens`, which
-changes only `text`, and only for tokenizers without byte-level decoding. Any other request raises a `RequestRejected` that
-names the field. Pure, no I/O.
+context. Each sampling parameter is honoured or refused by name, except for `spaces_between_special_tokens`, which changes
+only `text`. Any other request raises a `RequestRejected` that names the field. Pure, no I/O.
 
-This server refuses some features of SGLang: log-probs of tokens other than the sampled one, constrained output, logit bias,
-logit processors, LoRA, sessions, multi-modal input, hidden states. It also refuses requests that SGLang 0.5.23 answers
-arbitrarily or that crash it: an empty prompt, an id outside the vocabulary, a `logprob_start_len` below -1, a list of
-`sampling_params` whose length is not the number of prompts.
+This server also refuses requests that SGLang 0.5.23 answers arbitrarily or that crash it: an empty prompt, an id outside the
+vocabulary, a `logprob_start_len` below -1, a list of `sampling_params` whose length is not the number of prompts.
 """
 
 from __future__ import annotations
@@ -82,11 +79,7 @@ _AS_SENT: Final = (
 
 
 def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
-    """Return the parameters in the engine's form, with at most `room` new tokens.
-
-    Raises:
-        RequestRejected: for a value out of range, or a parameter that this server does not support.
-    """
+    """Return the parameters in the engine's form, with at most `room` new tokens."""
     for name in _UnsupportedSampling.__struct_fields__:
         if getattr(sent, name) is not None:
             raise rejected(f"sampling_params.{name} is not supported by this server")
@@ -186,11 +179,7 @@ class _Prompts(NamedTuple):
 
 
 def decode_generate(body: bytes) -> tuple[GenerateBody, Sampling | list[Sampling]]:
-    """Return the body of a `/generate` call and its sampling parameters: one set for all prompts, or one set for each.
-
-    Raises:
-        BadBody, BadSampling: naming the field.
-    """
+    """Return the body of a `/generate` call and its sampling parameters: one set for all prompts, or one set for each."""
     sent = decode_body(body, GenerateBody)
     raw = bytes(sent.sampling_params)
     if raw == b"null":
@@ -206,17 +195,7 @@ def decode_generate(body: bytes) -> tuple[GenerateBody, Sampling | list[Sampling
 def plan_generate(
     sent: GenerateBody, params: Sampling | list[Sampling], info: EngineInfo, encode: Callable[[str], list[int]]
 ) -> GenerateCall:
-    """Return the engine requests of a body.
-
-    Args:
-        sent: the body.
-        params: its sampling parameters.
-        info: vocabulary and context limit of the engine.
-        encode: turns text into ids, for requests with `text`.
-
-    Raises:
-        RequestRejected: naming the field that is wrong.
-    """
+    """Return the engine requests of a body."""
     for name in _UnsupportedOptions.__struct_fields__:
         if getattr(sent, name):
             raise rejected(f"{name} is not supported by this server")

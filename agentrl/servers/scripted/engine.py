@@ -70,7 +70,6 @@ class ScriptedEngine:
 
     @property
     def version(self) -> int:
-        """Policy version of the weights."""
         return self.player.version
 
     @property
@@ -93,7 +92,6 @@ class ScriptedEngine:
         return EngineLoad(num_running=0 if self._mode else count, num_waiting=count if self._mode else 0, paused=self._mode)
 
     async def run(self) -> None:
-        """Play replies until cancelled."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             await anyio.sleep_forever()
@@ -109,11 +107,7 @@ class ScriptedEngine:
         self.player.finish(rid)
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Play the reply to a request.
-
-        Raises:
-            RequestRejected: for an id in use, or before `run`.
-        """
+        """Play the reply to a request."""
         if self._tasks is None:
             raise RequestRejected("the scripted engine is not running yet", status=503)
         if not request.sampling.max_new_tokens:
@@ -140,7 +134,6 @@ class ScriptedEngine:
         self.player.pause(retract=mode == "retract")
 
     async def resume(self) -> None:
-        """Continue all replies."""
         self.unpause()
 
     def unpause(self) -> None:
@@ -165,11 +158,9 @@ class ScriptedEngine:
         return ControlReply(success=True, message="scripted")
 
     async def settled(self) -> None:
-        """Return at once."""
         await anyio.lowlevel.checkpoint()
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
-        """Change the version."""
         if abort_all_requests:
             self.abort(abort_all=True)
         self.serve(self._checksums, _policy_version(weight_version))
@@ -197,7 +188,6 @@ class ScriptedEngine:
         raise RequestRejected(f"the scripted engine has no tokenizer to encode {text[:20]!r} with", status=400)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of `ids`, or "" without a decoder."""
         return "" if self.player.decode is None else self.player.decode(ids)
 
     async def _score(self, request: EngineRequest, sink: Sink) -> None:
@@ -231,18 +221,15 @@ class ScriptedGroups:
         self._taken: Bucket | None = None
 
     async def join(self, address: GroupAddress, rank: int) -> ControlReply:
-        """Record the group."""
         self._names.add(address.name)
         return ControlReply(success=True, message="scripted")
 
     async def leave(self, name: str) -> ControlReply:
-        """Forget the group, or refuse if it is unknown."""
         known = name in self._names
         self._names.discard(name)
         return ControlReply(success=known, message="scripted" if known else f"there is no group {name}")
 
     async def begin(self) -> ControlReply:
-        """Open a session, or refuse if one is open."""
         if self._taken is not None:
             return ControlReply(success=False, message="a session is already open")
         self._taken = ()
@@ -269,7 +256,6 @@ class ScriptedGroups:
         return ControlReply(success=True, message="scripted")
 
     async def end(self) -> ControlReply:
-        """Close the session, or refuse if none is open."""
         known, self._taken = self._taken is not None, None
         return ControlReply(success=known, message="scripted" if known else "no session is open")
 
@@ -281,11 +267,7 @@ def _policy_version(name: str) -> int:
 
 
 def digests(folder: str) -> list[tuple[str, str]]:
-    """Return the name and `tensor_checksum` of each tensor in the safetensors files of a folder.
-
-    Raises:
-        OSError, ValueError, msgspec.DecodeError: if a file cannot be read.
-    """
+    """Return the name and `tensor_checksum` of each tensor in the safetensors files of a folder."""
     found: list[tuple[str, str]] = []
     for file in sorted(Path(folder).glob("*.safetensors")):
         data = memoryview(file.read_bytes())

@@ -66,8 +66,6 @@ async def serve_scripted(
         server: the script; its faults of model calls and of control calls apply.
         api_key: clients must send it; None: no call needs a key.
         sglang_version: report this version of SGLang and hide that the server is agentrl's own.
-
-    Cancellation: calls in flight are aborted, and the port is closed.
     """
     http = ScriptedHTTP(url="")
     app = create_app(server.engine, api_key=api_key)

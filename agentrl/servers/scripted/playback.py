@@ -134,12 +134,7 @@ class ScriptPlayer:
         """Aborted replies and the ids left of them, by episode and context."""
 
     def begin(self, request: EngineRequest, episode_id: str = "") -> Playback:
-        """Ask the script for a reply, or continue one that was aborted; the caller must call `finish` afterwards.
-
-        Raises:
-            RequestRejected: for a request id in use.
-            ConfigError: if the script's reply cannot be played.
-        """
+        """Ask the script for a reply, or continue one that was aborted; the caller must call `finish` afterwards."""
         if request.rid in self.playing:
             raise RequestRejected(f"request id {request.rid} is in use (a duplicate request id)", status=400)
         input_ids = np.array(request.input_ids, np.int32)

@@ -165,7 +165,6 @@ class ScriptedServer:
 
     @property
     def policy_version(self) -> int:
-        """Policy version of the weights."""
         return self.engine.version
 
     @property
@@ -175,7 +174,6 @@ class ScriptedServer:
 
     @property
     def checksum_kind(self) -> str:
-        """`agentrl`."""
         return "agentrl"
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -337,11 +335,7 @@ class ScriptedServer:
         self.engine.serve(scripted_checksums(manifest.version, manifest.buckets), manifest.version)
 
     async def control(self, name: ControlCall) -> Fault | None:
-        """Apply the hold and the fault of a control call; return the fault if the call continues in spite of it.
-
-        Raises:
-            ServerError, WeightSyncError: the error that the fault stands for.
-        """
+        """Apply the hold and the fault of a control call; return the fault if the call continues in spite of it."""
         if (hold := self.control_holds.get(name)) is not None:
             hold.reached.set()
             with Deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):

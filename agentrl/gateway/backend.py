@@ -17,7 +17,8 @@ from agentrl.inference.backend import GenerateRequest, Generation, GenerationChu
 from agentrl.inference.sglang.wire import parse_version
 from agentrl.servers.engine import InferenceEngine, RequestProgress
 from agentrl.servers.http.errors import BadSampling
-from agentrl.servers.http.generate import RequestSink, Wakeup, version_spans
+from agentrl.servers.http.generate import RequestSink, Wakeup
+from agentrl.servers.http.replies import version_spans
 from agentrl.servers.http.requests import GenerateBody, Sampling, plan_generate
 from agentrl.types import StopReason, VersionSpan
 

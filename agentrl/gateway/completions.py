@@ -22,7 +22,8 @@ from agentrl.gateway.backend import engine_parameters
 from agentrl.gateway.body import OpenAICall
 from agentrl.gateway.refusals import CallRefused
 from agentrl.servers.engine import EngineRequest, InferenceEngine, RequestProgress
-from agentrl.servers.http.generate import RequestSink, Wakeup, output_text
+from agentrl.servers.http.generate import RequestSink, Wakeup
+from agentrl.servers.http.replies import output_text
 from agentrl.servers.http.requests import GenerateBody, plan_generate
 
 Json = dict[str, Any]

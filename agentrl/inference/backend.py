@@ -222,13 +222,7 @@ class ServerSet(Protocol):
         ...
 
     async def sample(self, url: str, request: GenerateRequest) -> Generation:
-        """Return the completion of `request` from one server.
-
-        Raises:
-            ServerError: the server could not answer; no other is tried.
-
-        Cancellation: the request is aborted at the server.
-        """
+        """Return the completion of `request` from one server."""
         ...
 
     def take_out(self, url: str, reason: str) -> None:

@@ -256,10 +256,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def settled(self) -> None:
-        """Return once the served version is known; `/server_info` waits for this.
-
-        Cancellation: nothing is left behind.
-        """
+        """Return once the served version is known; `/server_info` waits for this."""
         ...
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:

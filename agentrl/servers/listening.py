@@ -29,9 +29,6 @@ _END_OF_CHUNKS: Final = b"0\r\n\r\n"
 def check_address(host: str, api_key: str | None) -> None:
     """Refuse to listen without a key on an address that other machines can reach.
 
-    Raises:
-        ConfigError: for such an address, or an empty key.
-
     Example:
         >>> check_address("127.0.0.1", None)
         >>> check_address("0.0.0.0", None)
@@ -49,7 +46,6 @@ class Connections:
     """The connections of one server, each closed when the headers of a request take too long."""
 
     def __init__(self, headers_s: float = HEADERS_S) -> None:
-        """Start with none; the headers of a request may take `headers_s`."""
         self._headers_s = headers_s
         self._open: dict[asyncio.BaseProtocol, _Connection] = {}
 
@@ -148,16 +144,6 @@ async def listening(
     app: web.Application, connections: Connections, *, host: str, port: int, api_key: str | None
 ) -> AsyncGenerator[str]:
     """Serve `app` inside the block and yield the base URL. Needs the asyncio event loop.
-
-    Args:
-        app: its guard tells `connections` of each request.
-        connections: close what is late.
-        host: address to listen on.
-        port: 0 picks a free one.
-        api_key: that every request must carry.
-
-    Raises:
-        ConfigError: for an address off loopback without a key, or an address that cannot be bound.
 
     Cancellation: handlers are cancelled, and the port is closed.
     """

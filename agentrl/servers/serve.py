@@ -59,11 +59,7 @@ class ServeOptions:
     """Faults of SGLang to reproduce, for tests of clients."""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: naming the first option that is out of bounds.
-        """
+        """Check the values."""
         for name, (low, high, default) in _BOUNDS.items():
             given = getattr(self, name)
             if given < low or (high is not None and given > high):
@@ -116,9 +112,6 @@ async def serving(
         add_routes: adds routes beside SGLang's own.
         origins: of web pages that may call the OpenAI API; None: no page may.
 
-    Raises:
-        ConfigError: for an address off loopback without a key, or an address that cannot be bound.
-
     Cancellation: requests in flight are finished as aborted, and the port is closed.
     """
     connections = Connections(headers_s)
@@ -164,11 +157,6 @@ async def serve_until_stopped(
         blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
         add_routes: adds routes beside SGLang's own.
         origins: of web pages that may call the OpenAI API; None: no page may.
-
-    Raises:
-        ConfigError: for an address off loopback without a key, or an address that cannot be bound.
-
-    Cancellation: requests in flight are finished as aborted, and the port is closed.
     """
     stop: signal.Signals | None = None
     handled = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
@@ -225,17 +213,7 @@ def run_server(
     on_signal: Callable[[signal.Signals], None] | None = None,
     add_routes: AddRoutes | None = None,
 ) -> None:
-    """Load the model and serve it until a signal; this takes over the process (threads, event loop, signals).
-
-    Args:
-        options: the model and its limits.
-        on_ready: called with the base URL once the server answers.
-        on_signal: called with the signal that stopped the server, after it has stopped.
-        add_routes: adds routes beside SGLang's own.
-
-    Raises:
-        ConfigError: if the model, the device or the address cannot be used.
-    """
+    """Load the model and serve it until a signal; this takes over the process (threads, event loop, signals)."""
     check_address(options.host, options.api_key)
     origins = AllowedOrigins(options.allowed_origins)
     import torch

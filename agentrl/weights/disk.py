@@ -61,9 +61,6 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
         final: the name of the finished directory.
         durable: flush the files before the rename, so that the directory is whole even after a power cut. Otherwise it is
             whole for every process, even when one is killed, as long as the machine runs.
-
-    Raises:
-        TrainError: naming the path and the cause when the disk is full or the path cannot be written.
     """
     partial = partial_directory(final)
     replaced = final.with_name(f"{_PARTIAL}replaced-{final.name}")
@@ -114,11 +111,7 @@ def flush(path: Path) -> None:
 
 
 def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> DirectoryManifest:
-    """Write weights, manifest, and copies of the other files of the checkpoint `source` into the existing `folder`.
-
-    Raises:
-        OSError: when the disk is full; wrap the call in `atomic_directory`.
-    """
+    """Write weights, manifest, and copies of the other files of the checkpoint `source` into the existing `folder`."""
     digests = {name: tensor.checksum(name) for name, tensor in tensors.items()}
     manifest = DirectoryManifest(version=version, checksum=model_checksum(digests), tensor_checksums=digests)
     write_safetensors(folder / WEIGHTS_FILE, tensors)
@@ -138,7 +131,7 @@ def copy_model_files(source: Path, folder: Path) -> None:
 def publish(
     tensors: Mapping[str, RawTensor], *, version: int, directory: Path, source: Path | None, keep: int | None = None
 ) -> Publication:
-    """Write `tensors` as policy `version` to `directory/v<version>`.
+    """Write `tensors` as policy `version` to `directory/v<version>`; after an error nothing partial stays behind.
 
     The files are not flushed to the disk: servers read them from memory a few milliseconds later, and after a power cut no
     server is left to read them. `verify_directory` finds files that a crash of the machine has damaged.
@@ -147,12 +140,9 @@ def publish(
         tensors: weights by HF parameter name; a tied output head must not be listed twice.
         version: policy version of the weights.
         directory: parent of the published versions.
-        source: HF checkpoint whose config and tokenizer files are copied beside the weights; None copies nothing.
-        keep: number of newest versions that stay, this one included; at least 2 while servers may still read the one
-            before. None removes none: call `prune` when the servers are done.
-
-    Raises:
-        TrainError: naming the path and the cause; nothing partial stays behind, earlier versions are untouched.
+        source: HF checkpoint whose config and tokenizer files are copied as well; None copies nothing.
+        keep: number of newest versions that stay, at least 2 while servers may still read the version before. None removes
+            none: call `prune` when the servers are done.
     """
     final = directory / f"{_VERSION_PREFIX}{version:08d}"
     with atomic_directory(final, durable=False) as folder:
@@ -175,11 +165,7 @@ def prune(directory: Path, *, keep: int) -> None:
 
 
 def read_manifest(path: Path) -> DirectoryManifest:
-    """Return the manifest of a published directory.
-
-    Raises:
-        WeightSyncError: when the file is missing or not a manifest.
-    """
+    """Return the manifest of a published directory."""
     try:
         return msgspec.json.decode((path / MANIFEST_FILE).read_bytes(), type=DirectoryManifest)
     except (OSError, msgspec.DecodeError) as error:
@@ -187,11 +173,7 @@ def read_manifest(path: Path) -> DirectoryManifest:
 
 
 def verify_directory(path: Path) -> Publication:
-    """Return the publication at `path` after checking the digest of every tensor in it.
-
-    Raises:
-        WeightSyncError: naming the first tensor that is missing, unexpected or altered.
-    """
+    """Return the publication at `path` after checking the digest of every tensor in it."""
     manifest = read_manifest(path)
     tensors = read_safetensors(path / WEIGHTS_FILE)
     if tensors.keys() != manifest.tensor_checksums.keys():

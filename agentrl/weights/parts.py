@@ -47,24 +47,13 @@ class StoredTensor:
         return cls(dtype=raw.dtype, shape=raw.shape, parts=(part,))
 
     def whole(self) -> RawTensor:
-        """Return all elements; not copied where one part has them.
-
-        Raises:
-            TrainError: the parts do not cover the tensor.
-        """
+        """Return all elements; not copied where one part has them."""
         if len(self.parts) == 1 and self.parts[0].data.shape == self.shape:
             return self.parts[0].data
         return self.box((0,) * len(self.shape), self.shape)
 
     def box(self, offset: Index, shape: Index) -> RawTensor:
-        """Return the elements of a box, copied out of the parts that it meets.
-
-        Args:
-            offset: where the box begins.
-            shape: of the box.
-
-        Raises:
-            TrainError: the parts do not cover it.
+        """Return the elements of a box, copied out of the parts that it meets; `offset` is where the box begins.
 
         Example:
             >>> halves = [RawTensor.of(np.arange(6, dtype=np.int32).reshape(3, 2)[rows]) for rows in (slice(2), slice(2, 3))]

@@ -3,9 +3,8 @@
 Invariant: the trainer's store and gloo sockets listen on the group's address only. No operation outlasts its timeout. When
 the last reference to a `ProcessGroup` is dropped, its connections close, which ends the waits of the other side.
 
-SGLang's `init_custom_process_group` puts a group's keys under the prefixes `NAME`, `NAME/` and `DEVICE/`; the last two are
-those of torch's own helper for every group since torch 2.0. This module does the same with stores and backends alone, so
-that a process without a default group can have any number of groups.
+As in SGLang's `init_custom_process_group`, keys stand under the prefixes `NAME`, `NAME/` and `DEVICE/`; a process without
+a default group can have any number of groups.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class ProcessGroup:
     """This process's membership in a group; `join` makes one. Its calls block their thread, not the interpreter."""
 
     def __init__(self, store: dist.Store, address: GroupAddress, rank: int, timeout: timedelta) -> None:
-        """Join as `rank`; returns when all ranks have joined."""
         self._timeout = timeout
         self._abort: Callable[[], None] | None = None
         device = "cpu" if address.backend == "gloo" else "cuda"
@@ -59,11 +57,7 @@ class ProcessGroup:
         return [self._backend.broadcast([tensor], options) for tensor in tensors]
 
     def wait(self, works: Sequence[dist.Work]) -> None:
-        """Return when the works of `broadcast` are done.
-
-        Raises:
-            RuntimeError: when the other side has closed, or after the timeout.
-        """
+        """Return when the works of `broadcast` are done."""
         for work in works:
             work.wait(self._timeout)
 
@@ -74,12 +68,9 @@ class ProcessGroup:
 
 
 def listen(host: str, timeout: timedelta) -> dist.TCPStore:
-    """Return a new store on a free port of `host`, through which the ranks of one group, 0 too, find each other.
+    """Return a new store on a free port of `host`, through which the ranks of one group find each other.
 
     It listens until its last reference is dropped, which also ends the waits for others to join.
-
-    Raises:
-        OSError: when this machine has no such address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, 0), family=family)
@@ -91,20 +82,12 @@ def listen(host: str, timeout: timedelta) -> dist.TCPStore:
 
 
 def connect(address: GroupAddress, timeout: timedelta) -> dist.TCPStore:
-    """Return a connection to the store of a group; its users fail at once when the store closes.
-
-    Raises:
-        RuntimeError: when no store answers within `timeout`, also when it closes meanwhile.
-    """
+    """Return a connection to the store of a group; its users fail at once when the store closes."""
     return dist.TCPStore(address.host, address.port, None, False, timeout, wait_for_workers=False)
 
 
 def join(address: GroupAddress, rank: int, timeout: timedelta) -> ProcessGroup:
-    """Return the group, once all ranks have joined.
-
-    Raises:
-        RuntimeError: when its store does not answer, closes early, or the group is not complete within `timeout`.
-    """
+    """Return the group, once all ranks have joined."""
     return ProcessGroup(connect(address, timeout), address, rank, timeout)
 
 
@@ -116,8 +99,7 @@ _ENVIRONMENT = threading.Lock()
 def _errors_stay_in_the_group() -> Generator[None]:
     """Let a NCCL group that is made in the block clean itself up after a timeout, instead of ending this process.
 
-    The group reads the variable when it is made. The groups in which ranks train must not have it: with it, a rank whose
-    collective timed out would train on with what it received until then.
+    The groups in which ranks train must not: a rank whose collective timed out would train on with what it received.
     """
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     with _ENVIRONMENT:

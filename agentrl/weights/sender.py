@@ -1,12 +1,9 @@
 """The trainer as rank 0 of one process group per server: gathers weights into buckets and broadcasts them.
 
 Invariant: every group of a manifest gets the same bytes in the same order: those of the tensors given to `begin`. Each
-tensor is in exactly one bucket, in the order given. Each group has a thread of its own, so a slow, stopped or dead server
-delays no other, and no caller waits for such a thread longer than the timeout of a collective. Sendings to different groups
-run side by side, called from different threads.
-
-While one bucket is on the wire, the thread gathers the next into its second buffer: it casts the tensors and copies them to
-the device that the backend sends from.
+tensor is in exactly one bucket, in the order given. Each group has its own thread, so a slow, stopped or dead server
+delays no other, and no caller waits for such a thread longer than the timeout of a collective. While one bucket is on the
+wire, the thread gathers the next.
 """
 
 from __future__ import annotations
@@ -154,7 +151,6 @@ class WeightSender:
     """The groups of a trainer; threads may share it."""
 
     def __init__(self, config: SyncConfig, device: torch.device) -> None:
-        """Start without groups; `device` sends where the backend is NCCL."""
         self._config, self._device = config, device
         self._peers: dict[str, _Peer] = {}
         self._jobs: dict[str, _Job] = {}
@@ -167,11 +163,7 @@ class WeightSender:
         return bool(self._jobs)
 
     def open(self, requests: Sequence[GroupRequest], close: Collection[str]) -> list[GroupAddress]:
-        """Close the groups in `close`, listen for new servers, and return where these join.
-
-        Raises:
-            ConfigError: when the address is not this machine's, or the backend cannot be used.
-        """
+        """Close the groups in `close`, listen for new servers, and return where these join."""
         with self._lock:
             self._close(close)
             for request in requests:
@@ -180,11 +172,6 @@ class WeightSender:
 
     def begin(self, manifest: Manifest, tensors: Mapping[str, Tensor], groups: Sequence[str]) -> None:
         """Gather the first bucket for each group; the tensors must not change until `finish`.
-
-        Args:
-            manifest: of the tensors.
-            tensors: weights by HF name.
-            groups: groups that `start` may name.
 
         Raises:
             InvariantError: when a group is not open, or another sending to it is in progress.
@@ -207,12 +194,7 @@ class WeightSender:
                 self._jobs[name].go.set()
 
     def finish(self, groups: Sequence[str], abandoned: Collection[str] = ()) -> dict[str, str]:
-        """Close the abandoned ones of `groups` and wait for the others; from then on the tensors may change.
-
-        Returns:
-            The error message of each group that failed, which is closed too. A group that is not done within the timeout
-            has failed.
-        """
+        """Close the `abandoned` groups, wait for the others, and return the errors of those that failed, closed too."""
         with self._lock:
             self._close(abandoned)
             jobs = {name: self._jobs[name] for name in groups if name in self._jobs}

@@ -31,17 +31,9 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
 def tensor_checksum(name: str, dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
-    """Return the digest of one tensor, 32 hex digits (BLAKE2b).
-
-    Args:
-        name: HF parameter name.
-        dtype: safetensors name of the type, such as `"F32"`.
-        shape: the dimensions.
-        data: the elements, row-major, little-endian.
+    """Return the digest of one tensor, 32 hex digits (BLAKE2b), over name, safetensors type, shape and row-major elements.
 
     Example:
-        >>> tensor_checksum("w", "F32", [1], bytes(4)) == tensor_checksum("w", "F32", [1], bytes(4))
-        True
         >>> tensor_checksum("w", "F32", [1], bytes(4)) == tensor_checksum("w", "I32", [1], bytes(4))
         False
     """
@@ -76,11 +68,7 @@ class RawTensor:
 
     @classmethod
     def of(cls, array: np.ndarray) -> RawTensor:
-        """Return `array` as a raw tensor; copies only if it is not contiguous.
-
-        Raises:
-            KeyError: for a type without a name in safetensors.
-        """
+        """Return `array` as a raw tensor; copies only if it is not contiguous."""
         array = np.asarray(array)
         name = _NUMPY_NAMES[array.dtype.newbyteorder("=").str[1:]]
         flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
@@ -111,11 +99,7 @@ _NUMPY_NAMES = {
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
-    """Write `tensors` to `path` in safetensors format.
-
-    Raises:
-        OSError: when the disk is full or the path cannot be written; the caller removes the incomplete file.
-    """
+    """Write `tensors` to `path` in safetensors format."""
     order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -133,11 +117,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, RawTensor]:
-    """Return the tensors of a safetensors file as read-only views of the mapped file.
-
-    Raises:
-        WeightSyncError: when the file is missing or truncated, or its header contradicts itself.
-    """
+    """Return the tensors of a safetensors file as read-only views of the mapped file."""
     try:
         mapped = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
@@ -159,9 +139,6 @@ def equal_as_bfloat16(first: Path, second: Path) -> bool:
     """Return whether the weights of two published directories are the same once float32 is rounded to bfloat16.
 
     Rounding is to nearest, ties to even, as torch rounds. Other types are compared bit by bit.
-
-    Raises:
-        WeightSyncError: a directory has no readable weights.
     """
     ours, theirs = (read_safetensors(directory / WEIGHTS_FILE) for directory in (first, second))
     if ours.keys() != theirs.keys():

@@ -121,11 +121,7 @@ class Sending(Protocol):
         ...
 
     async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
-        """Close the `abandoned` groups and wait until everything is sent to the others.
-
-        Returns:
-            Error messages of the trainer's end, by group; the failed groups are closed too.
-        """
+        """Close the `abandoned` groups, wait until the others have everything, and return the errors by group."""
         ...
 
 
@@ -139,7 +135,7 @@ class WeightChannel(Protocol):
     def sending(
         self, version: int, groups: Sequence[str], *, dtype: str, again: bool
     ) -> AbstractAsyncContextManager[Sending]:
-        """Prepare to send weights as `version`: what was held as that version, or else the present ones, held still.
+        """Prepare to send weights as `version`: what was held as that version, or else the present weights, held still.
 
         Args:
             version: policy version of the weights.
@@ -148,9 +144,7 @@ class WeightChannel(Protocol):
             again: whether `version` was sent before; the call is refused when the weights have changed since.
 
         Raises:
-            UpdatePending: when the version was held or sent before, no copy was kept, and the trainer is in a step or has
-                stepped since.
-            InvariantError: when it was not, and the trainer is in a step.
+            UpdatePending: the version was held or sent before, no copy was kept, and the trainer has stepped or steps.
 
         Cancellation: unfinished groups are closed; the trainer stays usable.
         """

@@ -1,4 +1,6 @@
-"""One suite, two servers: every test here runs against the embedded server and, marked `sglang`, against a real SGLang.
+"""One suite: every test here runs against the embedded server and, marked `sglang`, against a real SGLang.
+
+The tests of a module with `SCRIPTED = True` need no model, and run against the scripted engine too.
 
 The real server starts once in a test session (36 to 90 s); `server` brings either back to a known state around each test.
 """
@@ -15,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from tests.support.api import Api, api_of
 from tests.support.embedded import ReferenceModel
-from tests.support.servers import RunningServer, is_reset, reset, running_server, tiny_checkpoints
+from tests.support.servers import RunningServer, is_reset, reset, running_server, scripted_as_running, tiny_checkpoints
 
 
 @pytest.fixture
@@ -52,7 +54,23 @@ def sglang_server(checkpoints: dict[int, Path], tmp_path_factory: pytest.TempPat
         yield server
 
 
-@pytest.fixture(params=["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
+@pytest.fixture(scope="session")
+def scripted_server(checkpoints: dict[int, Path]) -> Generator[RunningServer]:
+    """The scripted engine behind a socket, in a thread of this process, one for the whole test session."""
+    with scripted_as_running(checkpoints) as server:
+        reset(server)
+        yield server
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose the servers of each test."""
+    if "server" in metafunc.fixturenames:
+        kinds = ["embedded", pytest.param("sglang", marks=pytest.mark.sglang)]
+        kinds += ["scripted"] if getattr(metafunc.module, "SCRIPTED", False) else []
+        metafunc.parametrize("server", kinds, indirect=True)
+
+
+@pytest.fixture
 def server(request: pytest.FixtureRequest) -> Generator[RunningServer]:
     """The server under test: running, idle, empty cache, base weights as version "0", before and after each test."""
     running: RunningServer = request.getfixturevalue(f"{request.param}_server")

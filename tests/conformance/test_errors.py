@@ -9,6 +9,7 @@ import pytest
 from agentrl.inference.sglang.transport import error_message
 from tests.support.api import Api
 
+SCRIPTED = True
 VALUES: list[tuple[dict[str, Any], str]] = [
     ({}, "text, input_ids"),
     ({"input_ids": []}, "empty"),

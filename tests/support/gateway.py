@@ -18,7 +18,6 @@ from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.scripted.engine import ScriptedEngine
 from agentrl.servers.scripted.script import Script
-from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.servers.serve import serving
 from agentrl.tokens.renderer import Renderer
 from tests.support.servers import decoded
@@ -83,4 +82,4 @@ def script_engine(checkpoint: Path, script: Script) -> ScriptedEngine:
 
     end = tokenizer.token_to_id("<|im_end|>")
     size = tokenizer.get_vocab_size()
-    return ScriptedEngine(ScriptedServer(script, vocab_size=size, encode=encode, decode=decode, eos_id=end))
+    return ScriptedEngine(script, vocab_size=size, encode=encode, decode=decode, eos_id=end)

@@ -9,16 +9,31 @@ import anyio
 import anyio.lowlevel
 import trio.testing
 
+from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerTimeout, ServerUnavailable
 from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.members import Server, State
 from agentrl.inference.pool.pool import PoolStatus, ServerPool
-from agentrl.servers.scripted.server import ScriptedServer
+from agentrl.servers.scripted.server import Fault, ScriptedServer
 from agentrl.weights.types import Manifest, Publication
 
 VOCAB = 300
 OFTEN = {"health_interval_s": 0.2}
 """Settings of a pool that soon notices what only a health check can; a healthy server answers within two intervals."""
+
+FAULTS: dict[Fault, type[ServerError]] = {
+    **dict.fromkeys((Fault.REFUSE, Fault.DIE, Fault.RESET_MID_BODY, Fault.SERVER_ERROR), ServerUnavailable),
+    **dict.fromkeys((Fault.HANG, Fault.SLOW_DRIP), ServerTimeout),
+    Fault.BAD_REQUEST: RequestRejected,
+    **dict.fromkeys(
+        (
+            Fault.NOT_JSON, Fault.SHORT_LOGPROBS, Fault.MISMATCHED_IDS, Fault.OUTSIDE_VOCABULARY, Fault.NAN_LOGPROB,
+            Fault.POSITIVE_LOGPROB, Fault.EMPTY, Fault.SPAN_GAP, Fault.NO_FINISH,
+        ),
+        ReplyError,
+    ),
+}  # fmt: skip
+"""The error that each fault of a model call ends in, in process and over HTTP."""
 
 
 class Opaque(ScriptedServer):

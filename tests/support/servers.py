@@ -7,6 +7,7 @@ with an empty cache and the base weights under version "0".
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Generator
@@ -17,14 +18,16 @@ from typing import Any, Literal, NamedTuple
 
 from anyio.from_thread import start_blocking_portal
 
-from agentrl.inference.backend import CONTEXT_RESERVE
+from agentrl.inference.backend import CONTEXT_HEADROOM, CONTEXT_RESERVE
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
+from agentrl.servers.scripted.engine import ScriptedEngine
+from agentrl.servers.serve import serving
 from agentrl.weights.tensors import model_checksum, read_safetensors
 from agentrl.weights.types import Publication
 from tests.support.tiny import tiny_checkpoint
 
-Kind = Literal["embedded", "sglang"]
+Kind = Literal["embedded", "sglang", "scripted"]
 CONTROL_S = 60.0
 """Deadline of one control call, seconds; a server that needs longer hangs."""
 
@@ -136,6 +139,24 @@ def running_server(
             checkpoints=checkpoints,
             first_version=call(url, "/model_info").body["weight_version"],
             log_path=folder / "server-0.log",
+        )
+
+
+@contextmanager
+def scripted_as_running(checkpoints: dict[int, Path]) -> Generator[RunningServer]:
+    """Serve the scripted engine, whose answers are 1, 2, 3, ..., with the limits of the embedded server."""
+    context, vocab_size = 4096 + CONTEXT_HEADROOM, 384
+    ids = [n % vocab_size for n in range(1, 2 * context)]
+    engine = ScriptedEngine(lambda _: ids, vocab_size=vocab_size, max_context_tokens=context)
+    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(serving(engine)) as url:
+        yield RunningServer(
+            url=url,
+            kind="scripted",
+            vocab_size=vocab_size,
+            context=context,
+            checkpoints=checkpoints,
+            first_version=call(url, "/model_info").body["weight_version"],
+            log_path=Path(os.devnull),
         )
 
 

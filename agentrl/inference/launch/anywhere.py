@@ -39,18 +39,7 @@ def with_device(config: InferenceConfig, *, has_gpus: bool) -> InferenceConfig:
 
 
 def recipe_anywhere(build: RecipeBuilder, config: InferenceConfig, model_path: Path, seed: int, log_path: Path) -> Recipe:
-    """Return the recipe of a server for any node.
-
-    Args:
-        build: builds the recipe of a server on this machine.
-        config: of the servers.
-        model_path: at the same place on every node.
-        seed: of this server.
-        log_path: on the driver's machine.
-
-    Raises:
-        ConfigError: a value in `sglang_args` is wrong.
-    """
+    """Return the recipe of a server for any node."""
     # The recipe's Python is replaced below; this one exists, so that the driver needs no SGLang.
     here = {"host": HOST_WORD, "device": config.device.partition(":")[0], "sglang_python": sys.executable}
     recipe = build(config.model_copy(update=here), model_path.absolute(), seed, 0, PORT_WORD, log_path)
@@ -64,11 +53,7 @@ def recipe_anywhere(build: RecipeBuilder, config: InferenceConfig, model_path: P
 
 
 def node_command(sglang_python: str, arguments: list[str]) -> list[str]:
-    """Return the command that starts SGLang on this node.
-
-    Raises:
-        ConfigError: this node has no SGLang, or others could reach the server without a key.
-    """
+    """Return the command that starts SGLang on this node."""
     host = flag_value(arguments, "--host") or ""
     if not is_loopback(host) and flag_value(arguments, "--api-key-env") is None:
         raise ConfigError(

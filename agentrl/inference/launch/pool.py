@@ -119,11 +119,7 @@ def _check_context(config: InferenceConfig, pool: ServerPool) -> None:
 
 
 def api_key(config: InferenceConfig) -> str | None:
-    """Return the servers' key from the environment variable that the config names; None if it names none.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
+    """Return the servers' key from the environment variable that the config names; None if it names none."""
     if config.api_key_env is None:
         return None
     key = os.environ.get(config.api_key_env)
@@ -139,21 +135,7 @@ async def start_server(
     timeout_s: float,
     launcher: Launcher,
 ) -> Launched:
-    """Start a server and return it once it is ready; if another program took its port, try again on another port.
-
-    Args:
-        build: returns the recipe for a port.
-        take_port: returns a free port.
-        tasks: the task group that reads the server's output once it is ready.
-        timeout_s: deadline of one attempt, seconds.
-        launcher: starts the process.
-
-    Raises:
-        ServerUnavailable: the server ended before it was ready: for another reason, or on `MAX_PORTS` ports.
-        ServerTimeout: the server is not ready in time.
-
-    Cancellation: the process ends.
-    """
+    """Start a server and return it once it is ready; if another program took its port, try again on another port."""
     for attempt in range(MAX_PORTS):
         process = ServerProcess(build(take_port()), launcher)
         try:
@@ -302,13 +284,11 @@ def _embedded_recipe(
 class PortReserve:
     """Reserves free ports: until the block ends, only the server that a port is meant for can listen on it.
 
-    On Linux a bound socket that does not listen has this effect if both sides set SO_REUSEADDR: the system gives the port
-    to no program that asks for any free port. A program that asks for this very number can still get it, and then
-    `start_server` tries another port.
+    On Linux no program that asks for any free port gets that of a bound socket which does not listen, if both sides set
+    SO_REUSEADDR. A program that asks for this very number can still get it; then `start_server` tries another port.
     """
 
     def __init__(self, host: str) -> None:
-        """Reserve ports of `host`."""
         self._host = host
         self._held = ExitStack()
 
@@ -321,11 +301,7 @@ class PortReserve:
         self._held.close()
 
     def take(self) -> int:
-        """Return a free port.
-
-        Raises:
-            ConfigError: the host is not an address of this machine.
-        """
+        """Return a free port."""
         held = self._held.enter_context(socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -50,18 +50,12 @@ class ServerProcess:
     """One server process. One task calls `start` and `stop`, another calls `ended`."""
 
     def __init__(self, recipe: Recipe, launcher: Launcher) -> None:
-        """Store the recipe; `start` starts the process through `launcher`."""
         self.recipe = recipe
         self._launcher = launcher
         self._child: Child | None = None
 
     async def start(self, tasks: TaskGroup, timeout_s: float) -> str:
         """Start the process and return its base URL once it is ready; from then on, a task in `tasks` reads its output.
-
-        Raises:
-            ConfigError: its log cannot be written.
-            ServerUnavailable: the process could not be started, or ended before it was ready.
-            ServerTimeout: the process is not ready in time.
 
         Cancellation: the process ends.
         """
@@ -89,10 +83,7 @@ class ServerProcess:
         return f"{self.recipe.spec.name} ({where}log {self.recipe.log_path})"
 
     async def ended(self) -> str:
-        """Wait for the process to end by itself, and return a description of its end.
-
-        Cancellation: the process continues.
-        """
+        """Wait for the process to end by itself, and return a description of its end."""
         assert self._child is not None
         end = await self._child.ended()
         return f"{self.named} ended with {end.reason}; its log ends with:\n{end.log_tail}"

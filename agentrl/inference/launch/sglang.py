@@ -30,11 +30,7 @@ _TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
 
 
 def find_sglang_python(config: InferenceConfig) -> str:
-    """Return the Python to launch SGLang with, from the first of the places that names one.
-
-    Raises:
-        ConfigError: no place names one, or the named one is missing; the message lists the places and how to install it.
-    """
+    """Return the Python to launch SGLang with, from the first of the places that names one."""
     beside = [folder / ".sglang-venv" / "bin" / "python" for folder in (Path.cwd(), CLONE)]
     for source, named in (
         ("inference.sglang_python", config.sglang_python),
@@ -84,11 +80,7 @@ def runs_on_cpu(config: InferenceConfig) -> bool:
 
 
 def tensor_parallel(config: InferenceConfig) -> int:
-    """Return how many GPUs one launched SGLang server takes.
-
-    Raises:
-        ConfigError: the value in `sglang_args` is not a number.
-    """
+    """Return how many GPUs one launched SGLang server takes."""
     given = flag_value(config.sglang_args, *_TENSOR_PARALLEL) or "1"
     if not given.isdecimal() or int(given) < 1:
         raise ConfigError(f"inference.sglang_args: {_TENSOR_PARALLEL[0]} {given}: expected a number of GPUs")
@@ -108,11 +100,7 @@ def first_gpu(config: InferenceConfig, index: int) -> int:
 def sglang_recipe(
     config: InferenceConfig, model_path: Path, seed: int, index: int, port: int | str, log_path: Path
 ) -> Recipe:
-    """Return the recipe of SGLang server number `index` of a config.
-
-    Raises:
-        ConfigError: there is no Python with SGLang.
-    """
+    """Return the recipe of SGLang server number `index` of a config."""
     python = find_sglang_python(config)
     given = config.sglang_args
     on_cpu = runs_on_cpu(config)

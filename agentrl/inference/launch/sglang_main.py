@@ -135,8 +135,8 @@ def end_with_stdin() -> None:
     """Fork a process that waits for the end of standard input, the driver or this process, and then ends the process group.
 
     A separate process can act while this one loads a model or hangs in a library. PR_SET_PDEATHSIG is not enough: it acts
-    when the *thread* that started this process ends, which may be before the driver does. Standard input alone is not
-    enough either: children that the driver forked hold its other end.
+    when the *thread* that started this process ends. Standard input alone is not enough either: children that the driver
+    forked hold its other end.
     """
     driver = _open_driver()
     if os.getpgrp() != os.getpid():

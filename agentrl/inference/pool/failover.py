@@ -37,14 +37,6 @@ class Failover:
         check_health: Callable[[Member], Awaitable[None]],
         evict: Callable[[Member, State, str], None],
     ) -> None:
-        """Begin with no call in flight.
-
-        Args:
-            members: the servers.
-            config: deadline and retries.
-            check_health: evicts a server that failed a call, if it does not answer.
-            evict: stops using a server.
-        """
         self.members, self.check_health, self.evict = members, check_health, evict
         self.timeout_s = config.request_timeout_s
         self.retries = config.request_retries
@@ -56,8 +48,6 @@ class Failover:
             ServerUnavailable: all attempts failed, or no server is left; names the servers and the reasons.
             ServerTimeout: no answer within `inference.request_timeout_s`, all attempts together.
             RequestRejected, ReplyError: as for one server, without another attempt.
-
-        Cancellation: aborts the request at the server.
         """
         attempt = Attempt(self, request)
         while True:
@@ -71,13 +61,7 @@ class Failover:
 
     @asynccontextmanager
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
-        """Yield the completion of `request` as it is sampled; other servers are tried until the first chunk is out.
-
-        Raises:
-            ServerError: as for `generate`.
-
-        Cancellation: aborts the request at the server, also when the block is left early.
-        """
+        """Yield the completion of `request` as it is sampled; other servers are tried until the first chunk is out."""
         chunks = PoolStream(self, request)
         try:
             yield chunks
@@ -89,7 +73,6 @@ class Attempt:
     """One model call on its way through the servers."""
 
     def __init__(self, failover: Failover, request: GenerateRequest) -> None:
-        """Begin with no server tried."""
         self.request = request
         self.member: Member | None = None
         self.failures: list[str] = []
@@ -120,11 +103,7 @@ class Attempt:
         return ServerUnavailable(f"{member.url}: evicted while the call waited for it: {member.reason}", url=member.url)
 
     def checked(self, generation: Generation) -> Generation:
-        """Return `generation`, if the server can have had the versions that it reports.
-
-        Raises:
-            ServerUnavailable: the server cannot have had them, and is evicted.
-        """
+        """Return `generation`, or evict the server and raise if it cannot have had the versions that it reports."""
         member, highest = self.member, self._members.target
         assert member is not None
         for span in generation.spans:
@@ -139,11 +118,7 @@ class Attempt:
         return generation
 
     async def failed(self, error: ServerUnavailable) -> None:
-        """Record a failure, and return when the call should be sent again.
-
-        Raises:
-            ServerUnavailable: no server is left, or the call has been sent `request_retries` times more already.
-        """
+        """Return when the call should be sent again; raise the error if no server or no attempt is left."""
         self.failures.append(str(error))
         if self.member is None or not self._failover.retries:
             raise error
@@ -178,7 +153,6 @@ class PoolStream(AsyncIterator[GenerationChunk]):
     """The chunks of one call; the call moves to another server only before its first chunk."""
 
     def __init__(self, failover: Failover, request: GenerateRequest) -> None:
-        """Begin; nothing is sent before the first chunk is asked for."""
         self._failover = failover
         self._attempt = Attempt(failover, request)
         self._open = AsyncExitStack()

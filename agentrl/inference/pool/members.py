@@ -186,12 +186,6 @@ class Members:
     """All servers, the version they serve, and the server that each running episode uses."""
 
     def __init__(self, servers: Sequence[Server], *, max_sessions: int = 65_536) -> None:
-        """Begin with no server serving.
-
-        Args:
-            servers: the members.
-            max_sessions: episodes remembered; the least recently used one is forgotten first.
-        """
         self.all = [Member(server) for server in servers]
         self.version = 0
         self.target = 0
@@ -203,6 +197,14 @@ class Members:
         self._sessions: OrderedDict[str, Member] = OrderedDict()
         self._max_sessions = max_sessions
         self._changed = anyio.Event()
+
+    def at(self, url: str) -> Member:
+        """Return the member with a base URL, which may end in a slash; raise `ServerUnavailable` if there is none."""
+        for member in self.all:
+            if member.url.rstrip("/") == url.rstrip("/"):
+                return member
+        there = ", ".join(member.url for member in self.all)
+        raise ServerUnavailable(f"{url}: expected a server of the pool, which has {there}; was it started again?", url=url)
 
     def serving(self) -> list[Member]:
         """Return the members that serve."""
@@ -220,11 +222,6 @@ class Members:
         Args:
             episode_id: the episode.
             avoid: servers that failed this call; used only when there is no other.
-
-        Raises:
-            ServerUnavailable: no server serves; names each and the reason.
-
-        Cancellation: changes nothing.
         """
         while not (serving := self.serving()):
             await self.wait_for_change()
@@ -251,11 +248,6 @@ class Members:
 
         The caller waits for the pool, which gives a server weights or connects to a started one, for the launcher, which
         starts a server, or for the trainer, whose step ends in the next update; each of these has a deadline.
-
-        Raises:
-            ServerUnavailable: no server will serve; names each and the reason.
-
-        Cancellation: changes nothing.
         """
         coming = any(member.state in (State.BEHIND, State.STARTING, State.WAITING) for member in self.all)
         kept = any(member.kept for member in self.all)
@@ -265,10 +257,7 @@ class Members:
         raise ServerUnavailable(f"no inference server is left: {self.reasons()}")
 
     async def any_starting(self) -> bool:
-        """Return whether a launcher starts a server again; its report may come `NOTICE_S` after the connections broke.
-
-        Cancellation: changes nothing.
-        """
+        """Return whether a launcher starts a server again; its report may come `NOTICE_S` after the connections broke."""
         with anyio.move_on_after(NOTICE_S if any(member.kept for member in self.all) else 0):
             while all(member.state is not State.STARTING for member in self.all):
                 await self._changed.wait()
@@ -279,10 +268,7 @@ class Members:
         return any(member.state is State.DEAD and not member.launched for member in self.all)
 
     async def any_returned(self, until: float) -> bool:
-        """Wait until a server that others run answers again, at most until a moment; return whether one does.
-
-        Cancellation: changes nothing.
-        """
+        """Wait until a server that others run answers again, at most until a moment; return whether one does."""
         with anyio.CancelScope(deadline=until):
             while self.may_return() and all(map(self.unreachable, self.all)):
                 await self._changed.wait()

@@ -10,16 +10,15 @@ for each server checks its health every `health_interval_s`, during updates too,
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 
 from agentrl.concurrency import Deadline, task_group
 from agentrl.errors import (
-    AgentRLError,
     ServerError,
     ServerTimeout,
     ServerUnavailable,
@@ -91,6 +90,7 @@ def describe(members: Members, *, updating: bool) -> PoolStatus:
 
 
 logger = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 
 
 class ServerPool:
@@ -133,13 +133,7 @@ class ServerPool:
         self._failed = anyio.Event()
 
     async def __aenter__(self) -> ServerPool:
-        """Connect to all servers and start the health checks.
-
-        Raises:
-            ServerUnavailable: no server, or by policy not every server, answers; names each and the reason.
-
-        Cancellation: closes all connections.
-        """
+        """Connect to all servers and start the health checks."""
         try:
             await self._connect()
             tasks = await self._stack.enter_async_context(task_group())
@@ -182,76 +176,57 @@ class ServerPool:
         return tuple(member.url for member in self._members.serving())
 
     async def sample(self, url: str, request: GenerateRequest) -> Generation:
-        """Return the completion of `request` from one server, without another attempt.
-
-        Raises:
-            ServerError: the server could not answer.
-
-        Cancellation: aborts the request at the server.
-        """
-        return await self._member(url).server.generate(request)
+        """Return the completion of `request` from one server, without another attempt."""
+        return await self._members.at(url).server.generate(request)
 
     def take_out(self, url: str, reason: str) -> None:
-        """Evict a server until its launcher restarts its process."""
-        member = self._member(url)
-        self._evict(member, State.WRONG, reason)
-        member.taken_out.set()
-
-    def _member(self, url: str) -> Member:
-        return next(member for member in self._members.all if member.url == url)
+        """Evict a server until its launcher restarts its process; do nothing if that has happened, at another address."""
+        with suppress(ServerUnavailable):
+            member = self._members.at(url)
+            self._evict(member, State.WRONG, reason)
+            member.taken_out.set()
 
     def report_kept(self, url: str, *, kept: bool = True) -> None:
         """Record whether the launcher of a server restarts its process when that ends."""
-        for member in self._members.all:
-            if member.url == url.rstrip("/"):
-                member.kept, member.launched = kept, True
+        member = self._members.at(url)
+        member.kept, member.launched = kept, True
 
     def report_dead(self, url: str, reason: str, *, starting: bool = False, note: str = "") -> None:
         """Evict a server at once, for the launcher that saw its process end; `starting`: and that restarts it now.
 
         A `note` stays with the server in every later message about it.
         """
-        for member in self._members.all:
-            if member.url == url.rstrip("/"):
-                member.note = note
-                member.kept = member.ended = starting
-                member.launched = True
-                # Not at its start: it may answer, serve and be taken out again before its launcher reports the start.
-                member.taken_out = anyio.Event()
-                self._evict(member, State.STARTING if starting else State.DEAD, reason)
+        member = self._members.at(url)
+        member.note, member.launched = note, True
+        member.kept = member.ended = starting
+        # Not at its start: it may answer, serve and be taken out again before its launcher reports the start.
+        member.taken_out = anyio.Event()
+        self._evict(member, State.STARTING if starting else State.DEAD, reason)
 
     def report_started(self, url: str) -> None:
         """Connect to a server now, for the launcher that restarted its process and saw it ready."""
-        for member in self._members.all:
-            if member.url == url.rstrip("/"):
-                member.ended, member.silent_since, member.frozen = False, None, anyio.Event()
-                member.wake.set()
+        member = self._members.at(url)
+        member.ended, member.silent_since, member.frozen = False, None, anyio.Event()
+        member.wake.set()
 
     async def replace(self, url: str, server: Server) -> None:
         """Let `server` take the place of the evicted one at `url`, for the launcher that started it at another address.
 
         Cancellation: `server` has the place; the connections of the former may be open.
         """
-        member = self._member(url.rstrip("/"))
+        member = self._members.at(url)
         former, member.server = member.server, server
         logger.warning("%s takes the place of %s", server.url, former.url)
         await former.aclose()
 
     async def until_frozen(self, url: str) -> str:
-        """Wait until a server has given no answer for `FROZEN_CHECKS` health checks in a row, and return what to say.
-
-        Cancellation: changes nothing.
-        """
-        [member] = [member for member in self._members.all if member.url == url.rstrip("/")]
-        await member.frozen.wait()
+        """Wait until a server has given no answer for `FROZEN_CHECKS` health checks in a row, and return what to say."""
+        await self._members.at(url).frozen.wait()
         return f"gave no answer for {FROZEN_CHECKS * self._config.health_interval_s:g} s: it is stopped or hangs"
 
     async def until_taken_out(self, url: str) -> str:
-        """Wait until `take_out` has evicted a server, and return the reason.
-
-        Cancellation: changes nothing.
-        """
-        member = self._member(url.rstrip("/"))
+        """Wait until `take_out` has evicted a server, and return the reason."""
+        member = self._members.at(url)
         await member.taken_out.wait()
         return member.reason
 
@@ -320,46 +295,46 @@ class ServerPool:
     async def _check_health(self, member: Member, patience: int = 1) -> None:
         """Check a server's version, and evict the server when it does not answer or has another version."""
         while member.state is State.SERVING:
-            expected, began = self._members.version, anyio.current_time()
+            expected = self._members.version
             try:
-                with Deadline(
-                    self._config.health_interval_s, lambda: f"{member.url}: the pool waited for its health check", member.url
-                ):
-                    version = await member.server.check()
+                version = await self._answer(member, member.server.check)
             except ServerTimeout as error:
-                self._unanswered(member, began)
                 patience -= 1
                 if not patience:
                     self._evict(member, State.DEAD, str(error))
             except ServerError as error:
-                member.silent_since = None
                 if error.url is None:  # this process is to blame: the server may be well
                     logger.warning("%s: no health check: %s", member.url, error)
                     return
                 self._evict(member, State.DEAD, str(error))
             else:
-                member.silent_since = None
                 if version != expected == self._members.version and not self._updater.running:
                     self._evict(member, State.BEHIND, f"has version {version}, not {expected}; was it restarted?")
                 return
 
-    def _unanswered(self, member: Member, began: float) -> None:
-        """Count a health check without an answer, which began at `began`; a server that never answers is frozen.
+    async def _answer(self, member: Member, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Return the answer to a health check; a server that gives none `FROZEN_CHECKS` times in a row is frozen.
 
         What counts is when the checks began: a single one ends as late as this process pleases, if it was stopped meanwhile.
         """
-        member.silent_since = began if member.silent_since is None else member.silent_since
-        if began - member.silent_since >= (FROZEN_CHECKS - 1) * self._config.health_interval_s:
-            member.frozen.set()
+        began, interval_s = anyio.current_time(), self._config.health_interval_s
+        try:
+            with Deadline(interval_s, lambda: f"{member.url}: the pool waited for its health check", member.url):
+                answer = await ask()
+        except ServerTimeout:
+            member.silent_since = began if member.silent_since is None else member.silent_since
+            if began - member.silent_since >= (FROZEN_CHECKS - 1) * interval_s:
+                member.frozen.set()
+            raise
+        except ServerError:
+            member.silent_since = None
+            raise
+        member.silent_since = None
+        return answer
 
     async def _bring_back(self, member: Member) -> None:
-        began = anyio.current_time()
         try:
-            with Deadline(
-                self._config.health_interval_s, lambda: f"{member.url}: the pool waited for its health check", member.url
-            ):
-                await member.server.connect()
-            began, member.silent_since = math.inf, None
+            await self._answer(member, member.server.connect)
             if member.frozen.is_set():
                 member.frozen = anyio.Event()
             limit = member.server.max_context_tokens
@@ -369,14 +344,10 @@ class ServerPool:
                 self._members.evict(member, State.BEHIND, "answers again, and gets the current weights")
             await self._updater.catch_up(member)
         except (ServerTimeout, ServerUnavailable) as error:
-            if isinstance(error, ServerTimeout) and began < math.inf:
-                self._unanswered(member, began)
             self._members.evict(member, State.DEAD, str(error))
         except UpdatePending as error:
             self._members.evict(member, State.WAITING, str(error))
-        except AgentRLError as error:
-            if not isinstance(error, (ServerError, WeightSyncError, TrainError)):
-                raise
+        except (ServerError, WeightSyncError, TrainError) as error:
             self._members.evict(member, State.STUCK, str(error))
         else:
             if member.state is State.SERVING:

@@ -8,9 +8,9 @@ closed.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -26,80 +26,47 @@ Each: TypeAlias = Callable[[Callable[[Member], Awaitable[None]]], Awaitable[Sequ
 """Does something to every server of an update at once, and returns those that did not fail."""
 
 
-class WeightTransfer(Protocol):
+class WeightTransfer:
     """One version on its way into servers."""
 
-    @property
-    def num_bytes(self) -> int | None:
-        """Bytes sent to each server; None when servers read files."""
-        ...
+    num_bytes: int | None = None
+    """Bytes sent to each server; None when servers read files."""
 
-    @property
-    def expected(self) -> ExpectedWeights:
+    def __init__(self, expected: ExpectedWeights) -> None:
+        self.expected = expected
         """The weights that servers must hold afterwards."""
-        ...
 
     async def start(self, members: Sequence[Member]) -> None:
         """Begin for these servers, which are paused and about to `load`."""
-        ...
 
     async def load(self, member: Member) -> None:
         """Have one server take the weights."""
-        ...
+        raise NotImplementedError
 
     async def complete(self, members: Sequence[Member]) -> None:
         """End for these servers, which have loaded, and give up the rest."""
-        ...
 
     def check(self, member: Member) -> None:
         """Raise `WeightSyncError` when the sender failed for this server; comes after `complete`."""
-        ...
 
 
 def open_transfer(
     source: WeightSource, chosen: Sequence[Member], each: Each, *, again: bool
 ) -> AbstractAsyncContextManager[WeightTransfer]:
-    """Return the context manager of a transfer.
-
-    Args:
-        source: the weights.
-        chosen: the servers that take the weights.
-        each: does something to all of those at once.
-        again: other servers have taken this version before.
-    """
+    """Return the context manager of a transfer."""
     if isinstance(source, Publication):
-        return _from_disk(source)
+        return nullcontext(_DiskTransfer(source))
     return _from_trainer(source, chosen, each, again=again)
 
 
-@asynccontextmanager
-async def _from_disk(publication: Publication) -> AsyncGenerator[WeightTransfer]:
-    yield _DiskTransfer(publication)
-
-
-class _DiskTransfer:
-    num_bytes = None
-
+class _DiskTransfer(WeightTransfer):
     def __init__(self, publication: Publication) -> None:
-        self._publication = publication
-        self.expected = ExpectedWeights(
-            version=publication.version,
-            tensor_checksums=publication.tensor_checksums,
-            origin=publication.path,
-            directory=publication.path,
-        )
-
-    async def start(self, members: Sequence[Member]) -> None:
-        pass
+        self._publication, path = publication, publication.path
+        sums = publication.tensor_checksums
+        super().__init__(ExpectedWeights(version=publication.version, tensor_checksums=sums, origin=path, directory=path))
 
     async def load(self, member: Member) -> None:
         await member.server.load_weights(self._publication)
-
-    async def complete(self, members: Sequence[Member]) -> None:
-        pass
-
-    def check(self, member: Member) -> None:
-        pass
 
 
 @asynccontextmanager
@@ -116,19 +83,16 @@ async def _from_trainer(
             transfer.forget_closed_groups()
 
 
-class _BroadcastTransfer:
+class _BroadcastTransfer(WeightTransfer):
     def __init__(self, sending: Sending, groups: Mapping[Member, str]) -> None:
         self._sending, self._groups = sending, groups
         sent = sending.manifest
-        self.expected = ExpectedWeights(
-            version=sent.version, tensor_checksums=sent.tensor_checksums, origin="the trainer's memory"
+        super().__init__(
+            ExpectedWeights(version=sent.version, tensor_checksums=sent.tensor_checksums, origin="the trainer's memory")
         )
+        self.num_bytes = sent.num_bytes
         self._open: set[str] = set()
         self._failures: Mapping[str, str] = {}
-
-    @property
-    def num_bytes(self) -> int | None:
-        return self._sending.manifest.num_bytes
 
     async def start(self, members: Sequence[Member]) -> None:
         await self._sending.start([self._groups[member] for member in members])
@@ -196,15 +160,7 @@ async def _leave_group(member: Member, group: str) -> None:
 
 
 async def check_changed(member: Member, expected: ExpectedWeights, held: Mapping[str, str]) -> None:
-    """Check that a server, whose digests the trainer cannot compute, has others than with the version it had before.
-
-    Args:
-        member: the server; its `held` is the version that it had before.
-        expected: the weights that it must hold.
-        held: its digests.
-
-    Raises:
-        WeightSyncError: its digests are the former ones, although the weights have changed.
+    """Refuse a server whose digests, which the trainer cannot compute, are still those of its former version.
 
     Cancellation: a comparison of files continues in its thread, and its result is dropped.
     """
@@ -229,15 +185,10 @@ def compare(
     digests: Mapping[Member, Mapping[str, str]],
     known: Mapping[str, tuple[str, Mapping[str, str]]] | None = None,
 ) -> None:
-    """Compare the tensors of servers with the expected ones, or, where digests are of another kind, with one another.
+    """Compare the tensors of servers with the expected ones or, where digests are of another kind, with one another.
 
-    Args:
-        expected: the weights that they must hold.
-        digests: reported by each server.
-        known: by kind, the digests of a server that has the same weights, and its URL.
-
-    Raises:
-        WeightSyncError: tensors differ; names the server and the first of them.
+    `known` has, by kind, the digests of a server that holds the same weights, and its URL. A `WeightSyncError` names the
+    server and the first tensor that differs.
     """
     first = dict(known or {})
     for member, held in digests.items():

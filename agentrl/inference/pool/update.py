@@ -45,13 +45,6 @@ class WeightSwap:
     """One version on its way into some servers, by the one sequence in which the pool changes weights."""
 
     def __init__(self, members: Members, source: WeightSource, mode: PauseMode) -> None:
-        """Begin with no server paused.
-
-        Args:
-            members: all servers of the pool.
-            source: the weights.
-            mode: how servers pause.
-        """
         self._members, self._source = members, source
         self._mode: PauseMode = mode
         self.touched: set[Member] = set()
@@ -67,11 +60,6 @@ class WeightSwap:
             each: does something to all of those that are left.
             commit: called once every server left is proved to hold the version, before any of them continues.
             again: other servers have taken this version before; their digests count too.
-
-        Raises:
-            WeightSyncError, ServerError: from `each`; some servers may still be paused.
-
-        Cancellation: as after an error.
         """
         known = self._members.digests if again else None
         entered = anyio.current_time()
@@ -137,15 +125,6 @@ class Update:
         on_failure: Literal["evict", "stop"],
         chosen: Sequence[Member],
     ) -> None:
-        """Begin with no server paused.
-
-        Args:
-            members: all servers of the pool.
-            source: the weights.
-            mode: how servers pause.
-            on_failure: whether a server that fails is evicted or ends the update.
-            chosen: the servers to update.
-        """
         self._members, self._source = members, source
         self._on_failure: Literal["evict", "stop"] = on_failure
         self._swap = WeightSwap(members, source, mode)
@@ -205,11 +184,7 @@ class Update:
                 members.evict(member, State.BEHIND, f"missed the update to version {members.version}")
 
     async def _each(self, action: Callable[[Member], Awaitable[None]]) -> Sequence[Member]:
-        """Run `action` on all servers left at once; evict those that fail, and return the others.
-
-        Raises:
-            WeightSyncError: no server is left, or one failed and the policy is to stop.
-        """
+        """Run `action` on all servers left at once; evict those that fail, and return the others."""
         async with task_group() as tasks:
             for member in self._left:
                 tasks.start_soon(self._attempt, action, member)
@@ -262,14 +237,6 @@ class Updater:
     def __init__(
         self, members: Members, *, mode: PauseMode, on_failure: Literal["evict", "stop"], patience_s: float
     ) -> None:
-        """Begin with no update running.
-
-        Args:
-            members: the servers.
-            mode: how servers pause.
-            on_failure: whether a server that fails is evicted or ends the update.
-            patience_s: how long an update that has lost every server waits for one that others run.
-        """
         self._members = members
         self._mode: PauseMode = mode
         self._on_failure: Literal["evict", "stop"] = on_failure
@@ -310,11 +277,7 @@ class Updater:
         return report
 
     async def _answering(self, source: WeightSource, failure: WeightSyncError | None, until: float | None) -> list[Member]:
-        """Return the servers to update; while none answers, wait for one that starts again or, `until` then, that returns.
-
-        Raises:
-            WeightSyncError: none does: `failure`, or an error that no server is left.
-        """
+        """Return the servers to update; while none answers, wait for one that starts again or returns by `until`."""
         members = self._members
         until = until or anyio.current_time() + self._patience_s
         while not (chosen := [member for member in members.all if not members.unreachable(member)]):
@@ -361,9 +324,6 @@ class Updater:
 
     async def catch_up(self, member: Member) -> None:
         """Give an evicted server the current weights and let it serve; an update that starts meanwhile takes over.
-
-        Raises:
-            ServerError, WeightSyncError: the server failed, and does not serve.
 
         Cancellation: continues the server, which does not serve.
         """

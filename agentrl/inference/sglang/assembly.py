@@ -25,12 +25,6 @@ class Assembly:
     """A call in progress: the tokens sampled so far, and the body that asks for the rest."""
 
     def __init__(self, request: GenerateRequest, url: str) -> None:
-        """Begin with nothing sampled.
-
-        Args:
-            request: the call.
-            url: the server, for messages.
-        """
         self.request = request
         self._url = url
         self.output_ids: Int32Array = _NO_IDS

@@ -57,13 +57,6 @@ class ServerCalls:
     """Model calls at one server."""
 
     def __init__(self, transport: Transport, *, vocab_size: int, timeout_s: float) -> None:
-        """Start with the gate open.
-
-        Args:
-            transport: to the server.
-            vocab_size: ids sent and received are below it.
-            timeout_s: deadline of one call, seconds.
-        """
         self._transport = transport
         self.url = transport.url
         self.vocab_size = vocab_size
@@ -103,10 +96,7 @@ class ServerCalls:
 
     @asynccontextmanager
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
-        """Yield the completion of `request` as it is sampled; errors as for `generate`.
-
-        Cancellation: as for `generate`, also when the block is left early.
-        """
+        """Yield the completion of `request` as it is sampled; errors as for `generate`."""
         call = self._begin(request)
         try:
             async with aclosing(Chunks(self, call)) as chunks:
@@ -115,13 +105,7 @@ class ServerCalls:
             self._end(call)
 
     async def abort(self, request_id: str) -> None:
-        """End a call; it returns the tokens it has, with `StopReason.ABORT`. An unknown id is ignored.
-
-        Raises:
-            ServerError: the server did not take the abort.
-
-        Cancellation: the abort has been sent or not.
-        """
+        """End a call; it returns the tokens it has, with `StopReason.ABORT`. An unknown id is ignored."""
         call = self._calls.get(request_id)
         if call is None:
             return
@@ -238,7 +222,6 @@ class Chunks(AsyncIterator[GenerationChunk]):
     """The chunks of one call. One task iterates it; `aclose` aborts an unfinished piece at the server."""
 
     def __init__(self, calls: ServerCalls, call: ServerCall) -> None:
-        """Begin; nothing is sent before the first chunk is asked for."""
         self._calls, self._call = calls, call
         self._emitted: list[int] = []
         self._kept = 0

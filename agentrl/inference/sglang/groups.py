@@ -52,22 +52,10 @@ class GroupCalls:
     def __init__(
         self, control: Control, info: Callable[[], ServerInfo], *, flush: Callable[[], bool], has: HasWeights
     ) -> None:
-        """Call by `control`.
-
-        Args:
-            control: reaches the server.
-            info: returns the server's description of itself; called each time, because a restart may change it.
-            flush: returns whether new weights flush the prefix cache; raises unless the server is paused.
-            has: records the weights that the server has taken.
-        """
         self._control, self._info, self._flush, self._has = control, info, flush, has
 
     def request(self) -> GroupRequest:
-        """Return the group that the trainer must open.
-
-        Raises:
-            ConfigError: the server runs with data or pipeline parallelism.
-        """
+        """Return the group that the trainer must open."""
         info, url = self._info(), self._control.url
         if info.dp_size != 1 or info.pp_size != 1:
             raise ConfigError(
@@ -78,14 +66,7 @@ class GroupCalls:
         return GroupRequest(f"agentrl-{uuid4().hex}", info.tp_size, nccl, flat=True)
 
     async def join(self, address: GroupAddress) -> None:
-        """Have the server join a group.
-
-        Raises:
-            WeightSyncError: the server refused.
-            ServerError: the server did not answer; it may join later.
-
-        Cancellation: as after no answer.
-        """
+        """Have the server join a group."""
         body = {
             "master_address": address.host,
             "master_port": address.port,
@@ -99,13 +80,7 @@ class GroupCalls:
         )
 
     async def leave(self, name: str) -> None:
-        """Have the server forget a group, if it knows the group.
-
-        Raises:
-            ServerError: the server did not answer.
-
-        Cancellation: the server knows the group or not.
-        """
+        """Have the server forget a group, if it knows the group."""
         with suppress(WeightSyncError):  # restarted since: the server does not know the group
             await self._control.weights("/destroy_weights_update_group", {"group_name": name}, "leave a group")
 
@@ -116,8 +91,6 @@ class GroupCalls:
             WeightSyncError: the server refused, or reports another version. It may have any part of the weights.
             ServerError: the server did not take all buckets within the deadline of one control call, which covers all of
                 them because the other servers stand still meanwhile. It may have any part of the weights.
-
-        Cancellation: as after an error.
         """
         flush, control = self._flush(), self._control
         message = f"{control.url}: agentrl waited for the server to take all weights"

@@ -113,11 +113,7 @@ class SGLangServer:
 
     @property
     def info(self) -> ServerInfo:
-        """The server's own description of itself, from `connect`.
-
-        Raises:
-            InvariantError: `connect` has not been called.
-        """
+        """The server's own description of itself, from `connect`."""
         if self._info is None:
             raise InvariantError(f"{self.url}: connect() comes first; it asks the server for its version")
         return self._info
@@ -133,13 +129,7 @@ class SGLangServer:
         return None if self._info is None else self._info.max_context_tokens
 
     async def connect(self) -> None:
-        """Ask the server for its description and the version of its weights; ask again after a restart.
-
-        Raises:
-            ServerError: the server refused, did not answer within the control deadline, or speaks another protocol.
-
-        Cancellation: changes nothing.
-        """
+        """Ask the server for its description and the version of its weights; ask again after a restart."""
         body = await self._control.call("GET", "/server_info", None, "the server's version")
         info = decode(body, ServerInfo, "/server_info", self.url)
         if info.incremental_streaming_output:
@@ -158,36 +148,18 @@ class SGLangServer:
         await self._transport.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """End a call; its `generate` returns the tokens it has, with `StopReason.ABORT`. An unknown id is ignored.
-
-        Raises:
-            ServerError: the server did not take the abort.
-
-        Cancellation: the abort has been sent or not.
-        """
+        """End a call; its `generate` returns the tokens it has, with `StopReason.ABORT`. An unknown id is ignored."""
         what = f"{self.url}: agentrl waited for /abort_request of {request_id}"
         with Deadline(self._control.timeout_s, lambda: what, self.url):
             await self._calls.abort(request_id)
 
     async def check(self) -> int:
-        """Return the policy version of the server's weights, from `/model_info`, which answers during a pause too.
-
-        Raises:
-            ServerError: the server refused, did not answer within the control deadline, or reports no policy version.
-
-        Cancellation: changes nothing.
-        """
+        """Return the policy version of the server's weights, from `/model_info`, which answers during a pause too."""
         body = await self._control.call("GET", "/model_info", None, "a sign of life")
         return parse_version(decode(body, ModelInfo, "/model_info", self.url).weight_version, self.url)
 
     async def loads(self) -> tuple[Load, ...]:
-        """Return how busy the server is, one entry for each of its ranks.
-
-        Raises:
-            ServerError: as for `check`.
-
-        Cancellation: changes nothing.
-        """
+        """Return how busy the server is, one entry for each of its ranks."""
         body = await self._control.call("GET", "/v1/loads", None, "the server's load")
         return tuple(decode(body, Loads, "/v1/loads", self.url).loads)
 
@@ -196,8 +168,6 @@ class SGLangServer:
 
         Raises:
             ServerError: the server may be paused or not; `resume` it.
-
-        Cancellation: as after an error.
         """
         self._calls.close_gate()
         self._paused, self._mode = True, mode
@@ -208,8 +178,6 @@ class SGLangServer:
 
         Raises:
             ServerError: the server may still be paused; calls are sent to it all the same.
-
-        Cancellation: as after an error.
         """
         try:
             await self._control.call("POST", "/continue_generation", b"{}", "the end of the pause")
@@ -224,8 +192,6 @@ class SGLangServer:
         Raises:
             WeightSyncError: the server refused, or reports another version. It may have the old or the new weights.
             ServerError: the server did not answer. It may have the old or the new weights.
-
-        Cancellation: as after an error.
         """
         flush = self._flush()
         update = {
@@ -257,11 +223,6 @@ class SGLangServer:
         """Return the digest of each tensor that the server holds; with several ranks, names carry the rank.
 
         `checksum_kind` tells which digests are comparable.
-
-        Raises:
-            ServerError: the server did not answer, or its answer breaks the protocol.
-
-        Cancellation: changes nothing.
         """
         body = await self._control.call("POST", "/weights_checker", b'{"action":"checksum"}', "checksums of its weights")
         ranks = decode(body, Checksums, "/weights_checker", self.url).ranks
@@ -270,13 +231,7 @@ class SGLangServer:
         return {f"{rank}:{name}": digest for rank, entry in enumerate(ranks) for name, digest in entry.checksums.items()}
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
-        """Return the log-probs of `token_ids[1:]`, each given the ids before it, `[L-1] float32`, nats, temperature 1.
-
-        Raises:
-            ServerError: the server did not answer within the control deadline, or its answer breaks the protocol.
-
-        Cancellation: changes nothing.
-        """
+        """Return the log-probs of `token_ids[1:]`, each given the ids before it, `[L-1] float32`, nats, temperature 1."""
         body = score_body(np.asarray(token_ids, np.int32))
         reply = await self._control.call("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")
         return parse_scores(reply, token_ids, self.url)

@@ -34,12 +34,6 @@ class Transport:
     """A connection pool to one server; open from the first call until `aclose`."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        """Remember where to connect; nothing is opened yet.
-
-        Args:
-            url: base URL, such as `http://127.0.0.1:30000`.
-            api_key: sent as a bearer token.
-        """
         self.url = url.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
@@ -75,8 +69,6 @@ class Transport:
             RequestRejected: any other HTTP 4xx, with the server's message.
             ReplyError: a redirect, a reply that is not HTTP, or one that is too long.
             ServerError: this process cannot open a connection, for lack of file descriptors or memory.
-
-        Cancellation: closes the connection.
         """
         try:
             async with self._open().request(method, self._url(path), data=body, allow_redirects=False) as response:
@@ -109,13 +101,7 @@ class Transport:
 
     @asynccontextmanager
     async def events(self, path: str, body: bytes, *, max_bytes: int) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        """Yield the payloads of a server-sent event stream, each of at most `max_bytes`; leaving the block early closes it.
-
-        Raises:
-            ServerError: as for `call`; also when the stream ends without its end mark.
-
-        Cancellation: closes the connection.
-        """
+        """Yield the payloads of a server-sent event stream, each of at most `max_bytes`."""
         try:
             response = await self._open().request("POST", self._url(path), data=body, allow_redirects=False)
             refusal = None if response.status == 200 else await self._read(path, response, max_bytes)
@@ -197,7 +183,6 @@ class Control:
     """
 
     def __init__(self, transport: Transport, *, timeout_s: float) -> None:
-        """Call by `transport`, with `timeout_s` seconds for each call."""
         self._transport = transport
         self.url = transport.url
         self.timeout_s = timeout_s
@@ -207,24 +192,15 @@ class Control:
     async def call(self, method: str, path: str, body: bytes | None, what: str) -> bytes:
         """Return the body of the reply; `what` names the awaited thing in the message of the deadline.
 
-        Raises:
-            ServerError: the server refused, or did not answer within the deadline.
-
         Cancellation: closes the connection; the server may still do the work.
         """
         with Deadline(self.timeout_s, lambda: f"{self.url}{path}: agentrl waited for {what}", self.url):
             return await self._transport.call(method, path, body)
 
     async def weights(self, path: str, body: object, what: str) -> None:
-        """POST a call that has the server do `what`, such as "join a group", and check the outcome in the reply.
+        """POST a call that has the server do `what`, such as "join a group"; a refusal is a `WeightSyncError`.
 
         If an earlier call was given up, this one first waits until the server has finished it.
-
-        Raises:
-            WeightSyncError: the server refused.
-            ServerError: the server did not answer.
-
-        Cancellation: as for `call`.
         """
         if self._unanswered:
             await self._let_it_finish()

@@ -2,7 +2,7 @@
 
 Invariant: a `GenerateReply` has one finite log-prob for each id, ids within the vocabulary, and version spans that cover
 every id in order. Anything else that a server sends becomes a `ReplyError` that names what was expected and what came.
-Nothing downstream checks these facts again. Pure, no I/O.
+Other backends have no such replies; `TokenGraph.record` checks what any backend returns. Pure, no I/O.
 """
 
 from __future__ import annotations
@@ -102,11 +102,7 @@ class Checksums(msgspec.Struct):
 
 
 def decode(body: bytes, kind: type[_T], what: str, url: str) -> _T:
-    """Return `body` as `kind`.
-
-    Raises:
-        ReplyError: a field is missing or has another type, or the body is empty; names the field.
-    """
+    """Return `body` as `kind`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -116,9 +112,6 @@ def decode(body: bytes, kind: type[_T], what: str, url: str) -> _T:
 
 def parse_version(version: str | int | None, url: str) -> int:
     """Return the policy version that a server reports; "default", the weights it started with, is 0.
-
-    Raises:
-        ReplyError: it is not a whole number.
 
     Example:
         >>> parse_version("default", "http://a"), parse_version("12", "http://a")
@@ -141,9 +134,6 @@ def parse_version(version: str | int | None, url: str) -> int:
 
 def check_sglang_version(version: str, url: str) -> None:
     """Refuse an SGLang whose protocol agentrl does not speak.
-
-    Raises:
-        ReplyError: the version cannot be read, or is older than 0.5.21; `url` names the server in the message.
 
     Example:
         >>> check_sglang_version("0.5.23", "http://127.0.0.1:30000")
@@ -300,12 +290,7 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
 
 
 def parse_reply(body: bytes, *, vocab_size: int, url: str) -> GenerateReply:
-    """Return the checked reply to a `/generate` call.
-
-    Raises:
-        ReplyError: lengths differ; ids are outside the vocabulary; log-probs are not finite or above 0; version spans do not
-            cover the ids in order; the finish reason is missing or unknown; or a reply that is no abort has no ids.
-    """
+    """Return the checked reply to a `/generate` call; `ReplyError` if it breaks the invariant of this module."""
     reply = decode(body, _Reply, "the reply to /generate", url)
     meta = reply.meta_info
     triples = meta.output_token_logprobs or []
@@ -357,11 +342,7 @@ def _spans(spans: Sequence[_Span], count: int, url: str) -> tuple[VersionSpan, .
 
 
 def parse_scores(body: bytes, token_ids: Int32Array, url: str) -> Float32Array:
-    """Return the log-probs of `token_ids[1:]`, [L-1] float32, from the reply to a `score_body` call.
-
-    Raises:
-        ReplyError: the ids or their number differ from those sent, or a log-prob is not finite.
-    """
+    """Return the log-probs of `token_ids[1:]`, [L-1] float32, from the reply to a `score_body` call."""
     triples = decode(body, _Score, "the reply to a scoring call", url).meta_info.input_token_logprobs
     if [triple[1] for triple in triples] != token_ids.tolist():
         raise _broken(url, f"log-probs of the {len(token_ids)} ids sent", f"{len(triples)} of them, or of other ids")
@@ -380,12 +361,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
 
 
 def parse_event(body: bytes, *, vocab_size: int, url: str) -> StreamEvent:
-    """Return the ids of one event of a stream.
-
-    Raises:
-        ReplyError: an id is outside the vocabulary, or the body is not an event.
-        RequestRejected: the event is the server's error message.
-    """
+    """Return the ids of one event of a stream."""
     event = decode(body, _Event, "an event of the /generate stream", url)
     if event.error is not None:
         message = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error

@@ -35,15 +35,7 @@ class PrefixMatch:
 
 
 class KVCache:
-    """Preallocated keys and values of `num_rows` sequences; grows in context length by doubling, never in rows.
-
-    Args:
-        spec: the model's shape.
-        num_rows: sequences held, running and cached together.
-        max_context: longest sequence.
-        device: where the keys and values live.
-        dtype: their type.
-    """
+    """Preallocated keys and values of `num_rows` sequences; grows in context length by doubling, never in rows."""
 
     def __init__(
         self, spec: ModelSpec, *, num_rows: int, max_context: int, device: torch.device, dtype: torch.dtype
@@ -188,11 +180,7 @@ class KVCache:
 def plan_rows(
     spec: ModelSpec, *, max_running: int, max_context: int, device: torch.device, dtype: torch.dtype, memory_fraction: float
 ) -> int:
-    """Return how many rows fit in `memory_fraction` of the device's memory: at most two for each running sequence.
-
-    Raises:
-        ConfigError: if not even one row of `max_context` tokens fits.
-    """
+    """Return how many rows fit in `memory_fraction` of the device's memory: at most two for each running sequence."""
     row_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_context * dtype.itemsize
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[0]

@@ -77,11 +77,7 @@ class Core:
         return self._num_running
 
     def submit(self, request: EngineRequest, sink: Sink) -> EngineSequence:
-        """Queue a request.
-
-        Raises:
-            RequestRejected: for a duplicate rid, ids or lengths out of range, or stop strings without a tokenizer.
-        """
+        """Queue a request."""
         if request.rid in self.live:
             raise RequestRejected(f"duplicate request id {request.rid!r}: it is still being served", status=400)
         given = request.sampling.seed

@@ -54,11 +54,7 @@ class EngineOptions:
 
 
 def device_of(name: str) -> torch.device:
-    """Return a torch device that can hold tensors; `auto` is CUDA if there is one, else the CPU.
-
-    Raises:
-        ConfigError: if the device cannot be used.
-    """
+    """Return a torch device that can hold tensors; `auto` is CUDA if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -156,10 +152,7 @@ class EmbeddedEngine:
         )
 
     async def run(self) -> None:
-        """Step while there is work, and yield to the event loop about every `turn_s`; wait for work without limit.
-
-        Cancellation: requests in flight are finished as aborted.
-        """
+        """Step while there is work, and yield to the event loop about every `turn_s`; wait for work without limit."""
         core, gate, turn_s, turned = self._core, self._gate, self._options.turn_s, time.perf_counter()
         try:
             while True:
@@ -176,11 +169,7 @@ class EmbeddedEngine:
                 core.abort(sequence)
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Queue a request.
-
-        Raises:
-            RequestRejected: for a duplicate rid, ids or lengths out of range, or stop strings without a tokenizer.
-        """
+        """Queue a request."""
         sequence = self._core.submit(request, sink)
         sequence.parked = self._gate.paused is not None
         self._gate.notify()
@@ -197,8 +186,6 @@ class EmbeddedEngine:
 
         `retract` after `in_place` retracts the running requests. `abort` ends all requests, also during a pause; unlike
         in SGLang it cannot deadlock, except with `SGLangFault.ABORT_DEADLOCK`.
-
-        Cancellation: the engine is paused or not; only the first await can be cancelled.
         """
         await self._checkpoint()
         if mode == "abort":
@@ -216,10 +203,7 @@ class EmbeddedEngine:
         self._gate.notify()
 
     async def resume(self) -> None:
-        """Continue stepping.
-
-        Cancellation: the engine is paused or not; only the first await can be cancelled.
-        """
+        """Continue stepping."""
         await self._checkpoint()
         self._gate.paused = None
         self._aborts.resumed()
@@ -245,20 +229,14 @@ class EmbeddedEngine:
         await self._updates.settled()
 
     async def set_weight_version(self, weight_version: str, *, abort_all_requests: bool) -> None:
-        """Change the version of the weights.
-
-        Cancellation: the version is changed or not; only the first await can be cancelled.
-        """
+        """Change the version of the weights."""
         await anyio.lowlevel.checkpoint()
         if abort_all_requests:
             self.abort(abort_all=True)
         self._updates.rename(weight_version)
 
     async def flush_cache(self, timeout_s: float) -> bool:
-        """Drop the prefix cache once nothing runs and, unless paused, nothing is queued.
-
-        Cancellation: nothing is dropped.
-        """
+        """Drop the prefix cache once nothing runs and, unless paused, nothing is queued."""
         with anyio.move_on_after(timeout_s):
             while self._busy():
                 await self._gate.wait()

@@ -72,9 +72,6 @@ class SGLangFault(StrEnum):
 def parse_faults(names: Iterable[str]) -> frozenset[SGLangFault]:
     """Return the faults to switch on.
 
-    Raises:
-        ConfigError: for an unknown name; the message lists the known ones.
-
     Example:
         >>> parse_faults(["update-race"])
         frozenset({<SGLangFault.UPDATE_RACE: 'update-race'>})

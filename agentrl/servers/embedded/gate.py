@@ -38,13 +38,7 @@ class Gate:
 
 
 class Aborts:
-    """Ends requests.
-
-    Args:
-        core: holds them.
-        gate: says whether the engine is paused.
-        faults: faults of SGLang to reproduce.
-    """
+    """Ends requests."""
 
     def __init__(self, core: Core, gate: Gate, faults: frozenset[SGLangFault]) -> None:
         self._core, self._gate, self._faults = core, gate, faults

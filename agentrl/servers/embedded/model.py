@@ -69,13 +69,7 @@ class StepBatch:
 
 
 class Transformer:
-    """Computes hidden states and logits under one policy version's weights.
-
-    Args:
-        spec: the model's shape.
-        weights: the weights; an update replaces the attribute `weights` as a whole.
-        max_context: longest context of a sequence.
-    """
+    """Computes hidden states and logits under one policy version's weights."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, *, max_context: int) -> None:
         self.spec = spec

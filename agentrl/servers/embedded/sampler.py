@@ -22,12 +22,7 @@ from agentrl.types import BoolArray
 
 
 class Penalties:
-    """Token counts of the requests that have penalties.
-
-    Args:
-        vocab_size: V.
-        device: where logits live.
-    """
+    """Token counts of the requests that have penalties."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device

@@ -92,11 +92,7 @@ def make_sequence(
     eos_ids: frozenset[int],
     seed: int,
 ) -> EngineSequence:
-    """Return the sequence of a request.
-
-    Raises:
-        RequestRejected: for ids or lengths out of range, or stop strings without a tokenizer.
-    """
+    """Return the sequence of a request."""
     sampling, prompt = request.sampling, np.array(request.input_ids, np.int32)
     if not len(prompt) or int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
         raise RequestRejected(f"input_ids must be 1 or more ids below {vocab_size}", status=400)

@@ -122,11 +122,7 @@ class ModelSpec:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """Return the JSON object in `path`.
-
-    Raises:
-        ConfigError: if the file is missing, unreadable or not an object.
-    """
+    """Return the JSON object in `path`."""
     try:
         value = orjson.loads(path.read_bytes())
     except OSError as error:
@@ -139,11 +135,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def read_as(path: Path, kind: type[_Struct]) -> _Struct:
-    """Return the JSON object in `path` as a struct, which ignores unknown fields.
-
-    Raises:
-        ConfigError: if the file is missing, unreadable or not an object, or naming a field that is missing or wrong.
-    """
+    """Return the JSON object in `path` as a struct, which ignores unknown fields."""
     try:
         return msgspec.convert(read_json(path), kind)
     except msgspec.ValidationError as error:
@@ -151,11 +143,7 @@ def read_as(path: Path, kind: type[_Struct]) -> _Struct:
 
 
 def read_spec(path: str | Path) -> ModelSpec:
-    """Return the spec of the HF model directory `path`.
-
-    Raises:
-        ConfigError: naming the file and the field that is missing, wrong or not supported.
-    """
+    """Return the spec of the HF model directory `path`."""
     directory = Path(path)
     file = directory / "config.json"
     architecture = (read_as(file, _Kind).architectures or ["none"])[0]

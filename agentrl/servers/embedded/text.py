@@ -16,14 +16,7 @@ from agentrl.servers.embedded.spec import read_json
 
 
 class TextCodec:
-    """The tokenizer of a model directory, which may have none.
-
-    Args:
-        path: HF model directory.
-
-    Raises:
-        ConfigError: if `tokenizer.json` exists but cannot be read.
-    """
+    """The tokenizer of a model directory, which may have none."""
 
     def __init__(self, path: str | Path) -> None:
         directory = Path(path)
@@ -46,11 +39,7 @@ class TextCodec:
         return self._tokenizer is not None
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without adding special tokens.
-
-        Raises:
-            RequestRejected: if there is no tokenizer.
-        """
+        """Return the ids of `text`, without adding special tokens."""
         if self._tokenizer is None:
             raise RequestRejected("this server has no tokenizer: send input_ids instead of text", status=400)
         return self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -201,13 +201,7 @@ _ThreadResult = TypeVar("_ThreadResult")
 
 
 class GroupUpdates:
-    """Implements `agentrl.servers.engine.WeightGroups`.
-
-    Args:
-        updates: swaps the weights.
-        current: returns the served weights.
-        build: makes weights from tensors by HF name.
-    """
+    """Implements `agentrl.servers.engine.WeightGroups`."""
 
     def __init__(
         self,
@@ -333,10 +327,7 @@ def _receive(group: ProcessGroup, bucket: Bucket, *, flat: bool) -> dict[str, Te
 
 
 async def _in_thread(work: Callable[[], _ThreadResult]) -> _ThreadResult:
-    """Return the result of `work`, run in a daemon thread: anyio's threads would keep the process alive while it hangs.
-
-    Cancellation: the work continues, and its result is dropped.
-    """
+    """Return the result of `work`, run in a daemon thread: anyio's threads would keep the process alive while it hangs."""
     token, done = anyio.lowlevel.current_token(), anyio.Event()
     results: list[_ThreadResult] = []
     errors: list[Exception] = []

@@ -68,22 +68,14 @@ class Weights:
 
 
 def load_weights(path: str | Path, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> Weights:
-    """Return the weights in `path` (`model.safetensors`, or the shards its index names), copied to `device`.
-
-    Raises:
-        ConfigError: naming the file and the tensor that is missing, unexpected, of another shape or not finite.
-    """
+    """Return the weights in `path` (`model.safetensors`, or the shards its index names), copied to `device`."""
     return build_weights(_read_tensors(Path(path)), spec, origin=str(path), device=device, dtype=dtype)
 
 
 def build_weights(
     tensors: dict[str, Tensor], spec: ModelSpec, *, origin: str, device: torch.device, dtype: torch.dtype
 ) -> Weights:
-    """Return weights made of `tensors`, by HF name, copied to `device`; they are taken out of the dict.
-
-    Raises:
-        ConfigError: naming `origin` and the tensor that is missing, unexpected, of another shape or not finite.
-    """
+    """Return weights made of `tensors`, by HF name, copied to `device`; they are taken out of the dict."""
     return _Builder(tensors, spec, origin, device, dtype).build()
 
 

@@ -52,11 +52,7 @@ class _ReceiveBody(msgspec.Struct):
 
 
 class GroupRoutes:
-    """Weight updates from process groups; one method per endpoint.
-
-    Args:
-        groups: receives the weights.
-    """
+    """Weight updates from process groups; one method per endpoint."""
 
     def __init__(self, groups: WeightGroups) -> None:
         self._groups = groups
@@ -165,11 +161,7 @@ class _CheckBody(msgspec.Struct):
 
 
 class ControlRoutes:
-    """All other control calls; one method per endpoint.
-
-    Args:
-        engine: carries the calls out.
-    """
+    """All other control calls; one method per endpoint."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine

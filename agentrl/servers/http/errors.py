@@ -38,9 +38,6 @@ def json_reply(value: object, *, status: int = 200) -> web.Response:
 def decode_body(body: bytes, kind: type[_Body]) -> _Body:
     """Return the JSON `body` as `kind`.
 
-    Raises:
-        BadBody: naming the wrong field; also for an empty body, as in SGLang.
-
     Example:
         >>> decode_body(b'{"a": 1}', dict[str, int])
         {'a': 1}

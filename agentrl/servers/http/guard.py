@@ -85,11 +85,7 @@ def _unwanted(request: web.Request, expected: bytes | None, pages: AllowedOrigin
 
 
 async def _body_came(request: web.Request, seconds: float) -> bool:
-    """Return whether the whole body has come in time; the request keeps it for its handler.
-
-    Raises:
-        web.HTTPRequestEntityTooLarge: it is larger than the application reads.
-    """
+    """Return whether the whole body has come in time; the request keeps it for its handler."""
     with anyio.move_on_after(seconds) as wait:
         await request.read()
     return not wait.cancelled_caught

@@ -25,12 +25,7 @@ _HEALTH_TIMEOUT_S: Final = 20.0
 
 
 class InfoRoutes:
-    """One method per endpoint.
-
-    Args:
-        engine: the engine to describe.
-        blocking_health: `/health` samples a token, as SGLang's does.
-    """
+    """One method per endpoint."""
 
     def __init__(self, engine: InferenceEngine, *, blocking_health: bool = False) -> None:
         self._engine = engine

@@ -18,14 +18,7 @@ _ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f
 
 
 class AllowedOrigins:
-    """The origins of pages that may call a server.
-
-    Args:
-        names: such as `http://localhost:3000`.
-
-    Raises:
-        ConfigError: a name is no origin.
-    """
+    """The origins of pages that may call a server."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = frozenset(names)

@@ -1,14 +1,11 @@
-"""The requests of `/generate`: SGLang's body, checked field by field and turned into engine requests.
+"""The requests of `/generate`: SGLang's body, checked and turned into engine requests.
 
 Invariant: an engine can serve every request that passes: its ids lie in the vocabulary, and prompt and output fit the
-context. Each sampling parameter is honoured or refused by name. The one exception is `spaces_between_special_tokens`, which
-changes only `text`, and only for tokenizers without byte-level decoding. Any other request raises a `RequestRejected` that
-names the field. Pure, no I/O.
+context. Each sampling parameter is honoured or refused by name, except for `spaces_between_special_tokens`, which changes
+only `text`. Any other request raises a `RequestRejected` that names the field. Pure, no I/O.
 
-This server refuses some features of SGLang: log-probs of tokens other than the sampled one, constrained output, logit bias,
-logit processors, LoRA, sessions, multi-modal input, hidden states. It also refuses requests that SGLang 0.5.23 answers
-arbitrarily or that crash it: an empty prompt, an id outside the vocabulary, a `logprob_start_len` below -1, a list of
-`sampling_params` whose length is not the number of prompts.
+This server also refuses requests that SGLang 0.5.23 answers arbitrarily or that crash it: an empty prompt, an id outside the
+vocabulary, a `logprob_start_len` below -1, a list of `sampling_params` whose length is not the number of prompts.
 """
 
 from __future__ import annotations
@@ -35,7 +32,22 @@ MAX_TEXT_CHARS: Final = 2**20
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class Sampling(msgspec.Struct, forbid_unknown_fields=True):
+class _UnsupportedSampling(msgspec.Struct, kw_only=True):
+    """Sampling parameters of SGLang that this server refuses."""
+
+    stop_regex: object = None
+    json_schema: object = None
+    regex: object = None
+    ebnf: object = None
+    structural_tag: object = None
+    choice: object = None
+    logit_bias: object = None
+    custom_params: object = None
+    beam_width: object = None
+    watermark: object = None
+
+
+class Sampling(_UnsupportedSampling, kw_only=True, forbid_unknown_fields=True):
     """`sampling_params` as sent; null means the default, except for `max_new_tokens`."""
 
     max_new_tokens: int | UnsetType | None = UNSET
@@ -57,31 +69,18 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True):
     n: int | None = None
     spaces_between_special_tokens: bool | None = None
     stream_interval: int | None = None
-    stop_regex: object = None
-    json_schema: object = None
-    regex: object = None
-    ebnf: object = None
-    structural_tag: object = None
-    choice: object = None
-    logit_bias: object = None
-    custom_params: object = None
-    beam_width: object = None
-    watermark: object = None
 
 
-_UNSUPPORTED: Final = (
-    "stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "choice", "logit_bias", "custom_params", "beam_width",
-    "watermark",
+_AS_SENT: Final = (
+    "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "ignore_eos", "skip_special_tokens", "no_stop_trim",
 )  # fmt: skip
+"""Parameters that the engine takes as they are sent, by their own names and with their own defaults."""
 
 
 def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
-    """Return the parameters in the engine's form, with at most `room` new tokens.
-
-    Raises:
-        RequestRejected: for a value out of range, or a parameter that this server does not support.
-    """
-    for name in _UNSUPPORTED:
+    """Return the parameters in the engine's form, with at most `room` new tokens."""
+    for name in _UnsupportedSampling.__struct_fields__:
         if getattr(sent, name) is not None:
             raise rejected(f"sampling_params.{name} is not supported by this server")
     stop = (sent.stop,) if isinstance(sent.stop, str) else tuple(sent.stop or ())
@@ -90,20 +89,10 @@ def engine_sampling(sent: Sampling, *, room: int) -> EngineSampling:
     wanted = DEFAULT_MAX_NEW_TOKENS if sent.max_new_tokens is UNSET else sent.max_new_tokens
     sampling = EngineSampling(
         max_new_tokens=room if wanted is None else min(wanted, room),
-        min_new_tokens=sent.min_new_tokens or 0,
-        temperature=1.0 if sent.temperature is None else sent.temperature,
-        top_p=1.0 if sent.top_p is None else sent.top_p,
-        top_k=-1 if sent.top_k is None else sent.top_k,
-        min_p=sent.min_p or 0.0,
-        frequency_penalty=sent.frequency_penalty or 0.0,
-        presence_penalty=sent.presence_penalty or 0.0,
-        repetition_penalty=1.0 if sent.repetition_penalty is None else sent.repetition_penalty,
         stop=stop,
         stop_token_ids=tuple(sent.stop_token_ids or ()),
-        ignore_eos=bool(sent.ignore_eos),
-        skip_special_tokens=sent.skip_special_tokens is not False,
-        no_stop_trim=bool(sent.no_stop_trim),
         seed=sent.sampling_seed,
+        **{name: value for name in _AS_SENT if (value := getattr(sent, name)) is not None},
     )
     _check_ranges(sampling, wanted)
     return sampling
@@ -131,19 +120,9 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Option = TypeVar("_Option")
 
 
-class GenerateBody(msgspec.Struct):
-    """The body of `/generate`; unknown fields are ignored, as in SGLang."""
+class _UnsupportedOptions(msgspec.Struct, kw_only=True):
+    """Options of SGLang's `/generate` that this server refuses."""
 
-    text: str | list[str] | None = None
-    input_ids: list[_Int64 | list[_Int64]] | None = None
-    sampling_params: msgspec.Raw = msgspec.Raw(b"null")
-    rid: str | list[str] | None = None
-    stream: bool = False
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    return_prompt_token_ids: bool = False
-    cache_salt: str | list[str] | None = None
-    extra_key: str | list[str] | None = None
     top_logprobs_num: object = None
     token_ids_logprob: object = None
     return_text_in_logprobs: bool = False
@@ -164,12 +143,19 @@ class GenerateBody(msgspec.Struct):
     watermark: object = None
 
 
-_UNSUPPORTED_OPTIONS: Final = (
-    "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "input_embeds", "image_data", "video_data",
-    "audio_data", "lora_path", "session_id", "session_params", "custom_logit_processor", "return_hidden_states",
-    "return_routed_experts", "return_indexer_topk", "return_entropy", "return_sampling_mask", "sampling_logprobs_mode",
-    "watermark",
-)  # fmt: skip
+class GenerateBody(_UnsupportedOptions, kw_only=True):
+    """The body of `/generate`; unknown fields are ignored, as in SGLang."""
+
+    text: str | list[str] | None = None
+    input_ids: list[_Int64 | list[_Int64]] | None = None
+    sampling_params: msgspec.Raw = msgspec.Raw(b"null")
+    rid: str | list[str] | None = None
+    stream: bool = False
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    return_prompt_token_ids: bool = False
+    cache_salt: str | list[str] | None = None
+    extra_key: str | list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,11 +179,7 @@ class _Prompts(NamedTuple):
 
 
 def decode_generate(body: bytes) -> tuple[GenerateBody, Sampling | list[Sampling]]:
-    """Return the body of a `/generate` call and its sampling parameters: one set for all prompts, or one set for each.
-
-    Raises:
-        BadBody, BadSampling: naming the field.
-    """
+    """Return the body of a `/generate` call and its sampling parameters: one set for all prompts, or one set for each."""
     sent = decode_body(body, GenerateBody)
     raw = bytes(sent.sampling_params)
     if raw == b"null":
@@ -213,18 +195,8 @@ def decode_generate(body: bytes) -> tuple[GenerateBody, Sampling | list[Sampling
 def plan_generate(
     sent: GenerateBody, params: Sampling | list[Sampling], info: EngineInfo, encode: Callable[[str], list[int]]
 ) -> GenerateCall:
-    """Return the engine requests of a body.
-
-    Args:
-        sent: the body.
-        params: its sampling parameters.
-        info: vocabulary and context limit of the engine.
-        encode: turns text into ids, for requests with `text`.
-
-    Raises:
-        RequestRejected: naming the field that is wrong.
-    """
-    for name in _UNSUPPORTED_OPTIONS:
+    """Return the engine requests of a body."""
+    for name in _UnsupportedOptions.__struct_fields__:
         if getattr(sent, name):
             raise rejected(f"{name} is not supported by this server")
     prompts = _prompts(sent, encode)

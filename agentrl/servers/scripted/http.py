@@ -17,18 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import anyio
-import msgspec
 import orjson
 from aiohttp import web
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.engine import EngineRequest
 from agentrl.servers.http.app import create_app
-from agentrl.servers.http.requests import Sampling, engine_sampling
-from agentrl.servers.scripted.engine import ScriptedEngine
+from agentrl.servers.http.requests import decode_generate, plan_generate
+from agentrl.servers.scripted.engine import ControlCall, ScriptedEngine
 from agentrl.servers.scripted.playback import Playback
 from agentrl.servers.scripted.script import Fault
-from agentrl.servers.scripted.server import ControlCall, ScriptedServer
+from agentrl.servers.scripted.server import ScriptedServer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -67,13 +66,10 @@ async def serve_scripted(
         server: the script; its faults of model calls and of control calls apply.
         api_key: clients must send it; None: no call needs a key.
         sglang_version: report this version of SGLang and hide that the server is agentrl's own.
-
-    Cancellation: calls in flight are aborted, and the port is closed.
     """
-    engine = ScriptedEngine(server)
     http = ScriptedHTTP(url="")
-    app = create_app(engine, api_key=api_key)
-    app.middlewares.append(_FaultMiddleware(server, engine, http, sglang_version).middleware)
+    app = create_app(server.engine, api_key=api_key)
+    app.middlewares.append(_FaultMiddleware(server.engine, http, sglang_version).middleware)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -89,8 +85,8 @@ async def serve_scripted(
 class _FaultMiddleware:
     """The middleware that applies faults between the app and the socket."""
 
-    def __init__(self, server: ScriptedServer, engine: ScriptedEngine, http: ScriptedHTTP, version: str | None) -> None:
-        self._server, self._engine, self._http, self._version = server, engine, http, version
+    def __init__(self, engine: ScriptedEngine, http: ScriptedHTTP, version: str | None) -> None:
+        self._engine, self._http, self._version = engine, http, version
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -101,34 +97,35 @@ class _FaultMiddleware:
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         body = await request.read()
         self._http.seen.append((request.path, body))
-        if request.path == "/generate":
-            sent = cast("dict[str, Any]", orjson.loads(body))
-            if sent["sampling_params"]["max_new_tokens"]:
-                return await self._generate(request, handler, sent)
-        fault = self._server.control_faults.get(_CONTROL.get(request.path, "score"))
+        if request.path == "/generate" and (asked := self._asked(body)) is not None:
+            return await self._generate(request, handler, asked)
+        fault = self._engine.control_faults.get(_CONTROL.get(request.path, "score"))
         if (failed := await self._fail(request, fault)) is not None:
             return failed
         response = await handler(request)
         return self._as_version(response) if request.path.endswith("server_info") else response
 
-    async def _generate(self, request: web.Request, handler: Handler, sent: dict[str, Any]) -> web.StreamResponse:
+    def _asked(self, body: bytes) -> EngineRequest | None:
+        """Return the request of a model call; None for a score, for several requests, and for what the app refuses."""
         try:
-            params = msgspec.convert(sent["sampling_params"], Sampling)
-            sampling = engine_sampling(params, room=self._engine.info.max_context_tokens)
-        except (msgspec.ValidationError, RequestRejected):
-            return await handler(request)  # the app answers with the error
-        playback = self._engine.prepare(EngineRequest(rid=sent["rid"], input_ids=sent["input_ids"], sampling=sampling))
+            requests = plan_generate(*decode_generate(body), self._engine.info, self._engine.encode).requests
+        except RequestRejected:
+            return None
+        return requests[0] if len(requests) == 1 and requests[0].sampling.max_new_tokens else None
+
+    async def _generate(self, request: web.Request, handler: Handler, asked: EngineRequest) -> web.StreamResponse:
+        playback = self._engine.prepare(asked)
         fault = playback.reply.fault
         if fault in (None, Fault.ABORT):
             return await handler(request)
         try:
             if (failed := await self._fail(request, fault)) is not None:
                 return failed
-            if fault is Fault.DIE and not sent.get("stream"):
+            if fault is Fault.DIE and not asked.stream:
                 return self._disconnect(request)
-            return await self._play_with_fault(request, playback, stream=bool(sent.get("stream")))
+            return await self._play_with_fault(request, playback)
         finally:
-            self._engine.withdraw(sent["rid"])
+            self._engine.withdraw(asked.rid)
 
     async def _fail(self, request: web.Request, fault: Fault | None) -> web.StreamResponse | None:
         if fault is Fault.REFUSE:
@@ -143,19 +140,19 @@ class _FaultMiddleware:
             return web.Response(text="<html>Bad gateway</html>", content_type="text/html")
         return None
 
-    async def _play_with_fault(self, request: web.Request, playback: Playback, *, stream: bool) -> web.StreamResponse:
+    async def _play_with_fault(self, request: web.Request, playback: Playback) -> web.StreamResponse:
         """Answer in place of the app, with the fault in the reply."""
-        fault = playback.reply.fault
+        fault, stream = playback.reply.fault, playback.progress.request.stream
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream" if stream else "application/json"})
         if stream:
             await response.prepare(request)
-        async for _ in playback.tokens():
-            if stream and len(playback.ids) < len(playback.planned):
-                event = {"output_ids": playback.ids, "meta_info": {"finish_reason": None}}
+        async for progress in playback.tokens():
+            if stream and len(progress.output_ids) < len(playback.planned):
+                event = {"output_ids": progress.output_ids, "meta_info": {"finish_reason": None}}
                 await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
                 if fault is Fault.DIE:
                     return self._disconnect(request, response)
-        payload = orjson.dumps(playback.body(request.path))
+        payload = orjson.dumps(playback.body())
         if fault in (Fault.RESET_MID_BODY, Fault.SLOW_DRIP):
             if not stream:
                 response.content_length = len(payload)

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import numpy as np
+import orjson
 
 from agentrl.errors import ConfigError, RequestRejected
-from agentrl.inference.backend import SamplingParams
+from agentrl.servers.engine import EngineRequest, Finish, RequestProgress
+from agentrl.servers.http.replies import reply as reply_of
 from agentrl.servers.scripted.script import (
+    End,
     Fault,
     ReplyText,
     Script,
@@ -43,19 +46,13 @@ class Playback:
     reply: ScriptedReply
     planned: list[int]
     """All ids of the reply up to its end."""
-    stop: Literal["stop", "length"]
-    matched: int | str | None = None
-    """The stop token or stop string, for `stop`."""
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(version, index of its first token)."""
-    retractions: int = 0
+    end: End
+    progress: RequestProgress
     aborted: str | None = None
     _wait: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
-    async def tokens(self) -> AsyncGenerator[int, None]:
-        """Play the reply and yield each position after adding its token; end early when aborted."""
+    async def tokens(self) -> AsyncGenerator[RequestProgress, None]:
+        """Play the reply and yield the output after each token; stop early when aborted."""
         holds = {hold.at: hold for hold in self.reply.holds}
         half = len(self.planned) // 2
         for position, token in enumerate(self.planned):
@@ -70,60 +67,47 @@ class Playback:
             if self.aborted is not None:
                 return
             self._push(position, token)
-            yield position
+            yield self.progress
 
     def abort(self, message: str) -> None:
         """End the reply before its next token."""
         self.aborted = message
         self._wait.cancel()
 
-    def body(self, request_id: str) -> dict[str, Any]:
+    @property
+    def finish(self) -> Finish:
+        """The end of the reply if no token follows."""
+        if len(self.progress.output_ids) < len(self.planned):
+            return Finish(kind="abort", message=self.aborted or "the server stops")
+        return Finish(kind=self.end.kind, matched=self.end.matched)
+
+    def body(self) -> dict[str, Any]:
         """Return the reply in SGLang's format, with the script's fault in it."""
-        count = len(self.ids)
-        played = self.spans or [(self.player.version, 0)]
-        ends = [start for _, start in played[1:]] + [count]
-        spans = [{"version": str(v), "start": s, "end": e} for (v, s), e in zip(played, ends, strict=True)]
-        finish: dict[str, object] = {"type": "stop", "matched": self.matched}
-        if self.aborted is not None:
-            finish = {"type": "abort", "message": self.aborted}
-        elif self.stop == "length":
-            finish = {"type": "length", "length": count}
-        body = {
-            "text": "",
-            "output_ids": list(self.ids),
-            "meta_info": {
-                "id": request_id,
-                "prompt_tokens": len(self.call.input_ids),
-                "completion_tokens": count,
-                "cached_tokens": 0,
-                "num_retractions": self.retractions,
-                "finish_reason": finish,
-                "output_token_logprobs": [[lp, token, None] for lp, token in zip(self.logprobs, self.ids, strict=True)],
-                "weight_version": str(self.player.version),
-                "weight_versions": spans,
-            },
-        }
-        return corrupt(body, self.reply.fault, self.player.vocab_size) if count else body
+        version = str(self.player.version)
+        progress = replace(self.progress, finish=self.finish)
+        body = reply_of(progress, lambda _: "", logprobs=True, prompt_ids=False, weight_version=version, seconds=0.0)
+        body = orjson.loads(orjson.dumps(body))  # a copy, for `corrupt` changes it
+        return corrupt(body, self.reply.fault, self.player.vocab_size) if progress.output_ids else body
 
     async def _until(self, event: anyio.Event) -> None:
         with anyio.CancelScope() as self._wait:
             await event.wait()
 
     def _push(self, position: int, token: int) -> None:
-        version = self.player.version
-        if not self.spans or self.spans[-1][0] != version:
-            self.spans.append((version, position))
+        progress, version = self.progress, self.player.version
+        if not progress.versions or progress.versions[-1][0] != str(version):
+            progress.versions.append((str(version), position))
         if self.reply.logprobs is not None:
             logprob = float(self.reply.logprobs[position])
         else:
             before = self.planned[position - 1] if position else int(self.call.input_ids[-1])
             logprob = float(scripted_logprobs(np.array([before, token], np.int32), version)[0])
-        self.ids.append(token)
-        self.logprobs.append(logprob)
+        progress.output_ids.append(token)
+        progress.output_logprobs.append(logprob)
 
 
 class ScriptPlayer:
-    """Asks the script for replies and plays them: the state that all replies of one scripted server share."""
+    """Asks the script for replies and plays them: the state that all replies of one scripted engine share."""
 
     def __init__(
         self,
@@ -135,7 +119,6 @@ class ScriptPlayer:
         eos_id: int | None,
         version: int,
     ) -> None:
-        """Start with no call answered; the arguments are those of `ScriptedServer`."""
         self._script, self._encode, self._eos_id = script, encode, eos_id
         self.decode = decode
         self.vocab_size = vocab_size
@@ -150,46 +133,46 @@ class ScriptPlayer:
         self._unfinished: OrderedDict[tuple[str, bytes], tuple[Playback, list[int]]] = OrderedDict()
         """Aborted replies and the ids left of them, by episode and context."""
 
-    def begin(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Playback:
-        """Ask the script for a reply, or continue one that was aborted; the caller must call `finish` afterwards.
-
-        Raises:
-            RequestRejected: for a request id in use.
-            ConfigError: if the script's reply cannot be played.
-        """
-        if request_id in self.playing:
-            raise RequestRejected(f"request id {request_id} is in use", status=400)
+    def begin(self, request: EngineRequest, episode_id: str = "") -> Playback:
+        """Ask the script for a reply, or continue one that was aborted; the caller must call `finish` afterwards."""
+        if request.rid in self.playing:
+            raise RequestRejected(f"request id {request.rid} is in use (a duplicate request id)", status=400)
+        input_ids = np.array(request.input_ids, np.int32)
         unfinished = self._unfinished.pop((episode_id, input_ids.tobytes()), None)
         if unfinished is not None:
             original, rest = unfinished
-            playback = replace(original, planned=rest, reply=ScriptedReply(), ids=[], logprobs=[], spans=[], aborted=None)
-            playback.call = replace(original.call, request_id=request_id, input_ids=input_ids, sampling=sampling)
+            progress = RequestProgress(request=request)
+            playback = replace(original, planned=rest, reply=ScriptedReply(), progress=progress, aborted=None)
+            playback.call = replace(original.call, request_id=request.rid, input_ids=input_ids, sampling=request.sampling)
         else:
-            playback = self._ask(request_id, episode_id, input_ids, sampling)
-        self.playing[request_id] = playback
+            playback = self._ask(request, episode_id, input_ids)
+        self.playing[request.rid] = playback
         return playback
 
-    def finish(self, request_id: str) -> None:
-        """Record how a reply ended."""
+    def finish(self, request_id: str) -> RequestProgress:
+        """Record the end of a reply; return its output."""
         playback = self.playing.pop(request_id)
-        context = np.concatenate([playback.call.input_ids, np.array(playback.ids, np.int32)])
-        rest = playback.planned[len(playback.ids) :]
+        progress, call = playback.progress, playback.call
+        progress.finish = playback.finish
+        context = np.concatenate([call.input_ids, np.array(progress.output_ids, np.int32)])
+        rest = playback.planned[len(progress.output_ids) :]
         if playback.aborted is not None and rest:
-            self._unfinished[playback.call.episode_id, context.tobytes()] = (playback, rest)
+            self._unfinished[call.episode_id, context.tobytes()] = (playback, rest)
             if len(self._unfinished) > _MAX_UNFINISHED:
                 self._unfinished.popitem(last=False)
         elif not rest:
-            self._answered[playback.call.episode_id] += 1
-            if not playback.call.episode_id:
-                self._contexts[context.tobytes()] = playback.call.turn + 1
+            self._answered[call.episode_id] += 1
+            if not call.episode_id:
+                self._contexts[context.tobytes()] = call.turn + 1
                 self._lengths.add(len(context))
+        return progress
 
     def pause(self, *, retract: bool) -> None:
         """Hold all replies before their next token."""
         if self.gate is None:
             self.gate = anyio.Event()
         for playback in self.playing.values():
-            playback.retractions += retract and bool(playback.ids)
+            playback.progress.num_retractions += retract and bool(playback.progress.output_ids)
 
     def resume(self) -> None:
         """Continue all replies."""
@@ -197,14 +180,14 @@ class ScriptPlayer:
         if gate is not None:
             gate.set()
 
-    def _ask(self, request_id: str, episode_id: str, input_ids: Int32Array, sampling: SamplingParams) -> Playback:
+    def _ask(self, request: EngineRequest, episode_id: str, input_ids: Int32Array) -> Playback:
         call = ScriptedCall(
             index=len(self.calls),
             turn=self._answered[episode_id] if episode_id else self._turn(input_ids),
             episode_id=episode_id,
-            request_id=request_id,
+            request_id=request.rid,
             input_ids=input_ids,
-            sampling=sampling,
+            sampling=request.sampling,
             version=self.version,
         )
         self.calls.append(call)
@@ -212,8 +195,9 @@ class ScriptPlayer:
         reply = answer if isinstance(answer, ScriptedReply) else ScriptedReply(output=answer)
         ids, text = self._ids(reply), reply.output if isinstance(reply.output, str) else None
         reply_text = ReplyText(text=text, encode=self._encode, decode=self.decode)
-        end = end_of(ids, sampling, eos_id=self._eos_id, text=reply_text)
-        return Playback(player=self, call=call, reply=reply, planned=ids[: end.num_ids], stop=end.kind, matched=end.matched)
+        end = end_of(ids, request.sampling, eos_id=self._eos_id, text=reply_text)
+        progress = RequestProgress(request=request)
+        return Playback(player=self, call=call, reply=reply, planned=ids[: end.num_ids], end=end, progress=progress)
 
     def _turn(self, input_ids: Int32Array) -> int:
         for length in sorted(self._lengths, reverse=True):

@@ -1,8 +1,8 @@
 """A server that answers from a script, for agentrl's tests and for tests of workflows. No model, no torch, no sockets.
 
-Invariant: the server keeps every promise of `Backend` and `Inference` that a real server keeps, and a `Fault` breaks exactly
-the one it names. Its replies pass the same checks as those of a real server. A control call does its whole work or none of
-it, and with a fault it raises the error that a real server's would. Runs under asyncio and trio.
+Invariant: the server, a client of a `ScriptedEngine` in the same process, keeps every promise of `Backend` and `Inference`
+that a real server keeps, and a `Fault` breaks exactly the one it names. Its replies pass the same checks as those of a real
+server. A control call does its whole work or none of it. Runs under asyncio and trio.
 
 Example:
     >>> import anyio
@@ -29,9 +29,9 @@ A script is a function of the call:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields
 from typing import Literal
 
 import anyio
@@ -41,10 +41,21 @@ import orjson
 
 from agentrl.concurrency import Deadline
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable, WeightSyncError
-from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk, Probe, UpdateReport, WeightSource
+from agentrl.inference.backend import (
+    GenerateRequest,
+    Generation,
+    GenerationChunk,
+    Probe,
+    SamplingParams,
+    UpdateReport,
+    WeightSource,
+)
+from agentrl.inference.pool.members import Member, Members
+from agentrl.inference.pool.update import WeightSwap
 from agentrl.inference.sglang.assembly import Assembly
 from agentrl.inference.sglang.wire import check_request, parse_reply
-from agentrl.servers.scripted.playback import ScriptPlayer
+from agentrl.servers.engine import EngineRequest, EngineSampling
+from agentrl.servers.scripted.engine import ControlCall, ScriptedEngine
 from agentrl.servers.scripted.script import (
     Fault,
     Hold,
@@ -57,12 +68,8 @@ from agentrl.servers.scripted.script import (
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication, scripted_checksums, scripted_logprobs
 
-ControlCall = Literal[
-    "connect", "check", "pause", "load_weights", "checksums", "score", "resume", "join_group", "receive_weights"
-]
-
-
-__all__ = ["Fault", "Hold", "Script", "ScriptedCall", "ScriptedReply", "ScriptedServer", "scripted_logprobs"]
+__all__ = ["ControlCall", "Fault", "Hold", "Script", "ScriptedCall", "ScriptedReply", "ScriptedServer", "scripted_logprobs"]
+_SAMPLING = tuple(field.name for field in fields(SamplingParams))
 
 
 class ScriptedServer:
@@ -96,24 +103,25 @@ class ScriptedServer:
             version: policy version of the initial weights.
             timeout_s: deadline of each model and control call, seconds; a call with `Fault.HANG` ends at it.
         """
-        self.player = ScriptPlayer(
+        self.engine = ScriptedEngine(
             script, vocab_size=vocab_size, encode=encode, decode=decode, eos_id=eos_id, version=version
         )
+        """The server behind this client; `serve_scripted` puts the same one behind a socket."""
         self._url = url
+        self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._dead: str | None = None
         self._died = anyio.Event()
         self._paused = False
         self.max_context_tokens: int | None = None
         """The context limit that it reports; scripts accept any context."""
-        self._tensor_checksums: Mapping[str, str] = {}
-        self.aborted: list[str] = []
+        self.aborted = self.engine.aborted
         """Request ids of cancelled calls."""
         self.updates: list[Publication] = []
         """The weights received from files, in order."""
         self.groups = ScriptedReceiver(self)
         """The part that receives weights from a trainer's memory; no tensors are sent."""
-        self.control_faults: dict[ControlCall, Fault] = {}
+        self.control_faults = self.engine.control_faults
         """Faults of control calls; may be changed at any time."""
         self.control_holds: dict[ControlCall, Hold] = {}
         """Control calls that wait, before doing anything, until their hold is released."""
@@ -143,7 +151,30 @@ class ScriptedServer:
     @property
     def calls(self) -> Sequence[ScriptedCall]:
         """All calls that the script was asked to answer, in order."""
-        return self.player.calls
+        return self.engine.player.calls
+
+    @property
+    def url(self) -> str:
+        """The server's name in messages."""
+        return self._url
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights."""
+        return self.engine.version
+
+    @property
+    def policy_version(self) -> int:
+        return self.engine.version
+
+    @property
+    def paused(self) -> bool:
+        """Whether the server is paused."""
+        return self._paused
+
+    @property
+    def checksum_kind(self) -> str:
+        return "agentrl"
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the script's answer, as `Backend.generate` does.
@@ -154,12 +185,12 @@ class ScriptedServer:
 
         Cancellation: the request id is added to `aborted`.
         """
-        check_request(request, self.player.vocab_size)
+        check_request(request, self._vocab_size)
         assembly = Assembly(request, self.url)
         with Deadline(self._timeout_s, lambda: f"{self.url}: request {request.request_id} got no answer", self.url):
             while not assembly.done:
-                async with aclosing(self._play(assembly)) as positions:
-                    async for _ in positions:
+                async with aclosing(self._play(assembly)) as tokens:
+                    async for _ in tokens:
                         pass
         return assembly.generation()
 
@@ -172,7 +203,7 @@ class ScriptedServer:
 
         Cancellation: the request id is added to `aborted`, also when the block is left early.
         """
-        check_request(request, self.player.vocab_size)
+        check_request(request, self._vocab_size)
         async with aclosing(self._chunks(request)) as chunks:
             yield chunks
 
@@ -182,74 +213,48 @@ class ScriptedServer:
     async def _chunks(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
         assembly = Assembly(request, self.url)
         while not assembly.done:
-            async with aclosing(self._play(assembly, streamed=True)) as positions:
-                async for token in positions:
+            async with aclosing(self._play(assembly, streamed=True)) as tokens:
+                async for token in tokens:
                     yield GenerationChunk(output_ids=np.array([token], np.int32))
         yield GenerationChunk(output_ids=np.empty(0, np.int32), generation=assembly.generation())
 
     async def _play(self, assembly: Assembly, *, streamed: bool = False) -> AsyncGenerator[int, None]:
         """Play one piece, yield its tokens, and add it to the assembly."""
-        request, sampled = assembly.request, assembly.output_ids
-        sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - len(sampled))
-        rid, _ = assembly.body()
+        request, player = assembly.request, self.engine.player
+        asked = _rest_of(assembly)
         await self.misbehave(None)
-        playback = self.player.begin(rid, request.episode_id, np.concatenate([request.input_ids, sampled]), sampling)
+        playback = player.begin(asked, request.episode_id)
         fault = playback.reply.fault
         try:
             await self.misbehave(fault)
-            async with aclosing(playback.tokens()) as positions:
-                async for _ in positions:
+            async with aclosing(playback.tokens()) as played:
+                async for progress in played:
                     if fault in (Fault.DIE, Fault.RESET_MID_BODY):
                         raise ServerUnavailable(f"{self.url}: died mid-request, as scripted", url=self.url)
-                    yield playback.ids[-1]
+                    yield progress.output_ids[-1]
             await self.misbehave(None)
         except BaseException as error:
             if not isinstance(error, Exception):  # cancelled, or the stream was left
                 self.aborted.append(request.request_id)
             raise
         finally:
-            self.player.finish(rid)
-        reply = parse_reply(orjson.dumps(playback.body(rid)), vocab_size=self.player.vocab_size, url=self.url)
+            player.finish(asked.rid)
+        reply = parse_reply(orjson.dumps(playback.body()), vocab_size=self._vocab_size, url=self.url)
         assembly.take(reply, caller_aborted=False, streamed=streamed)
-
-    @property
-    def url(self) -> str:
-        """The server's name in messages."""
-        return self._url
-
-    @property
-    def version(self) -> int:
-        """Policy version of the weights."""
-        return self.player.version
-
-    @property
-    def policy_version(self) -> int:
-        """Policy version of the weights."""
-        return self.player.version
-
-    @property
-    def paused(self) -> bool:
-        """Whether the server is paused."""
-        return self._paused
-
-    @property
-    def checksum_kind(self) -> str:
-        """`agentrl`."""
-        return "agentrl"
 
     def die(self, reason: str = "killed") -> None:
         """End all calls with `ServerUnavailable`, and refuse new ones."""
         self._dead = reason
         self._died.set()
-        for playback in self.player.playing.values():
+        for playback in self.engine.player.playing.values():
             playback.abort("died")
 
     def revive(self, version: int = 0) -> None:
         """Answer again, as a restarted process would: not paused, with the weights of `version`."""
         self._dead, self._paused = None, False
         self._died = anyio.Event()
-        self.player.version = version
-        self.player.resume()
+        self.engine.player.version = version
+        self.engine.unpause()
 
     async def update_weights(self, source: WeightSource, probe: Probe | None = None) -> UpdateReport:
         """Pause, take over the version, continue, and compare `scripted_logprobs` with the probe.
@@ -259,20 +264,30 @@ class ScriptedServer:
 
         Cancellation: the server continues.
         """
-        began = anyio.current_time()
+        members = Members([self])
+
+        async def each(action: Callable[[Member], Awaitable[None]]) -> Sequence[Member]:
+            for member in members.all:
+                await action(member)
+            return members.all
+
         try:
-            await self.pause("retract")
-            num_bytes = await self._take(source)
+            swap = await WeightSwap(members, source, "retract").run(members.all, each, lambda: None, again=False)
         finally:
-            self._continue()
-        pause_s = anyio.current_time() - began
+            self._paused = False
+            self.engine.unpause()
         difference = None
         if probe is not None:
             difference = float(np.abs(await self.score(probe.token_ids) - probe.logprobs).max())
             if not difference <= probe.tolerance:
                 raise WeightSyncError(f"{self._url}: the probe differs by {difference:.2e} nats from the trainer's")
         return UpdateReport(
-            version=self.version, pause_s=pause_s, updated=(self._url,), probe_difference=difference, num_bytes=num_bytes
+            version=self.version,
+            pause_after_s=swap.pause_after_s,
+            pause_s=swap.pause_s,
+            updated=(self._url,),
+            probe_difference=difference,
+            num_bytes=swap.num_bytes,
         )
 
     async def connect(self) -> None:
@@ -291,62 +306,36 @@ class ScriptedServer:
         """Hold all replies before their next token."""
         self._paused = True
         await self.control("pause")
-        self.player.pause(retract=mode == "retract")
+        await self.engine.pause(mode)
 
     async def resume(self) -> None:
         """Continue all replies."""
         self._paused = False
         await self.control("resume")
-        self._continue()
+        self.engine.unpause()
 
     async def load_weights(self, publication: Publication) -> None:
         """Take over the version and the digests of a publication without reading its files."""
         await self.control("load_weights")
-        self.player.version = publication.version
-        self._tensor_checksums = publication.tensor_checksums
+        self.engine.serve(publication.tensor_checksums, publication.version)
         self.updates.append(publication)
 
     async def checksums(self) -> Mapping[str, str]:
         """Return the digests of the last weight update, reversed with `Fault.WRONG_WEIGHTS`."""
-        wrong = await self.control("checksums") is Fault.WRONG_WEIGHTS
-        held = self._tensor_checksums
-        return {name: digest[::-1] for name, digest in held.items()} if wrong else held
+        await self.control("checksums")
+        return self.engine.checksums()
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
         """Return the `scripted_logprobs` of the current version, [L-1] float32, nats."""
-        wrong = await self.control("score") is Fault.WRONG_WEIGHTS
-        return scripted_logprobs(token_ids, self.version) - np.float32(0.5 if wrong else 0.0)
-
-    async def _take(self, source: WeightSource) -> int | None:
-        if isinstance(source, Publication):
-            await self.load_weights(source)
-            return None
-        request = self.groups.request()
-        [address] = await source.channel.open([request], ())
-        await self.groups.join(address)
-        async with source.channel.sending(source.version, [request.name], dtype=source.dtype, again=False) as sending:
-            await sending.start([request.name])
-            await self.groups.receive(sending.manifest, request.name)
-            await sending.finish(())
-            return sending.manifest.num_bytes
+        await self.control("score")
+        return self.engine.scores(token_ids)
 
     def accept_manifest(self, manifest: Manifest) -> None:
         """Take over the version and the digests of weights from a trainer's memory."""
-        self.player.version = manifest.version
-        self._tensor_checksums = scripted_checksums(manifest.version, manifest.buckets)
-
-    def _continue(self) -> None:
-        self._paused = False
-        self.player.resume()
+        self.engine.serve(scripted_checksums(manifest.version, manifest.buckets), manifest.version)
 
     async def control(self, name: ControlCall) -> Fault | None:
-        """Apply the hold and the fault of a control call; return the fault if the call continues in spite of it.
-
-        Raises:
-            ServerError, WeightSyncError: the error that the fault stands for.
-
-        Cancellation: nothing is left behind.
-        """
+        """Apply the hold and the fault of a control call; return the fault if the call continues in spite of it."""
         if (hold := self.control_holds.get(name)) is not None:
             hold.reached.set()
             with Deadline(self._timeout_s, lambda: f"{self._url}: waited for {name}", self._url):
@@ -365,13 +354,7 @@ class ScriptedServer:
         return fault
 
     async def misbehave(self, fault: Fault | None) -> None:
-        """Apply a fault of a model call that acts before the first token.
-
-        Raises:
-            ServerError: the error that the fault stands for; `ServerUnavailable` also if the server has died.
-
-        Cancellation: nothing is left behind.
-        """
+        """Raise what a fault stands for that acts before the first token, or the death of the server."""
         await anyio.lowlevel.checkpoint()
         if fault in (Fault.HANG, Fault.SLOW_DRIP):
             with Deadline(self._timeout_s, lambda: f"{self._url}: a model call got no answer", self._url):
@@ -386,11 +369,23 @@ class ScriptedServer:
             raise ReplyError(f"{self._url}: the reply is a web page, as scripted", url=self._url)
 
 
+def _rest_of(assembly: Assembly) -> EngineRequest:
+    """Return the request for the missing tokens of a call, as the engine takes it."""
+    request = assembly.request
+    rid, _ = assembly.body()
+    sampling = {name: getattr(request.sampling, name) for name in _SAMPLING}
+    sampling["max_new_tokens"] -= len(assembly.output_ids)
+    return EngineRequest(
+        rid=rid,
+        input_ids=[*request.input_ids.tolist(), *assembly.output_ids.tolist()],
+        sampling=EngineSampling(**sampling),
+    )
+
+
 class ScriptedReceiver:
     """A `Receiver` that records calls and transfers nothing."""
 
     def __init__(self, server: ScriptedServer) -> None:
-        """Start in no group."""
         self._server = server
         self.joined: list[GroupAddress] = []
         """Groups joined, in order."""

@@ -12,7 +12,7 @@ from agentrl.inference.backend import Generation, GenerationChunk
 from agentrl.inference.pool.members import State
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import ControlCall, Fault, Hold, Script, ScriptedCall, ScriptedReply, ScriptedServer
-from tests.support.scripted import OFTEN, VOCAB, in_virtual_time, pool_of, publication, request, seen
+from tests.support.scripted import OFTEN, VOCAB, all_serving, in_virtual_time, pool_of, publication, request, seen
 
 
 def server(script: Script | None = None, number: int = 0, **settings: float) -> ScriptedServer:
@@ -439,3 +439,30 @@ async def test_hundreds_of_calls_survive_a_server_that_keeps_dying() -> None:
                 for index in range(300):
                     tasks.start_soon(call, index)
     assert len(done) == 300
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+async def test_a_server_is_found_by_its_url_whether_or_not_that_ends_in_a_slash(end: str) -> None:
+    first, second = (ScriptedServer(lambda _: [4], vocab_size=VOCAB, url=f"scripted://{n}") for n in range(2))
+    url = first.url + end
+    async with pool_of(first, second) as pool:
+        assert (await pool.sample(url, request())).output_ids.tolist() == [4]
+        pool.report_kept(url)
+        pool.take_out(url, "its log-probs are wrong")
+        assert await pool.until_taken_out(url) == "its log-probs are wrong"
+        pool.report_dead(url, "its process ended", starting=True)
+        assert pool.describe().servers[0].state is State.STARTING
+        pool.report_started(url)
+        await all_serving(pool)
+        await pool.replace(url, ScriptedServer(lambda _: [5], vocab_size=VOCAB, url="scripted://elsewhere"))
+        assert pool.serving == ("scripted://elsewhere", "scripted://1")
+
+
+async def test_a_server_that_was_started_elsewhere_is_not_found_at_its_former_url() -> None:
+    former, other = (ScriptedServer(lambda _: [4], vocab_size=VOCAB, url=f"scripted://{n}") for n in range(2))
+    async with pool_of(former, other) as pool:
+        await pool.replace(former.url, ScriptedServer(lambda _: [5], vocab_size=VOCAB, url="scripted://elsewhere"))
+        with pytest.raises(ServerUnavailable, match="the pool, which has scripted://elsewhere, scripted://1"):
+            await pool.sample(former.url, request())
+        pool.take_out(former.url, "its log-probs are wrong")  # those of a process that has ended
+        assert pool.serving == ("scripted://elsewhere", "scripted://1")

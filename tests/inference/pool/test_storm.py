@@ -87,7 +87,7 @@ def test_every_call_ends_in_time_and_none_is_left_in_flight(seed: int) -> None:
             assert [server.in_flight for server in pool.describe().servers] == [0] * len(servers)
 
     in_virtual_time(main)
-    assert all(not server.player.playing for server in servers)
+    assert all(not server.engine.player.playing for server in servers)
     assert sum(ends.values()) == CALLS
     assert ends["answered"] > CALLS / 4
     assert not ends.keys() - {"answered", "left", "cancelled", "ServerUnavailable", "ServerTimeout", "ReplyError"}, ends

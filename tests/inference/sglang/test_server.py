@@ -39,7 +39,7 @@ from agentrl.servers.scripted.server import (
 from agentrl.types import StopReason
 from agentrl.weights.types import Publication
 from tests.support.impatient import Impatient
-from tests.support.scripted import VOCAB, publication, request
+from tests.support.scripted import FAULTS, VOCAB, publication, request
 
 
 @pytest.fixture
@@ -101,27 +101,7 @@ async def test_a_stream_gives_each_id_once_and_the_same_generation() -> None:
     assert all(chunk.generation is None for chunk in chunks[:-1])
 
 
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        (Fault.REFUSE, ServerUnavailable),
-        (Fault.DIE, ServerUnavailable),
-        (Fault.RESET_MID_BODY, ServerUnavailable),
-        (Fault.SERVER_ERROR, ServerUnavailable),
-        (Fault.HANG, ServerTimeout),
-        (Fault.SLOW_DRIP, ServerTimeout),
-        (Fault.BAD_REQUEST, RequestRejected),
-        (Fault.NOT_JSON, ReplyError),
-        (Fault.SHORT_LOGPROBS, ReplyError),
-        (Fault.MISMATCHED_IDS, ReplyError),
-        (Fault.OUTSIDE_VOCABULARY, ReplyError),
-        (Fault.NAN_LOGPROB, ReplyError),
-        (Fault.POSITIVE_LOGPROB, ReplyError),
-        (Fault.EMPTY, ReplyError),
-        (Fault.SPAN_GAP, ReplyError),
-        (Fault.NO_FINISH, ReplyError),
-    ],
-)
+@pytest.mark.parametrize(("fault", "error"), FAULTS.items())
 async def test_every_fault_on_the_wire_ends_in_its_named_error(fault: Fault, error: type[ServerError]) -> None:
     patience = 0.3 if error is ServerTimeout else 60
     async with rig(lambda _: ScriptedReply(output=[4, 5, 6, 7], fault=fault), request_timeout_s=patience) as r:

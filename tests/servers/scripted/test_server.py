@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.concurrency import task_group
-from agentrl.errors import ConfigError, ReplyError, RequestRejected, ServerError, ServerTimeout, ServerUnavailable
+from agentrl.errors import ConfigError, RequestRejected, ServerError, ServerTimeout, ServerUnavailable
 from agentrl.inference.backend import Generation, Probe
 from agentrl.servers.scripted.server import Fault, Hold, ScriptedCall, ScriptedReply, ScriptedServer, scripted_logprobs
-from agentrl.types import StopReason, VersionSpan
-from tests.support.scripted import VOCAB, publication, request
+from agentrl.types import StopReason
+from tests.support.scripted import FAULTS, VOCAB, publication, request
 
 
 def encode(text: str) -> list[int]:
@@ -37,41 +37,7 @@ async def test_each_episode_gets_the_texts_in_order() -> None:
         await server.generate(request(episode="a"))
 
 
-async def test_a_long_reply_is_cut_at_max_new_tokens() -> None:
-    server = ScriptedServer(lambda _: range(10, 20), vocab_size=VOCAB)
-    generation = await server.generate(request(max_new_tokens=4))
-    assert generation.output_ids.tolist() == [10, 11, 12, 13]
-    assert (generation.stop_reason, generation.matched_stop) == (StopReason.LENGTH, None)
-
-
-async def test_log_probs_equal_the_score_of_the_whole_sequence() -> None:
-    server = ScriptedServer(lambda _: [7, 8, 9], vocab_size=VOCAB, version=4)
-    generation = await server.generate(request(1, 2, 3))
-    scores = await server.score(np.array([1, 2, 3, 7, 8, 9], np.int32))
-    np.testing.assert_array_equal(scores[2:], generation.output_logprobs)
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        (Fault.REFUSE, ServerUnavailable),
-        (Fault.DIE, ServerUnavailable),
-        (Fault.RESET_MID_BODY, ServerUnavailable),
-        (Fault.SERVER_ERROR, ServerUnavailable),
-        (Fault.HANG, ServerTimeout),
-        (Fault.SLOW_DRIP, ServerTimeout),
-        (Fault.BAD_REQUEST, RequestRejected),
-        (Fault.NOT_JSON, ReplyError),
-        (Fault.SHORT_LOGPROBS, ReplyError),
-        (Fault.MISMATCHED_IDS, ReplyError),
-        (Fault.OUTSIDE_VOCABULARY, ReplyError),
-        (Fault.NAN_LOGPROB, ReplyError),
-        (Fault.POSITIVE_LOGPROB, ReplyError),
-        (Fault.EMPTY, ReplyError),
-        (Fault.SPAN_GAP, ReplyError),
-        (Fault.NO_FINISH, ReplyError),
-    ],
-)
+@pytest.mark.parametrize(("fault", "error"), FAULTS.items())
 async def test_every_fault_ends_in_its_named_error(fault: Fault, error: type[ServerError]) -> None:
     timeout_s = 0.05 if error is ServerTimeout else 60
     server = ScriptedServer(lambda _: ScriptedReply(output=[4, 5], fault=fault), vocab_size=VOCAB, timeout_s=timeout_s)
@@ -82,19 +48,6 @@ async def test_every_fault_ends_in_its_named_error(fault: Fault, error: type[Ser
             await drain(server)
     assert type(caught.value) is error
     assert type(streamed.value) is error
-
-
-async def test_a_server_side_abort_loses_and_repeats_no_token() -> None:
-    def script(call: ScriptedCall) -> ScriptedReply:
-        return ScriptedReply(output=range(10, 20), fault=Fault.ABORT)
-
-    server = ScriptedServer(script, vocab_size=VOCAB)
-    generation = await server.generate(request())
-    assert generation.output_ids.tolist() == list(range(10, 20))
-    assert len(server.calls) == 1
-    np.testing.assert_array_equal(
-        generation.output_logprobs, scripted_logprobs(np.array([3, *range(10, 20)], np.int32), version=0)
-    )
 
 
 async def test_a_reply_that_was_aborted_is_taken_up_by_its_own_episode() -> None:
@@ -112,27 +65,6 @@ async def test_a_reply_that_was_aborted_is_taken_up_by_its_own_episode() -> None
             tasks.start_soon(call, episode)
     assert sampled == {episode: [10 + episode] for episode in range(4)}
     assert len(server.calls) == 4
-
-
-async def test_a_swap_in_the_middle_gives_two_spans_and_the_same_ids() -> None:
-    hold = Hold(at=3)
-    server = ScriptedServer(lambda _: ScriptedReply(output=range(10, 20), holds=(hold,)), vocab_size=VOCAB)
-    generations: list[Generation] = []
-
-    async def call() -> None:
-        generations.append(await server.generate(request()))
-
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            await hold.reached.wait()
-            assert (await server.update_weights(publication(1))).version == 1
-            hold.release.set()
-    assert server.policy_version == 1
-    assert generations[0].output_ids.tolist() == list(range(10, 20))
-    assert generations[0].spans == (VersionSpan(start=0, end=3, version=0), VersionSpan(start=3, end=10, version=1))
-    assert generations[0].num_retractions == 1
-    assert [update.version for update in server.updates] == [1]
 
 
 async def test_calls_made_while_paused_are_held_until_it_continues() -> None:
@@ -246,6 +178,7 @@ def test_whenever_weights_are_swapped_every_token_has_the_log_prob_of_its_versio
 
     generation = anyio.run(run)
     assert generation.output_ids.tolist() == output
+    assert [update.version for update in server.updates] == list(range(1, len(holds) + 1))
     ids = np.array([2, *output], np.int32)
     for span in generation.spans:
         expected = scripted_logprobs(ids, span.version)[span.start : span.end]

@@ -17,13 +17,11 @@ from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import anyio
-from openai.types.chat import ChatCompletion
 
 from agentrl.cassette.file import read_cassette, write_cassette
 from agentrl.cassette.tape import Recorder, using_tape
-from agentrl.client import Client, MessageLike
-from agentrl.client.openai_base import RawResponse
-from agentrl.client.stream import ChatStream
+from agentrl.client import Client, EpisodeSettings, MessageLike, PolicyBackend
+from agentrl.client.client import Answered
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.jobs.record import make_cassette
 from agentrl.jobs.replay import compare_with_cassette
@@ -121,9 +119,8 @@ async def play_async(
     given = task if isinstance(task, Task) else Task(id=str(task.get("id", "test")), data=task)
     name = "" if cassette is None else _importable_name(workflow)
     policy = ScriptedPolicy(partial(_scripted_text, replies))
-    client = _PlayedClient(
-        backend=policy, renderer=policy.renderer, sampling=UNLIMITED, episode_id=uuid4().hex, task_id=given.id
-    )
+    settings = EpisodeSettings(episode_id=uuid4().hex, task_id=given.id)
+    client = _PlayedClient(PolicyBackend(policy, policy.renderer, UNLIMITED, settings))
     tape = Recorder()
     async with flow.opened():
         with nullcontext() if cassette is None else using_tape(tape):
@@ -192,9 +189,7 @@ _sent: ContextVar[Sequence[Message]] = ContextVar("agentrl_testing_messages", de
 class _PlayedClient(Client):
     """A client that shows the script the messages of the call."""
 
-    async def answer(
-        self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]
-    ) -> ChatCompletion | ChatStream | RawResponse:
+    async def answer(self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]) -> Answered:
         given = list(messages)
         _sent.set(plain_fields(given))
         return await super().answer(given, stream, arguments)

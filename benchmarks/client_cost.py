@@ -47,7 +47,7 @@ from aiohttp import web
 from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer
 
-from agentrl.client import Client, SamplingConfig
+from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.inference.backend import Backend, Generation
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.pool import ServerPool
@@ -262,14 +262,8 @@ def _texts(fixture: Fixture, text: str, case: Case) -> list[str]:
 
 
 async def _client_episode(renderer: Renderer, case: Case, texts: list[str], backend: Backend) -> None:
-    client = Client(
-        backend=backend,
-        renderer=renderer,
-        sampling=SamplingConfig(),
-        episode_id="bench",
-        task_id="t",
-        max_turns=case.turns,
-    )
+    settings = EpisodeSettings(episode_id="bench", task_id="t", max_turns=case.turns)
+    client = Client(PolicyBackend(backend, renderer, SamplingConfig(), settings))
     create = cast("Callable[..., Awaitable[ChatCompletion]]", client.chat.completions.create)
     tools = {"tools": TOOLS} if case.kind == "tools" else {}
     messages: list[object] = []
@@ -407,11 +401,12 @@ def _construction(fixture: Fixture) -> float:
         start = time.process_time()
         for _ in range(200):
             client = Client(
-                backend=Instant(fixture.answers[Case(0, 8).output_tokens]),
-                renderer=fixture.renderers["client", *SHAPES[0]],
-                sampling=SamplingConfig(),
-                episode_id="e",
-                task_id="t",
+                PolicyBackend(
+                    Instant(fixture.answers[Case(0, 8).output_tokens]),
+                    fixture.renderers["client", *SHAPES[0]],
+                    SamplingConfig(),
+                    EpisodeSettings(episode_id="e", task_id="t"),
+                )
             )
             assert client.chat.completions
         rounds.append(time.process_time() - start)

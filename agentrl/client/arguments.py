@@ -16,7 +16,7 @@ from openai import NotGiven, Omit, omit
 from pydantic import BaseModel
 
 from agentrl.client.config import SamplingConfig
-from agentrl.client.structured.demand import Demand, read_demand
+from agentrl.client.demand import Demand, read_demand
 from agentrl.errors import WorkflowError
 from agentrl.inference.backend import MAX_TEMPERATURE, TEMPERATURE_RULE, SamplingParams, is_temperature
 from agentrl.types import Message
@@ -116,8 +116,6 @@ class CallArguments:
     return_prompt_ids: bool
     include_usage: bool
     timeout_s: float | None
-    raw: bool
-    """The call came through `with_raw_response`."""
 
 
 def read_arguments(
@@ -161,8 +159,7 @@ def read_arguments(
     tools = _read_tools(given.get("tools"))
     if given.get("tool_choice") == "none":
         tools = None
-    raw = _mapping_argument(given, "extra_headers").get(RAW_RESPONSE_HEADER)
-    if raw == "stream":
+    if _mapping_argument(given, "extra_headers").get(RAW_RESPONSE_HEADER) == "stream":
         raise WorkflowError(f"{_WHERE}: with_streaming_response is not served; use stream=True or with_raw_response")
     return CallArguments(
         sampling=read_sampling(given, defaults, vocab_size=vocab_size),
@@ -173,7 +170,6 @@ def read_arguments(
         return_prompt_ids=_read_bool(given, "return_token_ids"),
         include_usage=_read_bool(_mapping_argument(given, "stream_options"), "include_usage"),
         timeout_s=_read_timeout(default_timeout if isinstance(timeout, (Omit, NotGiven)) else timeout),
-        raw=raw is not None,
     )
 
 

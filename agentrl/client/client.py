@@ -1,28 +1,39 @@
-"""The OpenAI-compatible client of one episode: chat completions in, exact token ids recorded.
+"""The OpenAI-compatible client of one episode: chat completions in, recorded turns out.
 
-Invariant: a call sends only token ids the graph holds and returns only text those ids decode to; it never goes through
-HTTP to this process, and a call that fails or is cancelled records nothing.
+Invariant: every chat completion goes to the backend of the episode with the arguments as they were given; against the policy
+it never goes through HTTP to this process. `close` returns the episode's trajectory once, and nothing can be added to the
+episode afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self, TypedDict, Unpack, cast
+import copy
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
-import anyio
-from openai.types.chat import ChatCompletion
+import anyio.lowlevel
+from openai import AsyncOpenAI, AsyncStream
+from openai.resources.chat import AsyncChat
+from openai.resources.chat.completions import AsyncCompletions, AsyncCompletionsWithRawResponse
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ParsedChatCompletion
 
-from agentrl.client.arguments import MessageLike, checked_messages, read_arguments, read_sampling
-from agentrl.client.completion import completion, token_logprobs
-from agentrl.client.config import SamplingConfig
-from agentrl.client.episode import Episode, completion_id
-from agentrl.client.openai_base import EpisodeClient, RawResponse, call_timeout
-from agentrl.client.stream import ChatStream
-from agentrl.client.tokenizer import PolicyTokenizer
-from agentrl.inference.backend import Backend, GenerateRequest, Generation
+from agentrl.client.arguments import RAW_RESPONSE_HEADER, CreateArguments, MessageLike, wants_stream
+from agentrl.client.backend import AskedCall, ClientBackend, PolicyTokenizer
+from agentrl.client.completion import ChatStream, completion
+from agentrl.client.episode import Episode
+from agentrl.client.offline import BASE_URL, not_served, offline_http_client
+from agentrl.client.parsed import parsed_completion, response_format_of
+from agentrl.errors import AgentRLError, WorkflowError
+from agentrl.inference.backend import Generation
 from agentrl.tokens.graph import TokenGraph
-from agentrl.tokens.renderer import Renderer
-from agentrl.types import Int32Array, Turn
+from agentrl.types import BranchPath, EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
+
+_BOUND_TO_ONE_CLIENT = ("chat", "beta", "with_raw_response", "with_streaming_response")
+"""The cached properties of an `AsyncOpenAI` whose values keep a reference to it."""
+
+ParsedT = TypeVar("ParsedT")
+Answered: TypeAlias = "ChatCompletion | AsyncStream[ChatCompletionChunk] | RawResponse"
 
 
 class GenerateArguments(TypedDict, total=False):
@@ -45,107 +56,51 @@ class GenerateArguments(TypedDict, total=False):
     seed: int | None
 
 
-class Client(EpisodeClient[Episode]):
-    """An `AsyncOpenAI` whose model is the policy being trained, bound to one episode.
+class Client(AsyncOpenAI):
+    """An `AsyncOpenAI` bound to one episode: its model is the policy being trained, an endpoint's, or a record.
 
-    Calls may run in parallel and be retried; each completed one is a turn of the episode. Sub-conversations (other system
-    prompt, other tools) are turns of the same episode, too: the graph keeps them as branches.
+    Calls may run in parallel and be retried; each completed one is a turn of the episode.
 
     Args:
-        backend: samples the tokens.
-        renderer: chat template and tokenizer of the policy.
-        sampling: the default of each sampling argument that a call leaves out.
-        episode_id: unique within the run.
-        task_id: the task the episode is of.
-        max_turns: completed calls allowed; a running call counts as one.
-        max_episode_tokens: sampled tokens allowed; a call's output is clipped to what is left when it starts, so only
-            parallel calls can pass it, each by its own `max_tokens` at most.
-        max_context_tokens: context plus output of one call; the model's own limit holds as well.
-        seed: of the run; a call without a seed of its own gets one from it, the episode's id and the number of the call, so
-            that sampling depends neither on the order of calls nor on restarts. None leaves seeds to the server.
-        on_turn: called with each turn as it is recorded.
-        counts_misses: compare answers with what their calls demanded; false for one call whose metrics are not read.
+        backend: answers the calls, and holds the episode.
     """
 
-    def __init__(
-        self,
-        *,
-        backend: Backend,
-        renderer: Renderer,
-        sampling: SamplingConfig,
-        episode_id: str,
-        task_id: str,
-        max_turns: int | None = None,
-        max_episode_tokens: int | None = None,
-        max_context_tokens: int | None = None,
-        seed: int | None = None,
-        on_turn: Callable[[Turn], None] | None = None,
-        counts_misses: bool = True,
-    ) -> None:
-        episode = Episode(
-            backend=backend,
-            renderer=renderer,
-            sampling=sampling,
-            episode_id=episode_id,
-            task_id=task_id,
-            max_turns=max_turns,
-            max_episode_tokens=max_episode_tokens,
-            max_context_tokens=max_context_tokens,
-            seed=seed,
-            on_turn=on_turn,
-            counts_misses=counts_misses,
-        )
-        super().__init__(episode)
+    speaker: Speaker = Speaker()
+    """Who takes the turns of this client's calls."""
+
+    def __init__(self, backend: ClientBackend) -> None:
+        connection = backend.connection
+        options: dict[str, Any] = {"api_key": "agentrl", "base_url": BASE_URL, "timeout": None, "max_retries": 0}
+        if connection is not None:  # for code that looks at the options of an `AsyncOpenAI`
+            options |= {"api_key": connection.api_key, "base_url": str(connection.base_url)}
+            options |= {"timeout": connection.timeout, "max_retries": connection.max_retries}
+        super().__init__(http_client=offline_http_client(), **options)
+        self.backend = backend
 
     @property
-    def graph(self) -> TokenGraph:
-        """The episode's turns so far."""
-        return self.episode.graph
+    def episode(self) -> Episode:
+        """The record of the episode."""
+        return self.backend.episode
 
-    @property
-    def tokenizer(self) -> PolicyTokenizer:
-        """The tokenizer of the policy, for `generate`."""
-        return PolicyTokenizer(self.episode.renderer)
+    @cached_property
+    def chat(self) -> Chat:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
+        """The chat endpoint; its calls are the episode's turns."""
+        return Chat(self)
 
-    async def answer(
-        self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]
-    ) -> ChatCompletion | ChatStream | RawResponse:
-        """Return the policy's answer; this is `chat.completions.create`.
+    async def answer(self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, object]) -> Answered:
+        """Return what `chat.completions.create` returns for these messages and its other arguments.
 
-        An aborted generation raises: text cut by the server, not by the policy, must not look like an answer.
-        `finish_reason` is `stop`, `length` or `tool_calls`.
+        Text that something other than the model or a limit cut is no answer, and raises.
         """
-        episode = self.episode
-        with episode.refusals():
-            call = read_arguments(
-                arguments,
-                episode.sampling,
-                default_timeout=self.timeout,
-                vocab_size=episode.renderer.vocab_size,
-                by_prompt=episode.sampling.unsupported == "prompt",
-            )
-            checked = checked_messages(messages)
-        if stream:
-            result = ChatStream(episode, checked, call, speaker=self.speaker)
-        else:
-            with episode.start_call() as running:
-                prompt = episode.prepare(checked, call.tools, call.demand, self.speaker.branch)
-                request = episode.request(prompt, call.sampling)
-                generation = await _generate(episode.backend, request, call.timeout_s)
-                episode.check_not_aborted(request, generation)
-                turn = episode.record(prompt, request, generation, speaker=self.speaker)
-                episode.compare(checked, call.demand, turn.message)
-                running.complete()
-            result = completion(
-                completion_id(request),
-                call.model,
-                turn.message,
-                generation,
-                prompt_tokens=prompt.context.size,
-                logprobs=token_logprobs(episode.renderer, generation) if call.logprobs else None,
-                prompt_ids=prompt.context.ids() if call.return_prompt_ids else None,
-            )
-        return RawResponse(result, result.id) if call.raw else result
+        asked = AskedCall(messages, arguments, self.speaker, self.timeout)
+        result = (
+            ChatStream(await self.backend.stream(asked), self.episode.calls)
+            if stream
+            else completion(await self.backend.answer(asked))
+        )
+        headers = arguments.get("extra_headers")
+        is_raw = isinstance(headers, Mapping) and RAW_RESPONSE_HEADER in headers
+        return RawResponse(result, result.id) if is_raw else result
 
     async def generate(
         self, input_ids: Sequence[int] | Int32Array, *, timeout: float | None = None, **sampling: Unpack[GenerateArguments]
@@ -164,39 +119,368 @@ class Client(EpisodeClient[Episode]):
         Raises:
             EpisodeLimit: a budget is spent, or the context leaves no room; nothing was sent.
             ServerError: the backend failed, or returned nothing usable.
-            WorkflowError: an argument is wrong, or an id is outside the vocabulary.
+            WorkflowError: an argument is wrong, an id is outside the vocabulary, or the model takes text only.
 
         Cancellation: the request is aborted and nothing is recorded.
         """
-        episode = self.episode
-        with episode.refusals():
-            params = read_sampling(sampling, episode.sampling, vocab_size=episode.renderer.vocab_size)
-            ids = episode.check_ids(input_ids)
-        with episode.start_call() as running:
-            parent, end = episode.parent_of(ids, self.speaker.branch)
-            prompt = episode.graph.prepare_ids(ids[end:], parent)
-            request = episode.request(prompt, params)
-            generation = await _generate(episode.backend, request, timeout)
-            episode.record(prompt, request, generation, speaker=self.speaker, given=generation)
-            running.complete()
-        return generation
+        return await self.backend.generate(input_ids, self.speaker, timeout, sampling)
 
-    def copy(self, *, timeout: object = None, **options: object) -> Self:
-        """Return a client of the same episode; `timeout` becomes the default deadline of its calls, seconds.
+    @property
+    def graph(self) -> TokenGraph:
+        """The tokens of the episode's turns so far."""
+        return self.backend.graph
 
-        Options about the connection (`max_retries`, `default_headers`, ...) have nothing to change here.
+    @property
+    def tokenizer(self) -> PolicyTokenizer:
+        """The tokenizer of the policy, for `generate`."""
+        return self.backend.tokenizer
+
+    @property
+    def limit_reached(self) -> StopReason | None:
+        """The limit that the last call was refused for, caught or not; None if a later call completed."""
+        return self.episode.calls.limit_reached
+
+    @property
+    def unresolved_error(self) -> AgentRLError | None:
+        """The error of the last failed or refused call, caught or not; None if a later call completed."""
+        return self.episode.calls.unresolved
+
+    def role(self, name: str) -> Self:
+        """Return a client of the same episode whose turns have the role `name`, such as `critic`.
+
+        A role is a label: it tells the turns apart in records and displays, and rewards stay those of the whole episode.
+        What plays against the others needs returns of its own, and is a player (`as_player`).
+
+        Raises:
+            WorkflowError: `name` is no text, or empty.
+        """
+        if not isinstance(cast("object", name), str) or not name:
+            raise WorkflowError(f"client.role takes the name of a role, got {name!r}")
+        other = self._twin()
+        other.speaker = self.speaker._replace(role=name)
+        return other
+
+    def as_player(self, player: str) -> Self:
+        """Return a client of the same episode whose turns are those of `player`.
+
+        Players have returns of their own: a turn is credited with the rewards of its player's turns and with the final
+        reward, and not with what other players get.
+
+        Raises:
+            WorkflowError: `player` is no text, or empty.
+        """
+        if not isinstance(cast("object", player), str) or not player:
+            raise WorkflowError(f"client.as_player takes the name of a player, got {player!r}")
+        other = self._twin()
+        other.speaker = self.speaker._replace(player=player)
+        return other
+
+    def branch(self) -> Self:
+        """Return a client of the same episode whose turns stand in a new branch, declared independent of other branches.
+
+        Declared is: no reward of a turn of this branch depends on what the policy does in another branch, and the other way
+        round. Turns of two branches then share no turn rewards under `advantage: turn`, which takes the noise of the one
+        out of the other. Nothing checks the promise; where it is broken, the estimate is biased. The rewards of the turns
+        outside the branches, and the final reward, are credited to the turns of all of them. Branches may be opened inside
+        branches. They share the budgets of the episode.
         """
         other = self._twin()
-        if timeout is not None:
-            other.timeout = cast("float", timeout)  # whatever it is, the next call checks it
+        other.speaker = self.speaker._replace(branch=self.episode.open_branch(self.speaker.branch))
+        return other
+
+    def reward(self, completion: object, value: float | Mapping[str, float]) -> None:
+        """Set the reward of one turn, once.
+
+        Args:
+            completion: what the call returned (`ChatCompletion`, `Generation`), a chunk of a finished stream, or the
+                completion's id.
+            value: a finite number, where bool counts as 0 or 1; or named parts that add up to the reward, such as
+                `{"right": 1.0, "length": -0.1}`, which are recorded by name.
+
+        Raises:
+            RewardError: `value` is not a finite number, or the turn already has a reward.
+            WorkflowError: `completion` is not of this episode, or of a declared branch (`branch`) that this client is not
+                in, or the episode is closed.
+        """
+        self.episode.reward(completion, value, self.speaker.branch)
+
+    def reward_final(self, value: float | Mapping[str, float]) -> None:
+        """Set the final reward of the episode, a number or named parts of it, once; `run` then returns nothing.
+
+        Raises:
+            RewardError: `value` is not a finite number, or there is a final reward already.
+            WorkflowError: the episode is closed.
+        """
+        self.episode.reward_final(value)
+
+    @property
+    def turns(self) -> TurnHandles:
+        """The turns completed so far: `client.turns[-1].reward(0.5)`; of a role, player or branch, those of its own."""
+        return TurnHandles(self.episode, self.speaker)
+
+    def record(self, **metrics: float) -> None:
+        """Record numbers about the episode, such as `busy=1`; a later value replaces an earlier one of the same name.
+
+        Raises:
+            WorkflowError: a value is not a finite number, or the episode is closed.
+        """
+        self.episode.record_metrics(metrics)
+
+    def final_answer(self, answer: str | float | None) -> None:
+        """Name the answer of the episode, so that the answers of several episodes of a task can be compared.
+
+        `majority_rate` is the share of tasks whose most frequent answer is right. A later answer replaces an earlier one.
+
+        Raises:
+            WorkflowError: `answer` is neither text nor a number nor None, or the episode is closed.
+        """
+        self.episode.name_answer(answer)
+
+    @overload
+    def close(self) -> Awaitable[None]: ...
+
+    @overload
+    def close(
+        self, stop_reason: StopReason, final_reward: float | None = None, failure: EpisodeFailure | None = None
+    ) -> Trajectory: ...
+
+    def close(  # pyright: ignore[reportIncompatibleMethodOverride] - the base ends connections, of which an episode has none
+        self, stop_reason: StopReason | None = None, final_reward: float | None = None, failure: EpisodeFailure | None = None
+    ) -> Trajectory | Awaitable[None]:
+        """End the episode and return its trajectory; later calls on this client raise `WorkflowError`.
+
+        Without arguments it is `AsyncOpenAI.close`, for agents that close the client they were given: it does nothing.
+
+        Args:
+            stop_reason: why the episode ended.
+            final_reward: credited to the whole episode; None where `reward_final` has set it.
+            failure: why there is no usable result.
+
+        Raises:
+            RewardError: `final_reward` is not a finite number, or `reward_final` has set one; the episode stays open.
+            WorkflowError: the episode is closed already.
+        """
+        if stop_reason is None:
+            return anyio.lowlevel.checkpoint()
+        if self.episode.is_open:
+            self.backend.finish(failure)
+        trajectory = self.episode.close(stop_reason, final_reward, failure)
+        # `chat` and the client refer to each other; together they would keep the episode until the garbage collector runs.
+        vars(self).pop("chat", None)
+        return trajectory
+
+    async def __aexit__(self, *details: object) -> None:
+        """Leave the episode open: the code that made the client closes it."""
+
+    async def request(self, cast_to: object, options: Any, **details: Any) -> Any:  # noqa: ANN401
+        """Send the request of another API, such as embeddings, over an endpoint's connection; else refuse it."""
+        connection = self.backend.connection
+        if connection is not None:
+            return await connection.request(cast("Any", cast_to), options, **details)
+        with self.episode.refusals():
+            not_served(f"{options.method.upper()} {options.url}")
+
+    def copy(self, **options: Any) -> Self:  # noqa: ANN401 - pyright: the options of AsyncOpenAI.copy
+        """Return a client of the same episode; `timeout` becomes the default deadline of its calls, seconds.
+
+        Against an endpoint the other options of `AsyncOpenAI.copy` hold, too; else they have nothing to change.
+        """
+        other = self._twin()
+        if self.backend.connection is not None:
+            connection = self.backend.connection.copy(**options)
+            other.backend = self.backend.over(connection)
+            other.base_url, other.timeout = connection.base_url, connection.timeout
+            other.max_retries = connection.max_retries
+        elif options.get("timeout") is not None:
+            other.timeout = options["timeout"]  # whatever it is, the next call checks it
         return other
 
     with_options = copy
 
+    def _twin(self) -> Self:
+        """Return another client of the same episode with the same options."""
+        other = copy.copy(self)
+        for name in _BOUND_TO_ONE_CLIENT:
+            vars(other).pop(name, None)
+        return other
 
-async def _generate(backend: Backend, request: GenerateRequest, timeout_s: float | None) -> Generation:
-    if timeout_s is None:
-        return await backend.generate(request)
-    with anyio.move_on_after(timeout_s):
-        return await backend.generate(request)
-    raise call_timeout(request.episode_id, timeout_s)
+
+class Chat(AsyncChat):
+    """`client.chat`."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._episode_client = client
+
+    @cached_property
+    def completions(self) -> Completions:  # pyright: ignore[reportIncompatibleMethodOverride] - openai's own descriptor
+        """`client.chat.completions`."""
+        return Completions(self._episode_client)
+
+
+class Completions(AsyncCompletions):
+    """`client.chat.completions`."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._answer = client.answer
+        self._refusals = client.episode.refusals
+
+    @overload
+    async def create(
+        self, *, messages: Iterable[MessageLike], stream: Literal[False] | None = None, **arguments: Unpack[CreateArguments]
+    ) -> ChatCompletion: ...
+
+    @overload
+    async def create(
+        self, *, messages: Iterable[MessageLike], stream: Literal[True], **arguments: Unpack[CreateArguments]
+    ) -> AsyncStream[ChatCompletionChunk]: ...
+
+    async def create(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
+        self, *, messages: Iterable[MessageLike], stream: object = None, **arguments: Unpack[CreateArguments]
+    ) -> Answered:
+        """Return the answer to `messages`, and record it as a turn of the episode.
+
+        The arguments are those of the OpenAI API, as `CreateArguments` lists them.
+
+        Returns:
+            A `ChatCompletion`; a stream of chunks for `stream=True`, whose turn is recorded with its last chunk.
+
+        Raises:
+            TypeError: an argument the OpenAI API does not have.
+            WorkflowError: an argument that is wrong or cannot be honoured, or the episode is closed.
+            EpisodeLimit: the turn or token budget is spent, or the context leaves no room; nothing was sent.
+            TokenError: the chat template cannot render the messages.
+            ServerError: the backend failed, aborted the call, or returned nothing usable; `CallTimeout` after `timeout`.
+
+        Cancellation: the request is aborted and nothing is recorded.
+        """
+        return await self._answer(messages, wants_stream(stream), arguments)
+
+    @property
+    def with_raw_response(self) -> AsyncCompletionsWithRawResponse:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The same calls, which return a `RawResponse`; not cached, as it and this object would refer to each other."""
+        return AsyncCompletionsWithRawResponse(self)
+
+    async def parse(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
+        self,
+        *,
+        messages: Iterable[MessageLike],
+        response_format: type[ParsedT] | None = None,
+        **arguments: Any,  # noqa: ANN401
+    ) -> ParsedChatCompletion[ParsedT]:
+        """Return the answer to `messages` as an object of the pydantic model `response_format`, in `message.parsed`.
+
+        An answer that is no such object has `parsed` None and a `refusal` that says why; it raises nothing. The client of a
+        training run serves this with `sampling.unsupported: prompt`.
+
+        Raises:
+            WorkflowError: the run refuses structured output, or an argument is wrong.
+            AgentRLError: as `create`.
+
+        Cancellation: the request is aborted and nothing is recorded.
+        """
+        with self._refusals():
+            form = response_format_of(response_format)
+        arguments.pop("stream", None)
+        answered = await self._answer(messages, False, {**arguments, "response_format": form})
+        if not isinstance(answered, ChatCompletion):
+            not_served("chat.completions.parse with raw responses")
+        return parsed_completion(answered, response_format, arguments.get("tools"))
+
+
+class RawResponse:
+    """What `with_raw_response` returns: the parsed object with the attributes of an HTTP response."""
+
+    status_code = 200
+    retries_taken = 0
+
+    def __init__(self, parsed: object, request_id: str) -> None:
+        self._parsed = parsed
+        self.request_id = request_id
+        self.headers: dict[str, str] = {"content-type": "application/json", "x-request-id": request_id}
+
+    def parse(self, *, to: type | None = None) -> Any:  # noqa: ANN401 - mirrors the openai class
+        """Return the completion or stream."""
+        if to is not None and not isinstance(self._parsed, to):
+            not_served(f"parse(to={to.__name__})")
+        return self._parsed
+
+
+class TurnHandle:
+    """One turn of a running episode."""
+
+    __slots__ = ("_branch", "_episode", "index")
+
+    def __init__(self, episode: Episode, index: int, branch: BranchPath) -> None:
+        """Stand for turn `index` of `episode`, as a client of `branch` sees it."""
+        self._episode = episode
+        self._branch = branch
+        self.index = index
+        """Number of the turn in the episode, from 0 in order of completion."""
+
+    @property
+    def record(self) -> Turn:
+        """What was recorded: token ids, log-probs, versions."""
+        return self._episode.turns[self.index]
+
+    @property
+    def message(self) -> Message:
+        """The assistant message of the turn."""
+        return self.record.message
+
+    @property
+    def given_reward(self) -> float | None:
+        """The reward of the turn; None until it has one."""
+        return self.record.reward
+
+    def reward(self, value: float | Mapping[str, float]) -> None:
+        """Set the reward of this turn, a number or named parts of it, once.
+
+        Raises:
+            RewardError: `value` is not a finite number, or the turn has a reward already.
+            WorkflowError: the turn is of a declared branch that the client is not in, or the episode is closed.
+        """
+        self._episode.reward_turn(self.index, value, self._branch)
+
+    def __repr__(self) -> str:
+        return f"<turn {self.index}: {self.message}>"
+
+
+class TurnHandles(Sequence[TurnHandle]):
+    """The completed turns of an episode, in order; it grows as calls complete."""
+
+    def __init__(self, episode: Episode, speaker: Speaker) -> None:
+        """Show the turns of the role, the player and the branch of `speaker`; where one is empty, those of all."""
+        self._episode = episode
+        self._speaker = speaker
+
+    def _indices(self) -> list[int]:
+        role, player, branch = self._speaker
+        turns = enumerate(self._episode.turns)
+        named = [(at, turn) for at, turn in turns if role in ("", turn.role) and player in ("", turn.player)]
+        return [at for at, turn in named if turn.branch[: len(branch)] == branch]
+
+    def _handle(self, index: int) -> TurnHandle:
+        return TurnHandle(self._episode, index, self._speaker.branch)
+
+    def __len__(self) -> int:
+        return len(self._indices())
+
+    def __iter__(self) -> Iterator[TurnHandle]:
+        return iter([self._handle(index) for index in self._indices()])
+
+    @overload
+    def __getitem__(self, index: int) -> TurnHandle: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TurnHandle]: ...
+
+    def __getitem__(self, index: int | slice) -> TurnHandle | Sequence[TurnHandle]:
+        found = self._indices()
+        if isinstance(index, slice):
+            return [self._handle(at) for at in found[index]]
+        try:
+            return self._handle(found[index])
+        except IndexError:
+            raise IndexError(f"episode {self._episode.id} has {len(found)} turns so far, asked for {index}") from None

@@ -1,59 +1,54 @@
-"""Turns as openai objects: `ChatCompletion` and `ChatCompletionChunk`.
+"""The front end for chat completions: turns as `ChatCompletion` and as a stream of `ChatCompletionChunk`.
 
-Invariant: each object has passed the validation of its openai model; its content, reasoning and tool calls are those of
-the turn's recorded message.
+Invariant: each object has passed the validation of its openai model; its content, reasoning and tool calls are those of the
+turn's recorded message. The chunks of a stream add up to what the same call returns without streaming.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
 
+from openai import AsyncStream
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from agentrl.client.backend import Answer, AnswerStream, Delta, Piece
+from agentrl.client.episode import EpisodeCalls
+from agentrl.errors import AgentRLError
 from agentrl.inference.backend import Generation
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import Int32Array, Message, StopReason
+from agentrl.types import Message, StopReason
 
 
-def chunk_header(identity: str, model: str) -> dict[str, object]:
-    """Return the fields that all chunks of one call have in common, with the present time."""
-    return {"id": identity, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
+def completion(answer: Answer) -> ChatCompletion:
+    """Return the completion of a turn: an endpoint's own, or one that is made of the record.
 
-
-def completion(
-    identity: str,
-    model: str,
-    message: Message,
-    generation: Generation,
-    *,
-    prompt_tokens: int,
-    logprobs: Mapping[str, object] | None = None,
-    prompt_ids: Int32Array | None = None,
-) -> ChatCompletion:
-    """Return the completion of a turn.
-
-    Beyond the OpenAI fields it carries `choices[0].token_ids` (the sampled ids), `message.reasoning_content` where the
-    model reasoned, and `prompt_token_ids` where they were asked for.
+    Beyond the OpenAI fields the latter carries `choices[0].token_ids` (the sampled ids), `message.reasoning_content` where
+    the model reasoned, and `prompt_token_ids` where they were asked for.
     """
+    if answer.native is not None:
+        return answer.native
+    message, generation = answer.message, answer.generation
     choice: dict[str, object] = {
         "finish_reason": finish_reason(message, generation),
         "index": 0,
         "message": message_fields(message),
         "token_ids": generation.output_ids.tolist(),
     }
-    if logprobs is not None:
-        choice["logprobs"] = logprobs
+    if answer.logprobs is not None:
+        choice["logprobs"] = answer.logprobs
     fields: dict[str, object] = {
-        "id": identity,
+        "id": answer.id,
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": model,
+        "model": answer.model,
         "choices": [choice],
-        "usage": usage(prompt_tokens, generation),
+        "usage": usage(answer.num_context, generation),
     }
-    if prompt_ids is not None:
-        fields["prompt_token_ids"] = prompt_ids.tolist()
+    if answer.prompt_ids is not None:
+        fields["prompt_token_ids"] = answer.prompt_ids.tolist()
     return ChatCompletion.model_validate(fields)
 
 
@@ -112,3 +107,113 @@ def token_logprobs(renderer: Renderer, generation: Generation) -> dict[str, obje
         data = None if "\ufffd" in text else list(text.encode())
         entries.append({"token": text, "bytes": data, "logprob": logprob, "top_logprobs": [], "token_id": token_id})
     return {"content": entries, "refusal": None}
+
+
+class ChatStream(AsyncStream[ChatCompletionChunk]):
+    """The chunks of one call; iterate it in one task, and leave it early with `async with` or `close()`.
+
+    Log-probs, where asked for, and the sampled ids (`choices[0].token_ids`) come with the chunk that has the
+    `finish_reason`. The turn is recorded when that chunk comes; a stream that is left before records nothing.
+    """
+
+    def __init__(self, answer: AnswerStream, calls: EpisodeCalls) -> None:
+        # AsyncStream.__init__ would read a response; there is none.
+        self.id = answer.id
+        self.response = answer.response or _StreamResponse(self)  # pyright: ignore[reportAttributeAccessIssue] - stands for one
+        self._answer = answer
+        self._calls = calls
+        self._header = {
+            "id": answer.id,
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": answer.model,
+        }
+        self._ready: deque[ChatCompletionChunk] = deque()
+        self._has_role = False
+        self._done = False
+
+    async def __anext__(self) -> ChatCompletionChunk:
+        """Return the next chunk.
+
+        Raises:
+            ServerError: as `chat.completions.create`; `ReplyError` for a stream that ends before the answer does.
+
+        Cancellation: the request is aborted and nothing is recorded.
+        """
+        while not self._ready:
+            if self._done:
+                raise StopAsyncIteration
+            await self._advance()
+        return self._ready.popleft()
+
+    def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
+        """Return the stream itself: there is no generator to be left half-way."""
+        return self
+
+    async def close(self) -> None:
+        """Leave the stream; unless its last token is in, the request is aborted and nothing is recorded."""
+        self._ready.clear()
+        self._leave()
+        await self._answer.close()
+
+    def _leave(self) -> None:
+        self._done = True
+        if self._answer.running is not None:
+            self._answer.running.close()
+
+    async def _advance(self) -> None:
+        try:
+            for piece in await self._answer.next():
+                self._write(piece)
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, AgentRLError):
+                self._calls.fail(error)
+            await self._answer.close(error)
+            raise
+
+    def _write(self, piece: Piece) -> None:
+        if isinstance(piece, ChatCompletionChunk):
+            self._ready.append(piece)
+            return
+        if isinstance(piece, Answer) and piece.native is not None:  # its chunks have come
+            self._leave()
+            return
+        if not self._has_role:
+            self._has_role = True
+            self._ready.append(chunk(self._header, {"role": "assistant", "content": ""}))
+        if isinstance(piece, Delta):
+            for name, text in (("reasoning_content", piece.reasoning), ("content", piece.content)):
+                if text:
+                    self._ready.append(chunk(self._header, {name: text}))
+        else:
+            self._write_end(piece)
+            self._leave()
+
+    def _write_end(self, answer: Answer) -> None:
+        message, generation = answer.message, answer.generation
+        for index, call in enumerate(message.get("tool_calls") or ()):
+            self._ready.append(chunk(self._header, {"tool_calls": [{"index": index, **call}]}))
+        extra: dict[str, object] = {"token_ids": generation.output_ids.tolist()}
+        if answer.logprobs is not None:
+            extra["logprobs"] = answer.logprobs
+        self._ready.append(chunk(self._header, {}, finish=finish_reason(message, generation), extra=extra))
+        if self._answer.include_usage:
+            self._ready.append(chunk(self._header, None, usage=usage(answer.num_context, generation)))
+
+
+class _StreamResponse:
+    """The part of an HTTP response that users of `AsyncStream.response` need: headers, and closing."""
+
+    status_code = 200
+
+    def __init__(self, stream: ChatStream) -> None:
+        # No reference cycle: a stream without references must go at once, and end its running call.
+        self._stream = weakref.ref(stream)
+        self.headers: Mapping[str, str] = {"content-type": "text/event-stream", "x-request-id": stream.id}
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        stream = self._stream()
+        if stream is not None:
+            await stream.close()

@@ -1,4 +1,4 @@
-"""The client that workflows get under `agentrl eval`: any OpenAI-compatible endpoint, with rewards but without tokens.
+"""An OpenAI-compatible endpoint as the backend of an episode: rewards, but no tokens (`agentrl eval`).
 
 Invariant: the requests are those of the openai client. A trajectory has one turn for each completed call, in order of
 completion, with messages and rewards and without token ids, so it cannot be trained. A reply is a whole completion, or a
@@ -9,29 +9,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from json import JSONDecodeError
-from typing import Any, NamedTuple, NoReturn, Self, cast
+from typing import Any, NamedTuple, NoReturn, cast
+from urllib.parse import urlsplit
 
+import anyio
 import numpy as np
 import openai
-from openai import AsyncOpenAI, AsyncStream
+from openai import AsyncOpenAI, AsyncStream, NotFoundError, OpenAIError
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion import Choice
 
-from agentrl.client.arguments import RAW_RESPONSE_HEADER, MessageLike
-from agentrl.client.calls import RunningCall
+from agentrl.client.arguments import RAW_RESPONSE_HEADER
+from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Piece
 from agentrl.client.config import SamplingConfig
 from agentrl.client.conversations import Continued, Conversations
-from agentrl.client.episode import REPORTED_NAMES, EpisodeRecord
-from agentrl.client.missing import describe_missing
-from agentrl.client.openai_base import Answered, CallTimeout, EpisodeClient, RawResponse
+from agentrl.client.episode import REPORTED_NAMES, Episode, EpisodeSettings, RunningCall
+from agentrl.client.offline import CallTimeout
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
-from agentrl.types import BranchPath, ForkReason, Speaker, StopReason, Turn
+from agentrl.foreign import one_line
+from agentrl.inference.backend import Generation
+from agentrl.types import ForkReason, Speaker, StopReason, Turn
 
 _CUT_REASONS = frozenset({"abort", "content_filter", "error"})
 """The finish reasons of an answer that neither the model nor a limit of the call has ended."""
@@ -39,101 +42,93 @@ _ANSWER_FIELDS = {"content", "refusal", "tool_calls", "function_call", "audio", 
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 _UNREADABLE = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """The errors of reading a reply that has another shape."""
+_ASK_S = 5.0
+"""Seconds that the endpoint has to list its models."""
+_MAX_NAMES = 20
+_NO_TOKENS = Generation(
+    output_ids=np.empty(0, np.int32), output_logprobs=np.empty(0, np.float32), spans=(), stop_reason=StopReason.STOP
+)
 
 
-class EndpointClient(EpisodeClient["EndpointEpisode"]):
-    """An `AsyncOpenAI` for one episode against a remote model, with the `reward`, `record` and `close` of `Client`.
+class EndpointBackend(ClientBackend):
+    """Asks a remote model. The token budget counts what the endpoint reports (`usage.completion_tokens`).
 
-    Unlike `Client` it gives calls no seed: some endpoints refuse a request with `seed`, and those that take it promise no
-    repeatable sampling. A `seed` that a workflow passes is sent.
+    Calls get no seed: some endpoints refuse a request with `seed`, and those that take it promise no repeatable sampling. A
+    `seed` that a workflow passes is sent.
 
     Args:
         endpoint: the connection, shared by all episodes of a run: `AsyncOpenAI(base_url=..., api_key=...)`.
         model: the model's name at the endpoint; it replaces what the workflow passes as `model`.
-        episode_id: unique within the run.
-        task_id: the task the episode is of.
+        settings: of the episode.
         sampling: default temperature, top_p and max_tokens; None leaves them to the endpoint.
-        max_turns: completed calls allowed; a running call counts as one.
-        max_episode_tokens: sampled tokens allowed, as for `Client`, by the endpoint's own count (`usage.completion_tokens`).
-        on_turn: called with each turn as it is recorded.
     """
 
     def __init__(
-        self,
-        *,
-        endpoint: AsyncOpenAI,
-        model: str,
-        episode_id: str,
-        task_id: str,
-        sampling: SamplingConfig | None = None,
-        max_turns: int | None = None,
-        max_episode_tokens: int | None = None,
-        on_turn: Callable[[Turn], None] | None = None,
+        self, endpoint: AsyncOpenAI, model: str, settings: EpisodeSettings, *, sampling: SamplingConfig | None = None
     ) -> None:
-        episode = EndpointEpisode(episode_id, task_id, max_turns=max_turns, max_tokens=max_episode_tokens, on_turn=on_turn)
-        super().__init__(
-            episode,
-            api_key=endpoint.api_key,
-            base_url=str(endpoint.base_url),
-            timeout=endpoint.timeout,
-            max_retries=endpoint.max_retries,
-        )
-        self._endpoint = endpoint
+        super().__init__(Episode(settings))
+        self.connection = endpoint
         self._model = model
         self._sampling = sampling
+        self._conversations = Conversations()
+        self._tools: list[Sequence[Mapping[str, Any]] | None] = []
+        """The tools of each turn's request."""
 
-    async def answer(self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, Any]) -> Answered:
-        """Return the endpoint's answer, after the retries of the openai client; this is `chat.completions.create`.
-
-        An answer cut by the server, not by the model, raises: it must not look like an answer.
-        """
-        episode, filled = self.episode, self._filled(arguments)
-        headers = dict(cast("Mapping[str, object]", filled.pop("extra_headers", None) or {}))
-        raw = headers.pop(RAW_RESPONSE_HEADER, None) is not None
-        replies = ReplyReader(episode.id, str(self._endpoint.base_url))
-        with episode.start_call() as running:
-            request = episode.sent(messages := list(messages), filled, self.speaker.branch)
-            hides_usage = episode.limit_output(filled, stream=stream)
-            try:
-                with replies.errors():
-                    create: Callable[..., Any] = self._endpoint.chat.completions.create
-                    result: object = await create(messages=messages, stream=stream, extra_headers=headers, **filled)
-            except RequestRejected as error:
-                if error.status != HTTPStatus.NOT_FOUND:
-                    raise
-                missing = await describe_missing(self._endpoint, self._model)
-                raise RequestRejected(f"{error}; {missing}", status=error.status, url=error.url) from error
-            if isinstance(result, ChatCompletion):
-                episode.record(result, replies, request, speaker=self.speaker)
-                running.complete()
-            elif isinstance(result, AsyncStream):
-                chunks = cast("AsyncStream[ChatCompletionChunk]", result)
-                result = EndpointStream(chunks, episode, replies, request, hides_usage, speaker=self.speaker)
-            else:
-                raise replies.broken(f"{type(result).__name__} {result!r:.80}")
-        return RawResponse(result, getattr(result, "id", "")) if raw else result
-
-    async def generate(self, *arguments: object, **options: object) -> NoReturn:
-        """Refuse: an OpenAI-compatible endpoint takes text, not token ids."""
-        raise WorkflowError("client.generate needs token ids, which an OpenAI-compatible endpoint does not take; use chat")
+    @property
+    def _endpoint(self) -> AsyncOpenAI:
+        assert self.connection is not None
+        return self.connection
 
     @property
     def tokenizer(self) -> NoReturn:
         """Refuse: the tokenizer of an endpoint's model is not known."""
         raise WorkflowError("client.tokenizer needs a model of this machine; an OpenAI-compatible endpoint has none")
 
-    async def request(self, cast_to: object, options: Any, **details: Any) -> Any:  # noqa: ANN401
-        """Send the request of another endpoint, such as embeddings, over the shared connection."""
-        return await self._endpoint.request(cast("Any", cast_to), options, **details)
+    @property
+    def graph(self) -> NoReturn:
+        """Refuse: the tokens are sampled out of sight."""
+        raise WorkflowError("client.graph needs token ids, which an OpenAI-compatible endpoint does not give")
 
-    def copy(self, **options: Any) -> Self:  # noqa: ANN401 - pyright: the options of AsyncOpenAI.copy
-        """Return a client of the same episode with other connection options, those of `AsyncOpenAI.copy`."""
-        other = self._twin()
-        other._endpoint = endpoint = self._endpoint.copy(**options)
-        other.base_url, other.timeout, other.max_retries = endpoint.base_url, endpoint.timeout, endpoint.max_retries
-        return other
+    async def generate(
+        self, input_ids: object, speaker: Speaker, timeout: float | None, sampling: Mapping[str, object]
+    ) -> NoReturn:
+        """Refuse: an OpenAI-compatible endpoint takes text, not token ids."""
+        raise WorkflowError("client.generate needs token ids, which an OpenAI-compatible endpoint does not take; use chat")
 
-    with_options = copy
+    async def answer(self, asked: AskedCall) -> Answer:
+        """Return the endpoint's answer, after the retries of the openai client."""
+        with self.episode.start_call() as running:
+            request, result = await self._send(asked, stream=False)
+            if not isinstance(result, ChatCompletion):
+                raise request.replies.broken(f"{type(result).__name__} {result!r:.80}")
+            answer = self.record(result, request)
+            running.complete()
+        return answer
+
+    async def stream(self, asked: AskedCall) -> AnswerStream:
+        """Return the endpoint's answer in its own chunks."""
+        with self.episode.start_call():
+            request, result = await self._send(asked, stream=True)
+            if not isinstance(result, AsyncStream):
+                raise request.replies.broken(f"{type(result).__name__} {result!r:.80}")
+            return _EndpointStream(self, cast("AsyncStream[ChatCompletionChunk]", result), request)
+
+    async def _send(self, asked: AskedCall, *, stream: bool) -> tuple[SentRequest, object]:
+        filled, messages = self._filled(asked.arguments), list(asked.messages)
+        headers = dict(cast("Mapping[str, object]", filled.pop("extra_headers", None) or {}))
+        headers.pop(RAW_RESPONSE_HEADER, None)
+        request = self._sent(asked, messages, filled)
+        hides_usage = self._limit_output(filled, stream=stream)
+        try:
+            with request.replies.errors():
+                create: Callable[..., Any] = self._endpoint.chat.completions.create
+                result: object = await create(messages=messages, stream=stream, extra_headers=headers, **filled)
+        except RequestRejected as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            missing = await _describe_missing(self._endpoint, self._model)
+            raise RequestRejected(f"{error}; {missing}", status=error.status, url=error.url) from error
+        return request._replace(hides_usage=hides_usage), result
 
     def _filled(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return `arguments` with the model and the run's defaults."""
@@ -146,65 +141,30 @@ class EndpointClient(EpisodeClient["EndpointEpisode"]):
                 filled.setdefault("max_tokens", self._sampling.max_tokens)
         return filled
 
-
-class SentRequest(NamedTuple):
-    """What a turn keeps of its request."""
-
-    continued: Continued
-    tools: Sequence[Mapping[str, Any]] | None
-    temperature: float
-    sent_after: int
-    """How many turns were complete when it was sent."""
-    sent_at: int
-    """When it was sent, by the episode's clock of events."""
-    started_s: float
-
-
-class EndpointEpisode(EpisodeRecord):
-    """An episode whose tokens are sampled out of sight; its token budget counts what the endpoint reports."""
-
-    def __init__(
-        self,
-        episode_id: str,
-        task_id: str,
-        *,
-        max_turns: int | None,
-        max_tokens: int | None,
-        on_turn: Callable[[Turn], None] | None,
-    ) -> None:
-        """Start without turns; the arguments are those of `EndpointClient`."""
-        super().__init__(episode_id, task_id, max_turns=max_turns, max_tokens=max_tokens, on_turn=on_turn)
-        self._turns: list[Turn] = []
-        self.turns = self._turns
-        self._conversations = Conversations()
-        self._tools: list[Sequence[Mapping[str, Any]] | None] = []
-        """The tools of each turn's request."""
-
-    def sent(self, messages: Sequence[MessageLike], arguments: Mapping[str, object], branch: BranchPath) -> SentRequest:
-        """Return what the turn of a request that is sent now will keep of it.
-
-        Raises:
-            WorkflowError: the messages continue a turn of a branch that was declared independent of `branch`.
-        """
+    def _sent(self, asked: AskedCall, messages: Sequence[object], arguments: Mapping[str, object]) -> SentRequest:
+        """Return what the turn of a request that is sent now will keep of it."""
+        started_s = time.perf_counter()
         temperature, tools = arguments.get("temperature"), arguments.get("tools")
         return SentRequest(
-            continued=self._conversations.find(messages, branch),
+            speaker=asked.speaker,
+            replies=ReplyReader(self.episode.id, str(self._endpoint.base_url)),
+            continued=self._conversations.find(messages, asked.speaker.branch),
             tools=cast("Sequence[Mapping[str, Any]]", tools) if isinstance(tools, Sequence) and tools else None,
             temperature=float(temperature) if isinstance(temperature, (int, float)) else 1.0,
-            sent_after=len(self._turns),
-            sent_at=next(self.clock),
-            started_s=time.perf_counter(),
+            sent_after=len(self.episode.turns),
+            sent_at=next(self.episode.clock),
+            started_s=started_s,
         )
 
-    def limit_output(self, arguments: dict[str, object], *, stream: bool) -> bool:
+    def _limit_output(self, arguments: dict[str, object], *, stream: bool) -> bool:
         """Lower the output limit in a call's `arguments` to what is left of a token budget, and ask for a stream's usage.
 
         Returns:
             Whether the stream will have a chunk with the usage that the workflow did not ask for.
         """
-        if self.calls.max_tokens is None:
+        if self.episode.calls.max_tokens is None:
             return False
-        room = self.calls.clip(self.calls.max_tokens)
+        room = self.episode.calls.clip(self.episode.calls.max_tokens)
         body = _copied(arguments.get("extra_body"))
         for given in (arguments, body):
             for name in _LIMIT_NAMES:
@@ -220,26 +180,27 @@ class EndpointEpisode(EpisodeRecord):
             arguments["stream_options"] = {**options, "include_usage": True}
         return stream and not options.get("include_usage")
 
-    def record(self, completion: ChatCompletion, replies: ReplyReader, request: SentRequest, *, speaker: Speaker) -> None:
-        """Add the turn of a call of `speaker` that is complete.
+    def record(self, completion: ChatCompletion, request: SentRequest) -> Answer:
+        """Add the turn of a call that is complete, and return its answer.
 
         Raises:
             WorkflowError: the episode was closed while the call ran.
             ReplyError: the completion is not whole, or does not report the tokens that a token budget counts.
         """
-        self.check_open()
-        choice = replies.choice(completion)
+        episode, speaker, parent = self.episode, request.speaker, request.continued.parent
+        episode.check_open()
+        choice = request.replies.choice(completion)
         sampled = _reported(completion, "completion_tokens") or 0
-        if self.calls.max_tokens is not None and sampled <= 0:
-            raise replies.without_usage()
-        parent = request.continued.parent
+        if episode.calls.max_tokens is not None and sampled <= 0:
+            raise request.replies.without_usage()
         changed = request.tools != (None if parent is None else self._tools[parent])
+        stop_reason = StopReason.LENGTH if choice.finish_reason == "length" else StopReason.STOP
         turn = Turn(
             context_ids=np.empty(0, np.int32),
             output_ids=np.empty(0, np.int32),
             output_logprobs=np.empty(0, np.float32),
             spans=(),
-            stop_reason=StopReason.LENGTH if choice.finish_reason == "length" else StopReason.STOP,
+            stop_reason=stop_reason,
             role=speaker.role,
             player=speaker.player,
             branch=speaker.branch,
@@ -248,7 +209,7 @@ class EndpointEpisode(EpisodeRecord):
             parent=parent,
             message=choice.message.model_dump(exclude_none=True),
             temperature=request.temperature,
-            fork=ForkReason.NEW_CONVERSATION if parent is None and self._turns else None,
+            fork=ForkReason.NEW_CONVERSATION if parent is None and episode.turns else None,
             messages=request.continued.added,
             tools=(request.tools or ()) if changed else None,
             started_s=request.started_s,
@@ -256,15 +217,33 @@ class EndpointEpisode(EpisodeRecord):
         )
         self._conversations.add(request.continued, turn.message, speaker.branch)
         self._tools.append(request.tools)
-        self._turns.append(turn)
+        episode.turns.append(turn)
         for name in REPORTED_NAMES:
             count = _reported(completion, name)
             if count is not None:
-                self.reported_tokens[name] = self.reported_tokens.get(name, 0.0) + count
-        self._announce(len(self._turns) - 1, completion.id, sampled, completion)
+                episode.reported_tokens[name] = episode.reported_tokens.get(name, 0.0) + count
+        episode.announce(completion.id, sampled, completion)
+        generation = replace(_NO_TOKENS, stop_reason=stop_reason)
+        return Answer(
+            id=completion.id, model=completion.model, message=turn.message, generation=generation, native=completion
+        )
 
-    def _set_reward(self, turn: int, reward: float) -> None:
-        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self.clock))
+
+class SentRequest(NamedTuple):
+    """What a turn keeps of its request, and what its reply is read with."""
+
+    speaker: Speaker
+    replies: ReplyReader
+    continued: Continued
+    tools: Sequence[Mapping[str, Any]] | None
+    temperature: float
+    sent_after: int
+    """How many turns were complete when it was sent."""
+    sent_at: int
+    """When it was sent, by the episode's clock of events."""
+    started_s: float
+    hides_usage: bool = False
+    """Whether its stream has a chunk with the usage that the workflow did not ask for."""
 
 
 class ReplyReader:
@@ -339,67 +318,37 @@ class ReplyReader:
         return choice
 
 
-class EndpointStream(AsyncStream[ChatCompletionChunk]):
-    """The endpoint's stream; its turn is recorded with the last chunk."""
+class _EndpointStream(AnswerStream):
+    """The endpoint's stream; its turn is recorded when it has ended."""
 
-    def __init__(
-        self,
-        inner: AsyncStream[ChatCompletionChunk],
-        episode: EndpointEpisode,
-        replies: ReplyReader,
-        request: SentRequest,
-        hides_usage: bool,
-        *,
-        speaker: Speaker,
-    ) -> None:
-        # AsyncStream.__init__ would read the response a second time.
+    def __init__(self, endpoint: EndpointBackend, inner: AsyncStream[ChatCompletionChunk], request: SentRequest) -> None:
+        super().__init__("", "", include_usage=False)
         self.response = inner.response
-        self._inner = inner
-        self._episode = episode
-        self._replies = replies
-        self._request = request
-        self._hides_usage = hides_usage
-        self._speaker = speaker
-        self._running = RunningCall(episode.calls)
+        self.running = self._counted = RunningCall(endpoint.episode.calls)
+        self._endpoint, self._inner, self._request = endpoint, inner, request
         self._state = ChatCompletionStreamState()
-        self._recorded = False
 
-    async def __anext__(self) -> ChatCompletionChunk:
-        """Return the next chunk.
-
-        Raises:
-            ServerError: as `chat.completions.create`; `ReplyError` for a stream that ends before the answer does.
-
-        Cancellation: nothing is recorded.
-        """
+    async def next(self) -> Sequence[Piece]:
+        """Return the next chunk, or the answer after the last one."""
+        replies = self._request.replies
         try:
-            with self._replies.errors():
+            with replies.errors():
                 chunk = await self._inner.__anext__()
-            with self._replies.reading(chunk):
-                self._state.handle_chunk(chunk)
         except StopAsyncIteration:
-            with self._running:
-                if not self._recorded:
-                    self._recorded = True
-                    with self._replies.reading("a stream without chunks"):
-                        whole = self._state.current_completion_snapshot
-                    self._episode.record(whole, self._replies, self._request, speaker=self._speaker)
-                    self._running.complete()
-            raise
-        except BaseException as error:
-            self._running.__exit__(type(error), error, None)
-            raise
-        unasked = self._hides_usage and not chunk.choices and chunk.usage is not None
-        return await anext(self) if unasked else chunk
+            with replies.reading("a stream without chunks"):
+                whole = self._state.current_completion_snapshot
+            answer = self._endpoint.record(whole, self._request)
+            self._counted.complete()
+            return [answer]
+        with replies.reading(chunk):
+            self._state.handle_chunk(chunk)
+        is_unasked = self._request.hides_usage and not chunk.choices and chunk.usage is not None
+        return [] if is_unasked else [chunk]
 
-    def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
-        """Return the stream itself."""
-        return self
-
-    async def close(self) -> None:
-        """Drop the stream; without its last chunk nothing is recorded."""
-        self._running.close()
-        await self._inner.close()
+    async def close(self, error: BaseException | None = None) -> None:
+        """Drop the connection of a stream that is left."""
+        if error is None:
+            await self._inner.close()
 
 
 def _reported(completion: ChatCompletion, name: str) -> int | None:
@@ -410,3 +359,29 @@ def _reported(completion: ChatCompletion, name: str) -> int | None:
 
 def _copied(value: object) -> dict[str, object]:
     return dict(cast("Mapping[str, object]", value)) if isinstance(value, Mapping) else {}
+
+
+async def _describe_missing(endpoint: AsyncOpenAI, model: str) -> str:
+    """Return what an endpoint that answered 404 lacks, the model or the path, and the fix; it raises nothing."""
+    url = str(endpoint.base_url).rstrip("/")
+    names: list[str] | None = None
+    no_list = f"{url}/models gives no list of models"
+    try:
+        with anyio.move_on_after(_ASK_S):
+            listed = await endpoint.with_options(max_retries=0).models.list()
+            names = [one_line(str(each.id)) for each in listed.data]
+    except NotFoundError:
+        no_list = f"there is no {url}/models either"
+    except (OpenAIError, AttributeError, TypeError, ValueError):  # no list, or a list in another shape
+        names = None
+    if names is None:
+        if urlsplit(url).path.endswith("/chat/completions"):
+            return f"the base URL must end before /chat/completions: try {url.removesuffix('/chat/completions')}"
+        if not urlsplit(url).path.endswith("/v1"):
+            return f"{no_list}; most servers have the OpenAI API under /v1: try {url}/v1"
+        why = "this is perhaps no server with the OpenAI API, or its API has another path"
+        return f"{no_list}: {why}"
+    if model not in names:
+        offered = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+        return f"the endpoint has no model {model!r}; it offers {offered or 'none'}: name one of them"
+    return f"the endpoint has the model {model!r}, but no {url}/chat/completions: it perhaps serves no chat for this model"

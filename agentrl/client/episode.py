@@ -1,71 +1,62 @@
 """One episode as its clients share it: the turns, the budgets, rewards and metrics.
 
 Invariant: a model call either becomes exactly one turn or leaves the episode as it was (refused, failed, timed out,
-cancelled). A turn has at most one reward, finite; after `close` nothing changes any more.
+cancelled). A turn has at most one reward, finite; after `close` nothing changes any more. A budget is checked before the
+call that it forbids. A failed call stays unresolved until a call that started after the failure completes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Final
-from uuid import uuid4
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 
-from agentrl.client.calls import EpisodeCalls, RunningCall
-from agentrl.client.config import SamplingConfig
-from agentrl.client.structured.demand import Demand
-from agentrl.client.structured.instructions import Instructions
-from agentrl.errors import AgentRLError, ContextOverflow, ReplyError, RewardError, ServerUnavailable, WorkflowError
-from agentrl.inference.backend import Backend, GenerateRequest, Generation, SamplingParams
-from agentrl.tokens.graph import Prompt, TokenGraph
-from agentrl.tokens.history import continues_other_branch
-from agentrl.tokens.renderer import Renderer
-from agentrl.tokens.template.rendering import ToolSchemas
-from agentrl.types import (
-    BranchPath,
-    EpisodeFailure,
-    Int32Array,
-    Message,
-    Speaker,
-    StopReason,
-    Trajectory,
-    Turn,
-)
-from agentrl.validation import are_independent, check_reward_parts
+from agentrl.concurrency import loop_time
+from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, WorkflowError
+from agentrl.inference.backend import Generation
+from agentrl.types import BranchPath, EpisodeFailure, StopReason, Trajectory, Turn
+from agentrl.validation import check_reward_parts
 
 _AMBIGUOUS = -1
 REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
 """What an endpoint counts of an episode; metrics of the trajectory."""
-
 MISSES_METRIC: Final = "unsupported_misses"
 """Answers that miss what their call demanded, where prompts ask for it (`sampling.unsupported: prompt`)."""
+BUSY_SHARE: Final = 0.5
+"""Share of an episode's deadline; calls of less time in all are not the reason why the episode missed it."""
+LONG_CALL_SHARE: Final = 0.1
+"""Share of an episode's deadline; a longer call means slow servers, a longer wait for the next call a slow workflow."""
 
 
-class EpisodeRecord(ABC):
-    """What every episode keeps, whichever model answers. Single-threaded: no method awaits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSettings:
+    """The name and the budgets of one episode."""
 
-    turns: Sequence[Turn]
-    """The recorded turns, in order of completion."""
+    episode_id: str
+    """Unique within the run."""
+    task_id: str
+    max_turns: int | None = None
+    """Completed calls allowed; a running call counts as one."""
+    max_episode_tokens: int | None = None
+    """Sampled tokens allowed. A call's output is clipped to what is left when it starts, so only parallel calls can pass it,
+    each by its own `max_tokens` at most."""
+    on_turn: Callable[[Turn], None] | None = None
+    """Called with each turn as it is recorded."""
 
-    def __init__(
-        self,
-        episode_id: str,
-        task_id: str,
-        *,
-        max_turns: int | None,
-        max_tokens: int | None,
-        on_turn: Callable[[Turn], None] | None,
-    ) -> None:
-        """Start without turns; the arguments are those of `Client`."""
-        self.id = episode_id
-        self.calls = EpisodeCalls(episode_id, max_turns=max_turns, max_tokens=max_tokens)
+
+class Episode:
+    """The record of an episode, whichever model answers. Single-threaded: no method awaits."""
+
+    def __init__(self, settings: EpisodeSettings) -> None:
+        self.id = settings.episode_id
+        self.turns: list[Turn] = []
+        """The recorded turns, in order of completion; the backend appends to them."""
+        self.calls = EpisodeCalls(self.id, max_turns=settings.max_turns, max_tokens=settings.max_episode_tokens)
         self.clock = itertools.count()
         """Numbers the events: each request that is sent, each turn reward that is set."""
         self.metrics: dict[str, float] = {}
@@ -79,8 +70,8 @@ class EpisodeRecord(ABC):
         """What the workflow named by `client.final_answer`."""
         self.reported_tokens: dict[str, float] = {}
         """Tokens by an endpoint's own count; empty where the turns hold the tokens."""
-        self._task_id = task_id
-        self._on_turn = on_turn
+        self._task_id = settings.task_id
+        self._on_turn = settings.on_turn
         self._turn_by_id: dict[str, int] = {}
         self._turn_by_object: dict[int, tuple[object, int]] = {}
         self._closed = False
@@ -128,7 +119,6 @@ class EpisodeRecord(ABC):
             WorkflowError: `target` is no turn of this episode, or as `reward_turn`.
         """
         self.check_open()
-        check_reward_parts(value, f"client.reward, episode {self.id}")
         self.reward_turn(self._find_turn(target), value, branch)
 
     def reward_turn(self, turn: int, value: object, branch: BranchPath) -> None:
@@ -152,7 +142,7 @@ class EpisodeRecord(ABC):
             raise RewardError(
                 f"episode {self.id}: turn {turn} already has the reward {present}, got {number}; set it once, with the total"
             )
-        self._set_reward(turn, number)
+        self.turns[turn] = replace(self.turns[turn], reward=number, rewarded_at=next(self.clock))
         _add_parts(self.reward_parts, parts)
         _add_parts(self.turn_reward_parts, parts)
 
@@ -227,19 +217,12 @@ class EpisodeRecord(ABC):
             answer=self.answer,
         )
 
-    @abstractmethod
-    def _set_reward(self, turn: int, reward: float) -> None:
-        """Replace a turn by the same one with a reward."""
+    def announce(self, completion_id: str, num_tokens: int, given: object = None) -> None:
+        """Count the turn that was recorded last, let `reward` find it, and pass it on.
 
-    def _announce(self, turn: int, completion_id: str, num_tokens: int, given: object) -> None:
-        """Count a turn that was recorded, let `reward` find it, and pass it on.
-
-        Args:
-            turn: its index.
-            completion_id: the id of its completion.
-            num_tokens: what it sampled.
-            given: the object that the caller gets, where ids may be missing or the same for several calls.
+        `given` is the object that the caller gets, where ids may be missing or the same for several calls.
         """
+        turn = len(self.turns) - 1
         self.calls.add_turn(num_tokens)
         self._turn_by_id[completion_id] = _AMBIGUOUS if completion_id in self._turn_by_id else turn
         if given is not None:
@@ -272,196 +255,140 @@ class EpisodeRecord(ABC):
         return turn
 
 
-class Episode(EpisodeRecord):
-    """An episode of the policy: every call is recorded with its token ids."""
+class RunningCall:
+    """One call that runs, a context manager. It ends once: when it is closed, or when its last reference goes."""
 
-    def __init__(
-        self,
-        *,
-        backend: Backend,
-        renderer: Renderer,
-        sampling: SamplingConfig,
-        episode_id: str,
-        task_id: str,
-        max_turns: int | None,
-        max_episode_tokens: int | None,
-        max_context_tokens: int | None,
-        seed: int | None,
-        on_turn: Callable[[Turn], None] | None,
-        counts_misses: bool,
-    ) -> None:
-        """Start without turns; the arguments are those of `Client`."""
-        super().__init__(episode_id, task_id, max_turns=max_turns, max_tokens=max_episode_tokens, on_turn=on_turn)
-        self._seed = seed
-        self._counts_misses = counts_misses
-        self._num_requests = 0
-        self.backend = backend
-        self.renderer = renderer
-        self.sampling = sampling
-        limits = [limit for limit in (max_context_tokens, renderer.max_context) if limit is not None]
-        self._max_context = min(limits, default=None)
-        self.graph = TokenGraph(
-            renderer, episode_id=episode_id, history=sampling.history, max_context=self._max_context, clock=self.clock
-        )
-        self.turns = self.graph.turns
-        self._instructions = Instructions() if sampling.unsupported == "prompt" else None
+    __slots__ = ("_began", "_calls", "_failures_before", "_open")
 
-    def prepare(
-        self, messages: Sequence[Message], tools: ToolSchemas | None, demand: Demand | None, branch: BranchPath
-    ) -> Prompt:
-        """Return the prompt of a request, with the instructions that its demand and those of earlier calls add.
+    def __init__(self, calls: EpisodeCalls) -> None:
+        """Count the call."""
+        self._calls = calls
+        self._failures_before = calls.num_failures
+        self._began = calls.begin_call()
+        self._open = True
 
-        Raises:
-            EpisodeLimit: the messages cannot fit into the context.
-            WorkflowError: they continue a turn of a branch that was declared independent of `branch`.
-            TokenError: they cannot be rendered.
-        """
-        try:
-            if self._instructions is not None:
-                messages = self._instructions.applied(messages, demand)
-            return self.graph.prepare(messages, tools, branch)
-        except ContextOverflow as error:
-            raise self.calls.exceeded(StopReason.CONTEXT_LIMIT, str(error)) from error
+    def complete(self) -> None:
+        """Resolve the failures before this call: its turn is recorded."""
+        self._calls.resolve(self._failures_before)
 
-    def request(self, prompt: Prompt, sampling: SamplingParams) -> GenerateRequest:
-        """Return the request for `prompt`, its output limit lowered to what the context and the token budget leave.
+    def close(self) -> None:
+        """End the call; a second time does nothing."""
+        if self._open:
+            self._open = False
+            self._calls.end_call(self._began)
 
-        Raises:
-            EpisodeLimit: the context leaves no room for one token.
-            WorkflowError: there is no context.
-        """
-        length = prompt.context.size
-        if not length:
-            raise WorkflowError(f"episode {self.id}: a model call needs at least one context token")
-        room = self.calls.clip(sampling.max_new_tokens)
-        if self._max_context is not None:
-            room = min(room, self._max_context - length)
-            if room < 1:
-                full = f"a context of {length} tokens leaves no room for output: the limit is {self._max_context}"
-                raise self.calls.exceeded(StopReason.CONTEXT_LIMIT, full)
-        if room != sampling.max_new_tokens:
-            sampling = replace(sampling, max_new_tokens=room)
-        if sampling.seed is None and self._seed is not None:
-            sampling = replace(sampling, seed=call_seed(self._seed, self.id, self._num_requests))
-        self._num_requests += 1
-        return GenerateRequest(request_id=uuid4().hex, episode_id=self.id, context=prompt.context, sampling=sampling)
+    def __enter__(self) -> Self:
+        return self
 
-    def compare(self, messages: Sequence[Message], demand: Demand | None, answer: Message) -> None:
-        """Count whether a recorded answer misses what its call demanded, as the metric `MISSES_METRIC`."""
-        if self._counts_misses and self._instructions is not None and demand is not None:
-            self._instructions.remember(messages, demand, answer)
-            missed = bool(demand.problem(answer))
-            self.metrics[MISSES_METRIC] = self.metrics.get(MISSES_METRIC, 0.0) + missed
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close()
+        if isinstance(error, AgentRLError):
+            self._calls.fail(error)
 
-    def check_not_aborted(self, request: GenerateRequest, generation: Generation) -> None:
-        """Raise `ServerUnavailable` for an aborted generation: the server cut it, so it is no answer of the policy."""
-        if generation.stop_reason is StopReason.ABORT:
-            raise ServerUnavailable(
-                f"episode {self.id}, request {request.request_id}: the server aborted the call after "
-                f"{len(generation.output_ids)} tokens; nothing was recorded, and calling again is safe"
-            )
+    __del__ = close
 
-    def record(
-        self, prompt: Prompt, request: GenerateRequest, generation: Generation, *, speaker: Speaker, given: object = None
-    ) -> Turn:
-        """Append the turn that `generation` makes of `prompt`, and return it.
 
-        Args:
-            prompt: what was sent.
-            request: how it was sent.
-            generation: what came back.
-            speaker: who takes the turn.
-            given: an object that stands for the turn in `reward`, beside the completion's id.
+class EpisodeCalls:
+    """The calls of one episode. Single-threaded: no method awaits."""
+
+    def __init__(self, episode_id: str, *, max_turns: int | None, max_tokens: int | None) -> None:
+        """Start with nothing spent; None means no limit."""
+        self.max_tokens = max_tokens
+        """Sampled tokens of all calls."""
+        self.in_flight = 0
+        """Running calls."""
+        self._episode_id = episode_id
+        self._max_turns = max_turns
+        self._turns = 0
+        self._tokens = 0
+        self._failures: list[AgentRLError] = []
+        self._resolved = 0
+        self._limit: StopReason | None = None
+        self._longest_s = 0.0
+        self._busy_s = 0.0
+        self._busy_since = -math.inf
+        self._last_end = -math.inf
+
+    @property
+    def num_failures(self) -> int:
+        """Calls that failed or were refused so far."""
+        return len(self._failures)
+
+    @property
+    def unresolved(self) -> AgentRLError | None:
+        """The last failure, unless a call that started after it has completed."""
+        return self._failures[-1] if len(self._failures) > self._resolved else None
+
+    @property
+    def limit_reached(self) -> StopReason | None:
+        """The limit that the unresolved failure is about; None if there is none, or it is about something else."""
+        return self._limit if isinstance(self.unresolved, EpisodeLimit) else None
+
+    def start_call(self) -> RunningCall:
+        """Count one more running call.
 
         Raises:
-            WorkflowError: the episode was closed while the call ran.
-            ReplyError: an empty, mismatched or impossible generation.
+            EpisodeLimit: the tokens are spent, or the turns, of which each running call takes one.
         """
-        self.check_open()
-        count, limit = len(generation.output_ids), request.sampling.max_new_tokens
-        if not 0 < count <= limit:
-            what = f"{count} tokens" if count else "an empty completion"
-            where = f"episode {self.id}, request {request.request_id}: the server returned {what}"
-            raise ReplyError(f"{where} ({generation.stop_reason}); asked for 1 to {limit}")
-        turn = self.graph.append(
-            prompt,
-            output_ids=generation.output_ids,
-            output_logprobs=generation.output_logprobs,
-            spans=generation.spans,
-            stop_reason=generation.stop_reason,
-            matched_stop=generation.matched_stop,
-            temperature=request.sampling.temperature,
-            speaker=speaker,
-        )
-        self._announce(turn, completion_id(request), count, given)
-        return self.turns[turn]
+        if self.max_tokens is not None and self._tokens >= self.max_tokens:
+            spent = f"{self._tokens} of {self.max_tokens} sampled tokens are spent"
+            raise self.exceeded(StopReason.TOKEN_LIMIT, spent)
+        taken = self._turns + self.in_flight
+        if self._max_turns is not None and taken >= self._max_turns:
+            running = f", {self.in_flight} of them running (close a stream that is left early)" if self.in_flight else ""
+            raise self.exceeded(StopReason.TURN_LIMIT, f"{taken} of {self._max_turns} turns are spent{running}")
+        return RunningCall(self)
 
-    def _set_reward(self, turn: int, reward: float) -> None:
-        self.graph.set_reward(turn, reward)
+    def begin_call(self) -> float:
+        """Count one more running call, and return when it began, a moment of `anyio.current_time`."""
+        now = loop_time()
+        if not self.in_flight:
+            self._busy_since = now
+        self.in_flight += 1
+        return now
 
-    def check_ids(self, input_ids: Sequence[int] | Int32Array) -> Int32Array:
-        """Return the ids of a token-level call, [N] int32.
+    def end_call(self, began: float) -> None:
+        """Count one running call less, which began at the moment `began`."""
+        now = self._last_end = loop_time()
+        self._longest_s = max(self._longest_s, now - began)
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._busy_s += max(0.0, now - self._busy_since)
 
-        Raises:
-            WorkflowError: they are no ids, or outside the vocabulary: one of them would kill a real server.
+    def filled_time(self, deadline: float, timeout_s: float) -> bool:
+        """Return whether the calls are the reason why the episode had not ended at a past `deadline`, after `timeout_s`.
+
+        That is so where they took at least half of the time, none of them over a tenth, and the last of them ended, or was
+        cut off, in the last tenth. Calls at the same time take their time once.
         """
-        ids = np.asarray(input_ids)
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise WorkflowError(
-                f"client.generate takes a list of token ids, got an array of {ids.dtype} with shape {ids.shape}"
-            )
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.renderer.vocab_size:
-            bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-            raise WorkflowError(
-                f"episode {self.id}: token id {bad} is outside the vocabulary of {self.renderer.vocab_size}; it was not sent"
-            )
-        return ids.astype(np.int32)
+        long_s = LONG_CALL_SHARE * timeout_s
+        is_quick = not self.in_flight and self._longest_s <= long_s
+        return is_quick and self._busy_s >= BUSY_SHARE * timeout_s and self._last_end >= deadline - long_s
 
-    def parent_of(self, ids: Int32Array, branch: BranchPath) -> tuple[int | None, int]:
-        """Return the turn with the longest context and output that `ids` begins with, and where it ends; else None, 0.
+    def exceeded(self, reason: StopReason, what: str) -> EpisodeLimit:
+        """Return the error for a limit that a call has reached, and record it as that call's failure."""
+        self._limit = reason
+        error = EpisodeLimit(f"episode {self._episode_id}: {what}")
+        self.fail(error)
+        return error
 
-        Raises:
-            WorkflowError: the longest ones are of branches that were declared independent of `branch`.
-        """
-        ends: list[int] = []
-        begins: list[bool] = []
-        best, best_end = None, 0
-        for index, turn in enumerate(self.turns):
-            at = 0 if turn.parent is None else ends[turn.parent]
-            middle = at + len(turn.context_ids)
-            end = middle + len(turn.output_ids)
-            same = (
-                end <= len(ids)
-                and (turn.parent is None or begins[turn.parent])
-                and np.array_equal(ids[at:middle], turn.context_ids)
-                and np.array_equal(ids[middle:end], turn.output_ids)
-            )
-            ends.append(end)
-            begins.append(same)
-            if same and (end > best_end or (end == best_end and self._is_foreign(best, branch))):
-                best, best_end = index, end
-        if best is not None and self._is_foreign(best, branch):
-            raise continues_other_branch(best, self.turns[best].branch, branch)
-        return best, best_end
+    def fail(self, error: AgentRLError) -> None:
+        """Record a failed or refused call; one that is recorded already counts once."""
+        if not self._failures or self._failures[-1] is not error:
+            self._failures.append(error)
 
-    def _is_foreign(self, turn: int | None, branch: BranchPath) -> bool:
-        return turn is not None and are_independent(self.turns[turn].branch, branch)
+    def resolve(self, count: int) -> None:
+        """Count the first `count` failures as resolved."""
+        self._resolved = max(self._resolved, count)
 
+    def clip(self, max_tokens: int) -> int:
+        """Return the output limit of a call, lowered to the tokens that are left."""
+        return max_tokens if self.max_tokens is None else min(max_tokens, self.max_tokens - self._tokens)
 
-def call_seed(run_seed: int, episode_id: str, call: int) -> int:
-    """Return the seed of a model call, 63 bits; `call` is its number in the episode.
-
-    Example:
-        >>> call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 0), call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 1)
-        (True, False)
-    """
-    digest = hashlib.blake2b(f"{run_seed}/{episode_id}/{call}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
-
-
-def completion_id(request: GenerateRequest) -> str:
-    """Return the completion id of a request, unique over all episodes."""
-    return f"chatcmpl-{request.request_id}"
+    def add_turn(self, num_tokens: int) -> None:
+        """Count a completed call and the tokens it sampled."""
+        self._turns += 1
+        self._tokens += num_tokens
 
 
 def _add_parts(sums: dict[str, float], parts: Mapping[str, float]) -> None:

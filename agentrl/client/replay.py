@@ -1,124 +1,117 @@
-"""A client that gives recorded answers, so that a workflow runs again without a model.
+"""A recorded episode as a backend, so that a workflow runs again without a model.
 
 Invariant: a call gets the recorded answer to the same messages and tools, once. A call that was not recorded raises
-`ReplayDiverged`, and the episode remembers it even if the workflow catches the error.
+`ReplayDiverged`, and the backend remembers it even if the workflow catches the error.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn, cast
 
 import anyio.lowlevel
 import numpy as np
-from openai import AsyncStream, NotGiven, Omit
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai import NotGiven, Omit
 
-from agentrl.client.arguments import RAW_RESPONSE_HEADER, MessageLike, checked_messages
-from agentrl.client.completion import chunk, chunk_header, completion, finish_reason, message_fields, usage
-from agentrl.client.episode import MISSES_METRIC, REPORTED_NAMES, EpisodeRecord
-from agentrl.client.openai_base import Answered, EpisodeClient, RawResponse
-from agentrl.client.structured.demand import Demand, ToolSchema, read_demand
-from agentrl.client.structured.instructions import Instructions
+from agentrl.client.arguments import checked_messages
+from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece
+from agentrl.client.demand import Demand, Instructions, ToolSchema, read_demand
+from agentrl.client.episode import MISSES_METRIC, REPORTED_NAMES, Episode, EpisodeSettings
 from agentrl.errors import ReplayDiverged, TokenError, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.tokens.messages import message_key, plain_fields
-from agentrl.types import BranchPath, EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
+from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
 
 _LIMITS: Final = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT, StopReason.DEADLINE)
 _MAX_QUOTED_CHARS: Final = 200
 
 
-class ReplayClient(EpisodeClient["ReplayEpisode"]):
-    """An `AsyncOpenAI` whose answers are the turns of a recorded episode.
+class ReplayBackend(ClientBackend):
+    """Answers with the turns of a recorded episode, which have their messages.
 
     Log-probs of tokens (`logprobs=True`) and `client.tokenizer` need the model's tokenizer, which a record does not have.
-
-    Args:
-        recorded: the episode; its turns have their messages.
     """
 
     def __init__(self, recorded: Trajectory) -> None:
-        super().__init__(ReplayEpisode(recorded))
-
-    async def answer(self, messages: Iterable[MessageLike], stream: bool, arguments: Mapping[str, Any]) -> Answered:
-        """Return the recorded answer to these messages and tools; this is `chat.completions.create`.
-
-        Raises:
-            ReplayDiverged: they were not recorded.
-            EpisodeLimit: the recorded episode ended here, at a limit.
-        """
-        await anyio.lowlevel.checkpoint()
-        episode = self.episode
-        with episode.refusals():
-            if arguments.get("logprobs"):
-                raise WorkflowError("a replay has no tokenizer, so it cannot give logprobs=True; drop the argument")
-            tools = _tools(arguments)
-            index = episode.take(checked_messages(messages), tools, self.speaker, _demand(arguments, tools))
-        turn = episode.turns[-1]
-        model = str(arguments.get("model") or "policy")
-        identity = f"chatcmpl-replay-{episode.id}-{index}"
-        generation, num_context = _generation(turn), episode.num_context_tokens(index)
-        given: ChatCompletion | ReplayStream
-        if stream:
-            wants_usage = bool((arguments.get("stream_options") or {}).get("include_usage"))
-            given = ReplayStream(_chunks(chunk_header(identity, model), turn, generation, num_context, wants_usage))
-            episode.announce(identity, given)
-        else:
-            extra = arguments.get("extra_body") or {}
-            ids = episode.context_of(index) if extra.get("return_token_ids") else None
-            given = completion(identity, model, turn.message, generation, prompt_tokens=num_context, prompt_ids=ids)
-            episode.announce(identity, given)
-        raw = RAW_RESPONSE_HEADER in (arguments.get("extra_headers") or {})
-        return RawResponse(given, identity) if raw else given
-
-    async def generate(self, input_ids: Sequence[int] | Int32Array, **options: object) -> Generation:
-        """Return the recorded output of a context of token ids.
-
-        Raises:
-            ReplayDiverged: it was not recorded.
-        """
-        await anyio.lowlevel.checkpoint()
-        episode = self.episode
-        with episode.refusals():
-            index = episode.take_ids(np.asarray(input_ids, np.int32), self.speaker)
-        generation = _generation(episode.turns[-1])
-        episode.announce(f"chatcmpl-replay-{episode.id}-{index}", generation)
-        return generation
+        super().__init__(Episode(EpisodeSettings(episode_id=recorded.episode_id, task_id=recorded.task_id)))
+        self.recorded = recorded
+        self.diverged: list[str] = []
+        """What the workflow did that was not recorded."""
+        if not any(turn.output_ids.size for turn in recorded.turns):
+            found = {name: recorded.metrics[name] for name in REPORTED_NAMES if name in recorded.metrics}
+            self.episode.reported_tokens.update(found)
+        self._instructions = Instructions() if MISSES_METRIC in recorded.metrics else None
+        """The record's prompts carry instructions where answers were compared with them."""
+        self._order: list[int] = []
+        """The number in the record of each turn."""
 
     @property
     def tokenizer(self) -> NoReturn:
         """Refuse: a record has no tokenizer."""
         raise WorkflowError("client.tokenizer needs the model's files, which a replay does not read")
 
-    def copy(self, **options: object) -> ReplayClient:
-        """Return a client of the same episode; options about the connection change nothing."""
-        return self._twin()
+    @property
+    def graph(self) -> NoReturn:
+        """Refuse: a record is not rendered again."""
+        raise WorkflowError("client.graph needs the model's files, which a replay does not read")
 
-    with_options = copy
+    async def answer(self, asked: AskedCall) -> Answer:
+        """Return the recorded answer to these messages and tools.
 
+        Raises:
+            ReplayDiverged: they were not recorded.
+            EpisodeLimit: the recorded episode ended here, at a limit.
+        """
+        await anyio.lowlevel.checkpoint()
+        arguments = asked.arguments
+        with self.episode.refusals():
+            if arguments.get("logprobs"):
+                raise WorkflowError("a replay has no tokenizer, so it cannot give logprobs=True; drop the argument")
+            tools = _tools(arguments)
+            index = self._take(checked_messages(asked.messages), tools, asked.speaker, _demand(arguments, tools))
+        turn = self.episode.turns[-1]
+        wants_ids = cast("Mapping[str, object]", arguments.get("extra_body") or {}).get("return_token_ids")
+        context = self._context_of(index)
+        return Answer(
+            id=self._announce(index),
+            model=str(arguments.get("model") or "policy"),
+            message=turn.message,
+            generation=_generation(turn),
+            num_context=len(context),
+            prompt_ids=context if wants_ids else None,
+        )
 
-class ReplayEpisode(EpisodeRecord):
-    """An episode that takes its turns from a recorded one."""
+    async def stream(self, asked: AskedCall) -> AnswerStream:
+        """Return the recorded answer in pieces; its turn is recorded at once."""
+        options = cast("Mapping[str, object]", asked.arguments.get("stream_options") or {})
+        return _ReplayStream(await self.answer(asked), include_usage=bool(options.get("include_usage")))
 
-    def __init__(self, recorded: Trajectory) -> None:
-        """Start without turns."""
-        super().__init__(recorded.episode_id, recorded.task_id, max_turns=None, max_tokens=None, on_turn=None)
-        self.recorded = recorded
-        self.diverged: list[str] = []
-        """What the workflow did that was not recorded."""
-        if not any(turn.output_ids.size for turn in recorded.turns):
-            self.reported_tokens = {name: recorded.metrics[name] for name in REPORTED_NAMES if name in recorded.metrics}
-        self._instructions = Instructions() if MISSES_METRIC in recorded.metrics else None
-        """The record's prompts carry instructions where answers were compared with them."""
-        self._turns: list[Turn] = []
-        self._order: list[int] = []
-        self.turns = self._turns
+    async def generate(
+        self, input_ids: Sequence[int] | Int32Array, speaker: Speaker, timeout: float | None, sampling: Mapping[str, object]
+    ) -> Generation:
+        """Return the recorded output of a context of token ids.
 
-    def take(self, messages: Sequence[Message], tools: Sequence[object], speaker: Speaker, demand: Demand | None) -> int:
+        Raises:
+            ReplayDiverged: it was not recorded.
+        """
+        await anyio.lowlevel.checkpoint()
+        with self.episode.refusals():
+            index = self._take_ids(np.asarray(input_ids, np.int32), speaker)
+        generation = _generation(self.episode.turns[-1])
+        self._announce(index, generation)
+        return generation
+
+    def finish(self, failure: EpisodeFailure | None) -> None:
+        """Put the turns in the order of the record, whose calls may have run in parallel."""
+        turns = self.episode.turns
+        if self._left() and failure is None and not self.diverged:
+            self.diverged.append(f"the workflow ended after {len(turns)} of {len(self.recorded.turns)} recorded calls")
+        pairs = sorted(zip(self._order, turns, strict=True), key=lambda pair: pair[0])
+        turns[:] = [turn for _, turn in pairs]
+
+    def _take(self, messages: Sequence[Message], tools: Sequence[object], speaker: Speaker, demand: Demand | None) -> int:
         """Add the recorded turn that answers `messages`, and return its number in the record.
 
         Raises:
@@ -130,7 +123,7 @@ class ReplayEpisode(EpisodeRecord):
         for index in self._left():
             same = (_keys(self._sent(index)), _plain_tools(self._tools_of(index))) == asked
             if same and self._speaker(index) == _who(speaker):
-                self._add(index, speaker.branch)
+                self._add(index, speaker)
                 if self._instructions is not None and demand is not None:
                     self._compare(self._instructions, messages, demand, self.recorded.turns[index].message)
                 return index
@@ -143,46 +136,35 @@ class ReplayEpisode(EpisodeRecord):
 
         return self._refuse(difference)
 
-    def take_ids(self, ids: Int32Array, speaker: Speaker) -> int:
-        """Add the recorded turn whose context is `ids`, as `take` does."""
+    def _take_ids(self, ids: Int32Array, speaker: Speaker) -> int:
+        """Add the recorded turn whose context is `ids`, as `_take` does."""
         for index in self._left():
-            if self._speaker(index) == _who(speaker) and np.array_equal(self.context_of(index), ids):
-                return self._add(index, speaker.branch)
+            if self._speaker(index) == _who(speaker) and np.array_equal(self._context_of(index), ids):
+                return self._add(index, speaker)
 
         def difference(index: int) -> str:
-            if np.array_equal(self.context_of(index), ids):
+            if np.array_equal(self._context_of(index), ids):
                 return _speaker_difference(self._speaker(index), speaker)
             return f"the workflow sent {len(ids)} token ids, which are not those that were recorded"
 
         return self._refuse(difference)
 
-    def announce(self, identity: str, given: object) -> None:
-        """Let `reward` find the turn that was added last by its completion."""
-        turn = self._turns[-1]
-        self._announce(len(self._turns) - 1, identity, len(turn.output_ids), given)
+    def _announce(self, index: int, given: object = None) -> str:
+        """Count the turn that was added last, and return its id."""
+        identity = f"chatcmpl-replay-{self.episode.id}-{index}"
+        self.episode.announce(identity, len(self.episode.turns[-1].output_ids), given)
+        return identity
 
-    def context_of(self, index: int) -> Int32Array:
+    def _context_of(self, index: int) -> Int32Array:
         """Return the whole context of a recorded turn, [N] int32."""
         path = self.recorded.path(index)
         parts = [part for at in path for part in (self.recorded.turns[at].context_ids, self.recorded.turns[at].output_ids)]
         return np.concatenate(parts[:-1])
 
-    def num_context_tokens(self, index: int) -> int:
-        """Return the number of tokens of that context; 0 where the record has no tokens."""
-        return len(self.context_of(index))
-
-    def close(self, stop_reason: StopReason, final_reward: object, failure: EpisodeFailure | None) -> Trajectory:
-        """End the episode; its turns are in the order of the record, whose calls may have run in parallel."""
-        missing = len(self._left())
-        if missing and failure is None and not self.diverged:
-            self.diverged.append(f"the workflow ended after {len(self._turns)} of {len(self.recorded.turns)} recorded calls")
-        pairs = sorted(zip(self._order, self._turns, strict=True), key=lambda pair: pair[0])
-        self._turns[:] = [turn for _, turn in pairs]
-        return super().close(stop_reason, final_reward, failure)
-
     def _compare(self, instructions: Instructions, messages: Sequence[Message], demand: Demand, answer: Message) -> None:
         instructions.remember(messages, demand, answer)
-        self.metrics[MISSES_METRIC] = self.metrics.get(MISSES_METRIC, 0.0) + bool(demand.problem(answer))
+        metrics = self.episode.metrics
+        metrics[MISSES_METRIC] = metrics.get(MISSES_METRIC, 0.0) + bool(demand.problem(answer))
 
     def _speaker(self, index: int) -> Speaker:
         turn = self.recorded.turns[index]
@@ -194,21 +176,22 @@ class ReplayEpisode(EpisodeRecord):
     def _left(self) -> list[int]:
         return [index for index in range(len(self.recorded.turns)) if index not in self._order]
 
-    def _add(self, index: int, branch: BranchPath) -> int:
-        self.check_open()
+    def _add(self, index: int, speaker: Speaker) -> int:
+        episode, turn = self.episode, self.recorded.turns[index]
+        episode.check_open()
         self._order.append(index)
-        turn = self.recorded.turns[index]
-        self._turns.append(replace(turn, reward=None, rewarded_at=None, sent_at=next(self.clock), branch=branch))
+        sent_at = next(episode.clock)
+        episode.turns.append(replace(turn, reward=None, rewarded_at=None, sent_at=sent_at, branch=speaker.branch))
         return index
 
     def _refuse(self, difference: Callable[[int], str]) -> NoReturn:
-        left, number = self._left(), len(self._turns) + 1
+        left, number = self._left(), len(self.episode.turns) + 1
         if not left and self.recorded.failure is None and self.recorded.stop_reason in _LIMITS:
-            raise self.calls.exceeded(self.recorded.stop_reason, "the recorded episode ended here")
+            raise self.episode.calls.exceeded(self.recorded.stop_reason, "the recorded episode ended here")
         if left:
             what = f"call {number}: {difference(left[0])}"
         else:
-            what = f"call {number}: the workflow asks the model once more; {len(self._turns)} calls were recorded"
+            what = f"call {number}: the workflow asks the model once more; {len(self.episode.turns)} calls were recorded"
         self.diverged.append(what)
         raise ReplayDiverged(what)
 
@@ -219,45 +202,22 @@ class ReplayEpisode(EpisodeRecord):
                 return tools
         return ()
 
-    def _set_reward(self, turn: int, reward: float) -> None:
-        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self.clock))
 
+class _ReplayStream(AnswerStream):
+    """A recorded answer in two pieces: its text, and all of it."""
 
-class ReplayStream(AsyncStream[ChatCompletionChunk]):
-    """The chunks of a recorded answer."""
+    def __init__(self, answer: Answer, *, include_usage: bool) -> None:
+        super().__init__(answer.id, answer.model, include_usage=include_usage)
+        self._answer = answer
 
-    def __init__(self, chunks: Iterable[ChatCompletionChunk]) -> None:
-        """Take the chunks; there is no connection."""
-        self._chunks = deque(chunks)
-
-    def __aiter__(self) -> ReplayStream:
-        return self
-
-    async def __anext__(self) -> ChatCompletionChunk:
+    async def next(self) -> Sequence[Piece]:
+        """Return both pieces."""
         await anyio.lowlevel.checkpoint()
-        if not self._chunks:
-            raise StopAsyncIteration
-        return self._chunks.popleft()
+        message = self._answer.message
+        return [Delta(str(message.get("reasoning_content") or ""), str(message.get("content") or "")), self._answer]
 
-    async def __aenter__(self) -> ReplayStream:
-        return self
-
-    async def __aexit__(self, *details: object) -> None: ...
-
-    async def close(self) -> None:
-        """Drop what is left."""
-        self._chunks.clear()
-
-
-def _chunks(
-    header: Mapping[str, object], turn: Turn, generation: Generation, num_context: int, wants_usage: bool
-) -> list[ChatCompletionChunk]:
-    delta = message_fields(turn.message)
-    calls = cast("Sequence[Mapping[str, object]]", delta.get("tool_calls") or ())
-    if calls:
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
-    made = [chunk(header, delta), chunk(header, {}, finish=finish_reason(turn.message, generation))]
-    return [*made, chunk(header, None, usage=usage(num_context, generation))] if wants_usage else made
+    async def close(self, error: BaseException | None = None) -> None:
+        """Do nothing: the turn is recorded already."""
 
 
 def _generation(turn: Turn) -> Generation:
@@ -266,7 +226,7 @@ def _generation(turn: Turn) -> Generation:
     )
 
 
-def _demand(arguments: Mapping[str, Any], tools: Sequence[object]) -> Demand | None:
+def _demand(arguments: Mapping[str, object], tools: Sequence[object]) -> Demand | None:
     """Return what a call demands; None for what `sampling.unsupported: prompt` does not take."""
     given = {name: value for name, value in arguments.items() if not (value is None or isinstance(value, (Omit, NotGiven)))}
     try:
@@ -275,7 +235,7 @@ def _demand(arguments: Mapping[str, Any], tools: Sequence[object]) -> Demand | N
         return None
 
 
-def _tools(arguments: Mapping[str, Any]) -> Sequence[object]:
+def _tools(arguments: Mapping[str, object]) -> Sequence[object]:
     tools = arguments.get("tools")
     if arguments.get("tool_choice") == "none" or not isinstance(tools, Iterable):
         return ()

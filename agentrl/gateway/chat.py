@@ -15,9 +15,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from agentrl.client.client import Client
-from agentrl.client.config import SamplingConfig
-from agentrl.client.stream import ChatStream
+from agentrl.client import ChatStream, Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError
 from agentrl.gateway.backend import EngineBackend
@@ -97,14 +95,8 @@ class ChatCalls:
         return EngineBackend(self._engine, body.server_sampling)
 
     def _client(self, backend: EngineBackend) -> Client:
-        return Client(
-            backend=backend,
-            renderer=self._renderer,
-            sampling=self._sampling,
-            episode_id=uuid4().hex,
-            task_id="",
-            counts_misses=False,
-        )
+        settings = EpisodeSettings(episode_id=uuid4().hex, task_id="")
+        return Client(PolicyBackend(backend, self._renderer, self._sampling, settings, counts_misses=False))
 
 
 async def _forward_chunks(

@@ -21,7 +21,7 @@ from openai import AsyncOpenAI, OpenAIError
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from rich.console import Console
 
-from agentrl.client import Client, EndpointClient, SamplingConfig
+from agentrl.client import Client, EndpointBackend, EpisodeSettings, SamplingConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.foreign import one_line, visible
 from agentrl.inference.backend import TEMPERATURE_RULE, is_temperature
@@ -36,7 +36,6 @@ MAX_ROUNDS = 20
 _HELP = "/reset starts again, /save FILE writes the conversation as JSON, Ctrl-D leaves"
 _NO_KEY = "none"
 """What a client sends where there is no key: the openai client demands one."""
-ChatClient = Client | EndpointClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ class Conversation:
 
     def __init__(
         self,
-        new_client: Callable[[], ChatClient],
+        new_client: Callable[[], Client],
         tools: Sequence[Tool[..., object]],
         *,
         system: str | None,
@@ -188,7 +187,7 @@ class Conversation:
 
 
 @asynccontextmanager
-async def _clients(options: ChatOptions) -> AsyncGenerator[Callable[[], ChatClient]]:
+async def _clients(options: ChatOptions) -> AsyncGenerator[Callable[[], Client]]:
     """Yield what makes a client of a new conversation, while the server runs or the connection is open."""
     if options.endpoint is None:
         if options.checkpoint is None:
@@ -210,8 +209,9 @@ async def _clients(options: ChatOptions) -> AsyncGenerator[Callable[[], ChatClie
         yield partial(_endpoint_client, connection, options.model, config)
 
 
-def _endpoint_client(connection: AsyncOpenAI, model: str, sampling: SamplingConfig) -> EndpointClient:
-    return EndpointClient(endpoint=connection, model=model, sampling=sampling, episode_id=uuid4().hex, task_id="chat")
+def _endpoint_client(connection: AsyncOpenAI, model: str, sampling: SamplingConfig) -> Client:
+    settings = EpisodeSettings(episode_id=uuid4().hex, task_id="chat")
+    return Client(EndpointBackend(connection, model, settings, sampling=sampling))
 
 
 def _load_tool(spec: str) -> Tool[..., object]:

@@ -16,7 +16,7 @@ import orjson
 
 from agentrl.cassette.file import Cassette, read_cassette
 from agentrl.cassette.tape import Player, TapedAnswer, using_tape
-from agentrl.client.replay import ReplayClient
+from agentrl.client import Client, ReplayBackend
 from agentrl.errors import ConfigError
 from agentrl.foreign import one_line
 from agentrl.observe.episode_record import EndedEpisode, trajectory_record
@@ -57,10 +57,10 @@ async def replay_trajectory(
     task = recorded.task
     if task is None:
         raise ConfigError(f"episode {recorded.episode_id}: the record has no task, so the workflow cannot run on it")
-    client = ReplayClient(recorded)
+    record = ReplayBackend(recorded)
     with using_tape(tape):
-        trajectory = await run_client_episode(workflow, task, client, timeout_s=timeout_s)
-    return ReplayedEpisode(trajectory=trajectory, diverged=(*client.episode.diverged, *tape.diverged))
+        trajectory = await run_client_episode(workflow, task, Client(record), timeout_s=timeout_s)
+    return ReplayedEpisode(trajectory=trajectory, diverged=(*record.diverged, *tape.diverged))
 
 
 async def replay_cassettes(

@@ -16,11 +16,10 @@ from agentrl.config import RunConfig
 from agentrl.data.files import read_rows
 from agentrl.errors import ConfigError, TokenError
 from agentrl.jobs.files import check_writable
-from agentrl.tokens.renderer import Renderer
+from agentrl.tokens.renderer import EncodedConversation, Renderer
 from agentrl.trainer.config import SftConfig
 
 if TYPE_CHECKING:
-    from agentrl.tokens.supervised import EncodedConversation
     from agentrl.trainer.sft import EncodedExample, SftReport
 
 

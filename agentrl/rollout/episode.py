@@ -12,16 +12,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
 from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
 from openai import AsyncOpenAI
 
-from agentrl.client import Client, EndpointClient
-from agentrl.client.config import SamplingConfig
-from agentrl.client.replay import ReplayClient
+from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.concurrency import OutsideWork, flatten, watch_outside_work
 from agentrl.env import watch_faults
 from agentrl.errors import (
@@ -42,8 +39,6 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.validation import check_reward, check_reward_time
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
-
-_AnyClient: TypeAlias = Client | EndpointClient | ReplayClient
 
 
 async def run_policy_episode(
@@ -84,18 +79,9 @@ async def run_policy_episode(
 
     Cancellation: the workflow is cancelled, its running model calls are aborted, and nothing is returned.
     """
-    client = Client(
-        backend=backend,
-        renderer=renderer,
-        sampling=sampling,
-        episode_id=episode_id or uuid4().hex,
-        task_id=task.id,
-        max_turns=rollout.max_turns,
-        max_episode_tokens=rollout.max_episode_tokens,
-        seed=seed,
-        on_turn=on_turn,
-    )
-    return await _drive(workflow, task, client, rollout.episode_timeout_s)
+    settings = _settings(task, rollout, episode_id, on_turn)
+    client = Client(PolicyBackend(backend, renderer, sampling, settings, seed=seed))
+    return await run_client_episode(workflow, task, client, timeout_s=rollout.episode_timeout_s)
 
 
 async def run_endpoint_episode(
@@ -126,33 +112,33 @@ async def run_endpoint_episode(
 
     Cancellation: as for `run_policy_episode`.
     """
-    client = EndpointClient(
-        endpoint=endpoint,
-        model=model,
+    settings = _settings(task, rollout, episode_id, on_turn)
+    client = Client(EndpointBackend(endpoint, model, settings, sampling=sampling))
+    return await run_client_episode(workflow, task, client, timeout_s=rollout.episode_timeout_s)
+
+
+async def run_client_episode(workflow: RolloutWorkflow, task: Task, client: Client, *, timeout_s: float) -> Trajectory:
+    """Return the trajectory of one episode whose client was made before, such as one that replays a record.
+
+    Cancellation: as for `run_policy_episode`.
+    """
+    started_s = time.perf_counter()
+    with watch_sandboxes() as used:
+        trajectory = await _play(workflow, task, client, timeout_s)
+    metrics = {**trajectory.metrics, **sandbox_metrics(used)}
+    return replace(trajectory, metrics=metrics, task=task, started_s=started_s, ended_s=time.perf_counter())
+
+
+def _settings(
+    task: Task, rollout: RolloutConfig, episode_id: str | None, on_turn: Callable[[Turn], None] | None
+) -> EpisodeSettings:
+    return EpisodeSettings(
         episode_id=episode_id or uuid4().hex,
         task_id=task.id,
-        sampling=sampling,
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
         on_turn=on_turn,
     )
-    return await _drive(workflow, task, client, rollout.episode_timeout_s)
-
-
-async def run_client_episode(
-    workflow: RolloutWorkflow, task: Task, client: Client | EndpointClient | ReplayClient, *, timeout_s: float
-) -> Trajectory:
-    """Return the trajectory of one episode whose client was made before, such as one that replays a record.
-
-    Args:
-        workflow: drives the episode.
-        task: its task.
-        client: of this episode only.
-        timeout_s: the deadline of the episode.
-
-    Cancellation: as for `run_policy_episode`.
-    """
-    return await _drive(workflow, task, client, timeout_s)
 
 
 class LocalRunner:
@@ -217,15 +203,7 @@ class _Failure:
     failure: EpisodeFailure
 
 
-async def _drive(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeout_s: float) -> Trajectory:
-    started_s = time.perf_counter()
-    with watch_sandboxes() as used:
-        trajectory = await _play(workflow, task, client, timeout_s)
-    metrics = {**trajectory.metrics, **sandbox_metrics(used)}
-    return replace(trajectory, metrics=metrics, task=task, started_s=started_s, ended_s=time.perf_counter())
-
-
-async def _play(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeout_s: float) -> Trajectory:
+async def _play(workflow: RolloutWorkflow, task: Task, client: Client, timeout_s: float) -> Trajectory:
     episode = client.episode
     where = f"{workflow.name}.rollout, task {task.id}, episode {episode.id}"
     deadline = anyio.current_time() + timeout_s
@@ -258,7 +236,7 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: _AnyClient, timeo
         )
 
 
-def _is_policys_doing(deadline: float, client: _AnyClient, outside: OutsideWork, timeout_s: float) -> bool:
+def _is_policys_doing(deadline: float, client: Client, outside: OutsideWork, timeout_s: float) -> bool:
     """Return whether the policy's calls are the reason why the episode missed its deadline, which has passed."""
     episode = client.episode
     if not (episode.is_open and episode.turns) or outside.ran_into_deadline:
@@ -270,7 +248,7 @@ def _is_policys_doing(deadline: float, client: _AnyClient, outside: OutsideWork,
 async def _attempt(
     workflow: RolloutWorkflow,
     task: Task,
-    client: _AnyClient,
+    client: Client,
     where: str,
     faults: Mapping[str, EnvironmentFault],
     outside: OutsideWork,
@@ -300,7 +278,7 @@ async def _attempt(
 
 
 def _limited(
-    workflow: RolloutWorkflow, client: _AnyClient, reason: StopReason, cause: EpisodeLimit | None = None
+    workflow: RolloutWorkflow, client: Client, reason: StopReason, cause: EpisodeLimit | None = None
 ) -> Trajectory | _Failure:
     """Complete an episode that a limit ended; a final reward that the workflow has set stays."""
     name, value = "limit_reward", workflow.limit_reward
@@ -314,7 +292,7 @@ def _limited(
         return _Failure(StopReason.WORKFLOW_ERROR, episode_failure(refused))
 
 
-def _follows_a_turn(client: _AnyClient, outside: OutsideWork) -> bool:
+def _follows_a_turn(client: Client, outside: OutsideWork) -> bool:
     """Return whether the last event of the episode is a turn: no failed call, and no outside work that began later."""
     turns = client.episode.turns
     if not turns or client.unresolved_error is not None:
@@ -322,7 +300,7 @@ def _follows_a_turn(client: _AnyClient, outside: OutsideWork) -> bool:
     return outside.begun_s <= (turns[-1].ended_s or -math.inf)
 
 
-def _as_it_ended(trajectory: Trajectory, client: _AnyClient, faults: Mapping[str, EnvironmentFault]) -> Trajectory:
+def _as_it_ended(trajectory: Trajectory, client: Client, faults: Mapping[str, EnvironmentFault]) -> Trajectory:
     """Return what the workflow returned, unless the episode ended on an error that the workflow caught.
 
     A limit keeps the workflow's reward. Any other error makes the episode a failure, because a reward of the workflow would
@@ -339,11 +317,10 @@ def _as_it_ended(trajectory: Trajectory, client: _AnyClient, faults: Mapping[str
     return replace(trajectory, stop_reason=reason, final_reward=None, failure=replace(failure, message=message))
 
 
-async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: _AnyClient) -> object:
+async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: Client) -> object:
     """Run the workflow; of an exception group, raise the error that matters most."""
     try:
-        # An endpoint's client serves the same calls as `Client`, except for token ids, which it refuses.
-        return await workflow.rollout(task, cast("Client", client))
+        return await workflow.rollout(task, client)
     except BaseExceptionGroup as group:
         cancelled, rest = group.split(anyio.get_cancelled_exc_class())
         errors = list(flatten(rest)) if rest is not None else []

@@ -2,8 +2,7 @@
 
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.parse import ParsedMessage, ToolCall
-from agentrl.tokens.renderer import IncrementalDecoder, Renderer
-from agentrl.tokens.supervised import EncodedConversation
+from agentrl.tokens.renderer import EncodedConversation, IncrementalDecoder, Renderer
 from agentrl.tokens.verify import verify
 
 __all__ = [

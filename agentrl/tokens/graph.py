@@ -20,12 +20,12 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from agentrl.errors import ContextOverflow, ReplyError, TokenError, WorkflowError
+from agentrl.errors import ContextOverflow, ReplyError, TokenError
 from agentrl.inference.backend import INT32, Context, json_of
 from agentrl.tokens.history import HistoryMatch, TurnIndex
 from agentrl.tokens.messages import plain_fields, role_of, tools_key
@@ -43,7 +43,7 @@ from agentrl.types import (
     Turn,
     VersionSpan,
 )
-from agentrl.validation import check_reward, check_spans, sound_logprobs
+from agentrl.validation import check_spans, sound_logprobs
 
 __all__ = ["Prompt", "TokenGraph"]
 
@@ -80,6 +80,7 @@ class TokenGraph:
         history: Literal["keep", "as_template"] = "keep",
         max_context: int | None = None,
         clock: Iterator[int] | None = None,
+        turns: list[Turn] | None = None,
     ) -> None:
         """Start with no turns.
 
@@ -90,11 +91,12 @@ class TokenGraph:
                 `Turn.kept_thinking`), or fork as the template demands.
             max_context: longest context in tokens; messages that cannot fit are refused before they are encoded.
             clock: numbers the requests and turn rewards; None: one of its own.
+            turns: where turns are recorded; None: a list of its own.
         """
         self._renderer = renderer
         self._episode_id = episode_id
         self._clock = itertools.count() if clock is None else clock
-        self._turns: list[Turn] = []
+        self._turns: list[Turn] = [] if turns is None else turns
         self._recorded = RecordedTurns(self._turns, TurnIndex(self._turns), array("i"), [])
         self._max_context = max_context
         self._contexts = ContextBuilder(self._turns, renderer.vocab_size)
@@ -130,6 +132,7 @@ class TokenGraph:
             ContextOverflow: if the messages cannot fit into the context.
             TokenError: if the messages cannot be rendered exactly, or the model's tool calls could not be read.
         """
+        started_s = time.perf_counter()
         if self._max_context is not None and len(messages) > self._max_context:
             raise ContextOverflow(
                 f"{len(messages)} messages do not fit into {self._max_context} tokens; they were not encoded"
@@ -143,25 +146,14 @@ class TokenGraph:
         extension = self._extensions.render(match, messages, tools)
         as_read, parent = match.request.messages, extension.parent
         if parent is None:
-            return self._prompt(extension, match, key, plain_fields(as_read), tools)
-        return self._prompt(extension, match, key, plain_fields(as_read[self._recorded.index.lengths[parent] :]))
+            return self._prompt(started_s, extension, match, key, plain_fields(as_read), tools)
+        return self._prompt(started_s, extension, match, key, plain_fields(as_read[self._recorded.index.lengths[parent] :]))
 
     def prepare_ids(self, context_ids: Sequence[int] | Int32Array, parent: int | None = None) -> Prompt:
-        """Return the prompt of a token-level call: `context_ids` after the turn `parent`, exactly.
-
-        Raises:
-            TokenError: if an id is outside the vocabulary, or there is no such turn.
-        """
-        ids = np.asarray(context_ids, np.int64)
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._renderer.vocab_size:
-            raise TokenError(
-                f"episode {self._episode_id}: context ids must be in 0..{self._renderer.vocab_size - 1}, "
-                f"got {int(ids.min())}..{int(ids.max())}"
-            )
-        if parent is not None and not 0 <= parent < len(self._turns):
-            raise TokenError(f"episode {self._episode_id}: no turn {parent} to extend; there are {len(self._turns)}")
+        """Return the prompt of a token-level call: `context_ids`, which are in the vocabulary, after the turn `parent`."""
+        started_s, ids = time.perf_counter(), np.asarray(context_ids, np.int32).tolist()
         fork = ForkReason.NEW_CONVERSATION if parent is None and self._turns else None
-        return self._prompt(Extension(parent, ids.tolist(), fork=fork), None, b"")
+        return self._prompt(started_s, Extension(parent, ids, fork=fork), None, b"")
 
     def append(
         self,
@@ -233,27 +225,16 @@ class TokenGraph:
         if turn.fork is not None:
             self._forks[turn.fork] += 1
 
-    def set_reward(self, turn: int, value: float) -> None:
-        """Set the reward of a turn, replacing an earlier one.
-
-        Raises:
-            RewardError: if `value` is not a finite number.
-            WorkflowError: if there is no such turn.
-        """
-        if not 0 <= turn < len(self._turns):
-            raise WorkflowError(f"episode {self._episode_id}: no turn {turn} to reward; there are {len(self._turns)}")
-        reward = check_reward(value, f"episode {self._episode_id}, turn {turn}")
-        self._turns[turn] = replace(self._turns[turn], reward=reward, rewarded_at=next(self._clock))
-
     def _prompt(
         self,
+        started_s: float,
         extension: Extension,
         match: HistoryMatch | None,
         key: bytes,
         messages: tuple[Message, ...] = (),
         schemas: ToolSchemas | None = None,
     ) -> Prompt:
-        started_s, added = time.perf_counter(), array("i", extension.ids).tobytes()
+        added = array("i", extension.ids).tobytes()
         context = self._contexts.build(extension.parent, added)
         sent_after, sent_at = len(self._turns), next(self._clock)
         return Prompt(extension, added, context, match, key, bool(key), sent_after, sent_at, messages, schemas, started_s)

@@ -50,4 +50,4 @@ class Prompt(msgspec.Struct, frozen=True):
     schemas: ToolSchemas | None = None
     """The tools of the request, if it starts a conversation; the turn that it extends has the same tools."""
     started_s: float = 0.0
-    """When the request was prepared, seconds of `time.perf_counter`."""
+    """When the request was made, before it was rendered, seconds of `time.perf_counter`."""

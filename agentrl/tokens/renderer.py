@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -21,14 +22,13 @@ import numpy as np
 from agentrl.errors import ConfigError, ContextOverflow, TokenError
 from agentrl.tokens.breaks import restored
 from agentrl.tokens.messages import plain_message, roles_of
-from agentrl.tokens.parse import THINK_CLOSE, ParsedMessage, choose_parser, parse_text
-from agentrl.tokens.supervised import EncodedConversation, assistant_ids, encode_conversation
+from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, choose_parser, parse_text
 from agentrl.tokens.template.probing import QUESTION, TemplateProber, TemplateTraits, wants_text_arguments
 from agentrl.tokens.template.rendering import ChatTemplate, GuardedTemplate, PlainMessage, Rendered, ToolSchemas
 from agentrl.tokens.template.trial import try_out
 from agentrl.tokens.tokenizer.codec import IncrementalDecoder, TokenCodec
 from agentrl.tokens.tokenizer.files import ModelFiles, read_model_files
-from agentrl.types import Int32Array, Message
+from agentrl.types import BoolArray, Int32Array, Message
 
 
 class RenderedTokens(NamedTuple):
@@ -37,6 +37,16 @@ class RenderedTokens(NamedTuple):
     ids: list[int]
     thinking_open: bool
     """The prompt ends inside `<think>`, so the output begins with reasoning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedConversation:
+    """A whole conversation as supervised training data."""
+
+    token_ids: Int32Array
+    """[L] int32."""
+    assistant_mask: BoolArray
+    """[L] bool: True on tokens that the model would sample, end-of-turn tokens included."""
 
 
 class Renderer:
@@ -317,9 +327,40 @@ class Renderer:
         Raises:
             TokenError: if the template refuses the messages, or cannot be cut at the assistant messages.
         """
+        plain = self.plain(messages)
+        ids: list[int] = []
+        sampled: list[bool] = []
+        done = 0
+        for at, message in enumerate(plain):
+            if message["role"] != "assistant":
+                continue
+            if done == 0:
+                context = self.start(plain[:at], tools)
+            else:
+                context = self.extend(plain[:done], plain[done:at], tools, last_output_id=ids[-1])
+            output = self._assistant_ids(message, tools)
+            ids += [*context.ids, *output]
+            sampled += [False] * len(context.ids) + [True] * len(output)
+            done = at + 1
+        return EncodedConversation(token_ids=np.array(ids, np.int32), assistant_mask=np.array(sampled, np.bool_))
+
+    def _assistant_ids(self, message: PlainMessage, tools: ToolSchemas | None) -> list[int]:
+        """Return the ids of an assistant message as a model would sample it, up to the end-of-turn token."""
+        prompt = self._template.render([QUESTION], tools or None, generation_prompt=True).text
+        whole, nonce = self._template.render([QUESTION, message], tools or None, generation_prompt=False)
+        opened, _, _ = prompt.rpartition(THINK_OPEN)
+        if whole.startswith(prompt):
+            text = whole[len(prompt) :]
+        elif prompt.rstrip().endswith(THINK_OPEN) and whole.startswith(opened):
+            text = f"{message.get('reasoning_content', '')}\n{THINK_CLOSE}\n\n{whole[len(opened) :]}"
+        else:
+            raise TokenError(
+                "the chat template does not write an assistant message after its own generation prompt; "
+                f"expected {prompt[-40:]!r} before it"
+            )
         end = None if self.end_of_turn_id is None else self._codec.token_text(self.end_of_turn_id)
-        write = partial(assistant_ids, self._template, self._codec, end)
-        return encode_conversation(self, write, messages, tools)
+        at = text.rfind(end) if end else -1
+        return self._codec.encode_rendered(text if at < 0 or not end else text[: at + len(end)], nonce=nonce, inside=True)
 
 
 def _with_call_names(answer: PlainMessage, results: Sequence[PlainMessage]) -> PlainMessage:

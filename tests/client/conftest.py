@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from agentrl.client import Client, SamplingConfig
+from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, VersionSpan
+
+OF_BACKEND = ("sampling", "max_context_tokens", "seed", "counts_misses")
 
 
 class Says:
@@ -104,8 +106,10 @@ def says(tokenizer: Tokenizer) -> Says:
 def make_client(renderer: Renderer, says: Says) -> Callable[..., Client]:
     def make(**options: Any) -> Client:  # noqa: ANN401
         options.setdefault("sampling", SamplingConfig(max_tokens=200))
-        arguments: dict[str, Any] = {"backend": says, "renderer": renderer, "episode_id": "e1", "task_id": "t1", **options}
-        return Client(**arguments)
+        inference = options.pop("backend", says)
+        of_backend = {name: options.pop(name) for name in OF_BACKEND if name in options}
+        settings = EpisodeSettings(**dict[str, Any](episode_id="e1", task_id="t1") | options)
+        return Client(PolicyBackend(inference, renderer, settings=settings, **of_backend))
 
     return make
 

@@ -29,7 +29,6 @@ def test_nothing_given_means_the_runs_defaults():
     assert call.tools is None
     assert call.timeout_s is None
     assert not call.logprobs
-    assert not call.raw
 
 
 def test_none_omit_and_not_given_all_mean_the_default():

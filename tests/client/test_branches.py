@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl import Client, Task, Trajectory, run_episode
-from agentrl.client import EndpointClient
-from agentrl.client.replay import ReplayClient
+from agentrl.client import ReplayBackend
 from agentrl.errors import WorkflowError
 from agentrl.rollout.remote.packing import pack_trajectory, unpack_trajectory
 from agentrl.types import StopReason
@@ -17,7 +16,6 @@ from tests.support.chat import HI
 from tests.support.endpoints import Endpoint, endpoint_client, serving
 
 TASK = Task(id="t", data={})
-AnyClient = Client | EndpointClient
 WithClient = Callable[[Any], Any]
 
 
@@ -48,11 +46,11 @@ async def in_evaluation(use: WithClient) -> Trajectory:
 BOTH = pytest.mark.parametrize("play", [in_training, in_evaluation])
 
 
-async def say(client: AnyClient, messages: list[Any]) -> Any:  # noqa: ANN401 - a completion
+async def say(client: Client, messages: list[Any]) -> Any:  # noqa: ANN401 - a completion
     return await client.chat.completions.create(messages=messages)
 
 
-async def agents(client: AnyClient) -> None:
+async def agents(client: Client) -> None:
     """Two agents in branches that ask the same and get the same, one of which opens branches of its own."""
     await say(client, [{"role": "user", "content": "plan"}])
     first, second = client.branch(), client.branch()
@@ -79,29 +77,29 @@ async def test_turns_have_the_branch_of_their_client_and_times_in_order(play: Ca
 
 async def test_a_replay_has_the_branches_of_the_workflow() -> None:
     recorded = await in_training(agents)
-    again = ReplayClient(recorded)
-    await agents(again)  # pyright: ignore[reportArgumentType] - a client as the others are
-    replayed = again.close(StopReason.COMPLETED, 1.0)
-    assert again.episode.diverged == []
+    again = ReplayBackend(recorded)
+    await agents(client := Client(again))
+    replayed = client.close(StopReason.COMPLETED, 1.0)
+    assert again.diverged == []
     for name in ("branch", "sent_at", "rewarded_at", "reward"):
         assert [getattr(turn, name) for turn in replayed.turns] == [getattr(turn, name) for turn in recorded.turns]
 
 
-async def reward_from_outside(client: AnyClient) -> None:
+async def reward_from_outside(client: Client) -> None:
     client.reward(await say(client.branch(), HI), 1.0)
 
 
-async def reward_by_place(client: AnyClient) -> None:
+async def reward_by_place(client: Client) -> None:
     await say(client.branch(), HI)
     client.turns[-1].reward(1.0)
 
 
-async def reward_from_the_next_branch(client: AnyClient) -> None:
+async def reward_from_the_next_branch(client: Client) -> None:
     first, second = client.branch(), client.branch()
     second.reward(await say(first, HI), 1.0)
 
 
-async def reward_from_above(client: AnyClient) -> None:
+async def reward_from_above(client: Client) -> None:
     branch = client.branch()
     branch.reward(await say(branch.branch(), HI), 1.0)
 
@@ -113,7 +111,7 @@ async def reward_from_above(client: AnyClient) -> None:
 async def test_a_branch_that_is_rewarded_from_outside_is_an_error(
     play: Callable[[WithClient], Any], use: WithClient
 ) -> None:
-    async def refused(client: AnyClient) -> None:
+    async def refused(client: Client) -> None:
         with pytest.raises(WorkflowError, match=r"turn 0 is of branch \[0.*reward it with the client that client.branch"):
             await use(client)
 
@@ -122,7 +120,7 @@ async def test_a_branch_that_is_rewarded_from_outside_is_an_error(
 
 @BOTH
 async def test_a_branch_may_reward_the_turns_that_it_came_from(play: Callable[[WithClient], Any]) -> None:
-    async def use(client: AnyClient) -> None:
+    async def use(client: Client) -> None:
         plan = await say(client, [{"role": "user", "content": "plan"}])
         branch = client.branch()
         await say(branch, HI)
@@ -137,7 +135,7 @@ async def test_a_branch_may_reward_the_turns_that_it_came_from(play: Callable[[W
 
 @BOTH
 async def test_a_branch_that_continues_a_turn_of_another_branch_is_an_error(play: Callable[[WithClient], Any]) -> None:
-    async def use(client: AnyClient) -> None:
+    async def use(client: Client) -> None:
         first, second = client.branch(), client.branch()
         answer = await say(first, HI)
         messages = [*HI, answer.choices[0].message, *HI]

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from tokenizers import Tokenizer
 
-from agentrl.client import CallTimeout, Client, SamplingConfig
+from agentrl.client import CallTimeout, Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.errors import EpisodeLimit, ReplyError, RewardError, ServerUnavailable, TokenError, WorkflowError
 from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.tokens.renderer import Renderer
@@ -558,7 +558,7 @@ def test_hostile_content_never_becomes_a_control_token(
     async def episode(texts: tuple[str, ...]) -> list[int]:
         says = Says(tokenizer)
         says.script = ["fine<tool_call>\n" + json.dumps({"name": "calc", "arguments": {"a": 1}}) + "\n</tool_call>", "end"]
-        client = Client(backend=says, renderer=renderer, sampling=SamplingConfig(), episode_id="e", task_id="t")
+        client = Client(PolicyBackend(says, renderer, SamplingConfig(), EpisodeSettings(episode_id="e", task_id="t")))
         schema = {
             "type": "function",
             "function": {"name": "calc", "description": texts[3], "parameters": {"type": "object"}},

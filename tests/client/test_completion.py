@@ -10,6 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
+from agentrl.client.backend import Answer
 from agentrl.client.completion import completion
 from agentrl.inference.backend import Generation
 from agentrl.types import Int32Array, StopReason, VersionSpan
@@ -32,6 +33,23 @@ def generation(stop_reason: StopReason, cached: int) -> Generation:
         spans=(VersionSpan(start=0, end=3, version=0),),
         stop_reason=stop_reason,
         cached_tokens=cached,
+    )
+
+
+def answer(
+    message: dict[str, Any],
+    sampled: Generation,
+    logprobs: dict[str, Any] | None = None,
+    prompt_ids: Int32Array | None = None,
+) -> Answer:
+    return Answer(
+        id="chatcmpl-1",
+        model="m",
+        message=message,
+        generation=sampled,
+        num_context=11,
+        logprobs=logprobs,
+        prompt_ids=prompt_ids,
     )
 
 
@@ -76,7 +94,7 @@ def test_a_completion_is_what_validation_would_return(
     prompt_ids: Int32Array | None,
 ):
     sampled = generation(stop_reason, cached)
-    made = completion("chatcmpl-1", "m", message, sampled, prompt_tokens=11, logprobs=logprobs, prompt_ids=prompt_ids)
+    made = completion(answer(message, sampled, logprobs=logprobs, prompt_ids=prompt_ids))
     expected = validated(made, message, cached=cached, logprobs=logprobs, prompt_ids=prompt_ids)
     assert made == expected
     assert state(made) == state(expected)
@@ -87,7 +105,7 @@ def test_a_completion_is_what_validation_would_return(
 
 def test_completions_share_nothing_that_can_change():
     message, sampled = dict(MESSAGES[0]), generation(StopReason.STOP, 0)
-    first, second, third = (completion("chatcmpl-1", "m", message, sampled, prompt_tokens=11) for _ in range(3))
+    first, second, third = (completion(answer(message, sampled)) for _ in range(3))
     first.choices[0].message.refusal = "no"
     first.choices[0].message.content = "Five"
     extra: Any = first.choices[0].message

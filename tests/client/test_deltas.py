@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.client.stream import DeltaSplitter
+from agentrl.client.deltas import DeltaSplitter
 from agentrl.errors import TokenError
 from agentrl.tokens.parse import CALL_PARSERS, parse_text
 

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from agentrl.client import CallTimeout, EndpointClient, SamplingConfig
+from agentrl.client import CallTimeout, Client, SamplingConfig
 from agentrl.errors import EpisodeLimit, RequestRejected, RewardError, ServerUnavailable, WorkflowError
 from agentrl.types import StopReason, Turn
 from tests.support.chat import HI
@@ -190,5 +190,5 @@ async def test_a_cancelled_call_is_no_turn():
 
 def test_making_one_opens_nothing():
     connection = AsyncOpenAI(base_url="http://127.0.0.1:1/v1", api_key="k")
-    make_one: Callable[[], EndpointClient] = lambda: endpoint_client(connection)  # noqa: E731
+    make_one: Callable[[], Client] = lambda: endpoint_client(connection)  # noqa: E731
     assert make_one()._client is make_one()._client  # pyright: ignore[reportPrivateUsage]

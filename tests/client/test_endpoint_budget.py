@@ -8,13 +8,13 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI, omit
 
-from agentrl.client import Client, EndpointClient, SamplingConfig
+from agentrl.client import Client, SamplingConfig
 from agentrl.errors import EpisodeLimit, ReplyError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task
 from agentrl.workflow import load_workflow
-from tests.support.endpoints import serving, streamed
+from tests.support.endpoints import endpoint_client, serving, streamed
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -50,10 +50,8 @@ class Endpoint:
         return await streamed(request, [{**head, "object": "chat.completion.chunk", **chunk} for chunk in chunks])
 
 
-def make(connection: AsyncOpenAI, budget: int | None, sampling: SamplingConfig | None = None) -> EndpointClient:
-    return EndpointClient(
-        endpoint=connection, model="served", episode_id="e", task_id="t", sampling=sampling, max_episode_tokens=budget
-    )
+def make(connection: AsyncOpenAI, budget: int | None, sampling: SamplingConfig | None = None) -> Client:
+    return endpoint_client(connection, sampling=sampling, max_episode_tokens=budget)
 
 
 async def test_the_token_budget_clips_and_then_refuses_as_in_training():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.client import EndpointClient
+from agentrl.client import Client
 from agentrl.errors import ReplyError, WorkflowError
 from agentrl.types import StopReason
 from tests.support.chat import HI
@@ -39,7 +39,7 @@ SAMPLED_ONE = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
 SAMPLED_NONE = {"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 7}
 
 
-async def ask(client: EndpointClient, stream: bool) -> None:
+async def ask(client: Client, stream: bool) -> None:
     if stream:
         async for _ in await client.chat.completions.create(messages=HI, stream=True):
             pass

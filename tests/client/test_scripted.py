@@ -6,7 +6,7 @@ import anyio
 import pytest
 from tokenizers import Tokenizer
 
-from agentrl.client import Client, SamplingConfig
+from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.errors import ServerError
 from agentrl.servers.scripted.script import Fault, ScriptedReply
 from agentrl.servers.scripted.server import ScriptedServer
@@ -25,7 +25,7 @@ def make(renderer: Renderer, tokenizer: Tokenizer, replies: list[ScriptedReply |
         eos_id=end,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
     )
-    return Client(backend=server, renderer=renderer, sampling=SamplingConfig(), episode_id="e", task_id="t")
+    return Client(PolicyBackend(server, renderer, SamplingConfig(), EpisodeSettings(episode_id="e", task_id="t")))
 
 
 async def test_a_tool_episode_runs_on_the_scripted_server(renderer: Renderer, tokenizer: Tokenizer):

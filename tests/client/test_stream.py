@@ -16,7 +16,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tokenizers import Tokenizer
 
-from agentrl.client import CallTimeout, ChatStream, Client, SamplingConfig
+from agentrl.client import CallTimeout, ChatStream, Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.errors import EpisodeLimit, ReplyError, ServerUnavailable, TokenError
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.tokens.renderer import Renderer
@@ -69,7 +69,8 @@ def both_ways(
                 spans=(VersionSpan(start=0, end=len(ids), version=0),), stop_reason=StopReason.LENGTH,
             )
         ]  # fmt: skip
-        make = lambda: Client(backend=says, renderer=renderer, sampling=SamplingConfig(), episode_id="e", task_id="t")  # noqa: E731
+        settings = EpisodeSettings(episode_id="e", task_id="t")
+        make = lambda: Client(PolicyBackend(says, renderer, SamplingConfig(), settings))  # noqa: E731
         completion = await make().chat.completions.create(messages=HI, **arguments)
         return fields((await collect(make(), **arguments))[1]), fields(completion)
 

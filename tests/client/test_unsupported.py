@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from agentrl.client import Client, SamplingConfig
-from agentrl.client.replay import ReplayClient
-from agentrl.client.structured.demand import Demand
-from agentrl.client.structured.json_schema import misfit, schema_problem
+from agentrl.client import Client, ReplayBackend, SamplingConfig
+from agentrl.client.demand import Demand
+from agentrl.client.json_schema import misfit, schema_problem
 from agentrl.errors import WorkflowError
 from agentrl.types import StopReason
 from tests.client.conftest import Says
@@ -265,7 +264,8 @@ async def test_a_conversation_with_instructions_replays(client: Client, says: Sa
 
     await talk(client)
     recorded = client.close(StopReason.COMPLETED, 0.0)
-    again = ReplayClient(recorded)
+    record = ReplayBackend(recorded)
+    again = Client(record)
     await talk(again)
-    assert again.episode.diverged == []
+    assert record.diverged == []
     assert again.close(StopReason.COMPLETED, 0.0).metrics == recorded.metrics == {"unsupported_misses": 1.0}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from anyio.abc import TaskGroup
 
-from agentrl.client import Client, SamplingConfig
+from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.errors import ConfigError, EpisodeLimit, RequestRejected
 from agentrl.inference.backend import CONTEXT_HEADROOM, Probe, SamplingParams
 from agentrl.inference.config import InferenceConfig
@@ -102,7 +102,7 @@ async def test_episodes_on_a_server_that_was_running_end_with_their_context_and_
         assert limit == min(renderer.max_context, server.context - CONTEXT_HEADROOM)
         sampling = SamplingConfig()
         for left in range(1, CONTEXT_HEADROOM + 2):
-            episode = Client(backend=pool, renderer=fitted, sampling=sampling, episode_id=f"e{left}", task_id="t")
+            episode = Client(PolicyBackend(pool, fitted, sampling, EpisodeSettings(episode_id=f"e{left}", task_id="t")))
             generation = await episode.generate([1] * (limit - left), ignore_eos=True)
             assert (len(generation.output_ids), generation.stop_reason) == (left, StopReason.LENGTH)
             with pytest.raises(EpisodeLimit, match="no room"):

@@ -39,7 +39,7 @@ from tests.engine.harness import ANY_PROBE, make_engine
 from tests.rollout.harness import make_server
 from tests.support.journeys import JourneyRecorder, profiled
 
-MAX_FILES_PER_CALL = 22
+MAX_FILES_PER_CALL = 21
 """Driver side: from `chat.completions.create` to the server's socket and back, in the third turn of an episode."""
 MAX_FILES_PER_UPDATE = 11
 """Driver side: from `WeightPublisher.hold`, with the files written, until every server samples with the new weights."""

@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from agentrl.client import Client, SamplingConfig
+from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.tokens.renderer import Renderer
@@ -56,7 +56,7 @@ async def test_a_greedy_answer_over_http_is_that_of_a_workflows_client_on_the_sa
     async with served(model_engine(checkpoint), checkpoint) as server:
         async with SGLangServer(server.url, vocab_size=renderer.vocab_size) as backend:
             sampling = SamplingConfig(temperature=0.0, max_tokens=24)
-            client = Client(backend=backend, renderer=renderer, sampling=sampling, episode_id="e", task_id="t")
+            client = Client(PolicyBackend(backend, renderer, sampling, EpisodeSettings(episode_id="e", task_id="t")))
             expected = await client.chat.completions.create(messages=messages, logprobs=True)
         arguments: dict[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 24}
         got = await server.openai.chat.completions.create(

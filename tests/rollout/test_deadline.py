@@ -13,8 +13,7 @@ import pytest
 from agentrl.algo.advantage import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.cassette.tape import ask as cassette_ask
-from agentrl.client import Client
-from agentrl.client.replay import ReplayClient
+from agentrl.client import Client, ReplayBackend
 from agentrl.env.faults import environment_boundary
 from agentrl.errors import EnvironmentFault, ServerError
 from agentrl.rollout.config import RolloutConfig
@@ -295,7 +294,7 @@ def test_a_replay_ends_at_the_deadline_of_the_record_with_its_reward(renderer: R
     replayed: list[Trajectory] = []
 
     async def main() -> None:
-        replayed.append(await run_client_episode(Paid(), TASK, ReplayClient(recorded), timeout_s=10 * DEADLINE_S))
+        replayed.append(await run_client_episode(Paid(), TASK, Client(ReplayBackend(recorded)), timeout_s=10 * DEADLINE_S))
 
     in_virtual_time(main)
     assert (replayed[0].stop_reason, replayed[0].final_reward) == (StopReason.DEADLINE, -2.0)

@@ -11,7 +11,7 @@ import anyio
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from agentrl.client import EndpointClient
+from agentrl.client import Client, EndpointBackend, EpisodeSettings, SamplingConfig
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -77,6 +77,12 @@ class Endpoint:
         return await streamed(request, [{**head, "choices": [choice]} for choice in choices])
 
 
-def endpoint_client(connection: AsyncOpenAI, **options: Any) -> EndpointClient:  # noqa: ANN401
-    arguments: dict[str, Any] = {"endpoint": connection, "model": "served", "episode_id": "e", "task_id": "t", **options}
-    return EndpointClient(**arguments)
+def endpoint_client(
+    connection: AsyncOpenAI,
+    *,
+    model: str = "served",
+    sampling: SamplingConfig | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Client:
+    settings = EpisodeSettings(**dict[str, Any](episode_id="e", task_id="t") | options)
+    return Client(EndpointBackend(connection, model, settings, sampling=sampling))

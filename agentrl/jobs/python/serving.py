@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from agentrl.client import Client
+from agentrl.client import Client, EpisodeSettings, PolicyBackend
 from agentrl.config import RunConfig, parse_config
 from agentrl.engine.evaluate import EvalReport, evaluate_policy
 from agentrl.inference.launch.pool import launch_pool
@@ -46,16 +46,13 @@ class ServedPolicy:
             task_id: the task that the trajectory is of.
             seed: of the model calls; None leaves it to the server.
         """
-        return Client(
-            backend=self._pool,
-            renderer=self._renderer,
-            sampling=self._config.sampling,
+        settings = EpisodeSettings(
             episode_id=uuid4().hex,
             task_id=task_id,
             max_turns=self._config.rollout.max_turns,
             max_episode_tokens=self._config.rollout.max_episode_tokens,
-            seed=seed,
         )
+        return Client(PolicyBackend(self._pool, self._renderer, self._config.sampling, settings, seed=seed))
 
     async def run(
         self, workflow: object, task: Task | Mapping[str, Any], *, workflow_args: Mapping[str, Any] | None = None

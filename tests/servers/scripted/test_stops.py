@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.client import Client, SamplingConfig
+from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.inference.backend import GenerateRequest, Generation, SamplingParams
 from agentrl.inference.sglang.server import SGLangServer
@@ -173,7 +173,9 @@ def _client(renderer: Renderer, script: Script) -> Client:
     server = ScriptedServer(
         script, vocab_size=renderer.vocab_size, encode=renderer.encode_content, eos_id=renderer.end_of_turn_id
     )
-    return Client(backend=server, renderer=renderer, sampling=SamplingConfig(max_tokens=50), episode_id="e", task_id="t")
+    return Client(
+        PolicyBackend(server, renderer, SamplingConfig(max_tokens=50), EpisodeSettings(episode_id="e", task_id="t"))
+    )
 
 
 class _Sink:

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentrl.client.structured.json_schema import misfit, schema_problem
+from agentrl.client.json_schema import misfit, schema_problem
 from agentrl.errors import WorkflowError
-from agentrl.tokens.messages import calls_of, field_getter, role_of
+from agentrl.tokens.history import MessageReader, next_prefix
+from agentrl.tokens.messages import calls_of, field_getter, message_key, role_of
 from agentrl.types import Message
 
 ToolSchema = Mapping[str, object]
@@ -131,7 +132,41 @@ def _wrong(name: str, value: object, why: str) -> WorkflowError:
     return WorkflowError(f"model call: {name}={value!r:.80} is wrong: {why}")
 
 
-def with_instruction(messages: Sequence[Message], instruction: str) -> list[Message]:
+class Instructions:
+    """The instructions that the prompts of one episode carry.
+
+    An answer's history is what the model saw: where a request repeats an answer that was asked for with an instruction, the
+    instruction stands before it again. So later turns continue earlier ones exactly and fork no more than without demands.
+    """
+
+    def __init__(self) -> None:
+        self._reader = MessageReader()
+        self._by_answer: dict[bytes, str] = {}
+        """The instruction of each recorded answer, by the digest of the workflow's conversation up to that answer."""
+
+    def applied(self, messages: Sequence[Message], demand: Demand | None) -> Sequence[Message]:
+        """Return the messages that are rendered for a request of a workflow.
+
+        Raises:
+            WorkflowError, TokenError: one of them is no message.
+        """
+        if demand is None and not self._by_answer:
+            return messages
+        rendered: list[Message] = []
+        for message, prefix in zip(messages, self._reader.read(messages).prefixes, strict=True):
+            instruction = self._by_answer.get(prefix)
+            if instruction is not None:
+                rendered = _with_instruction(rendered, instruction)
+            rendered.append(message)
+        return rendered if demand is None else _with_instruction(rendered, demand.instruction)
+
+    def remember(self, messages: Sequence[Message], demand: Demand, answer: Message) -> None:
+        """Remember the instruction of the request `messages`, which was answered by `answer`."""
+        request = self._reader.read(messages).prefixes[-1]
+        self._by_answer[next_prefix(request, message_key(answer).digest)] = demand.instruction
+
+
+def _with_instruction(messages: Sequence[Message], instruction: str) -> list[Message]:
     """Return messages with an instruction at their end.
 
     It becomes part of a last message of the user or the system; after any other it is a message of the user.

@@ -1,1 +1,0 @@
-"""Structured output and forced tool calls, asked for in the prompt because decoding is free."""

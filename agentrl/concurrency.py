@@ -46,8 +46,6 @@ async def task_group() -> AsyncGenerator[TaskGroup]:
 
     Of several errors the block raises the first agentrl error, or else the first of all, with the group as its cause. A
     group of several that holds more than errors, such as a keyboard interrupt, passes unchanged.
-
-    Cancellation: the group cancels every task and waits for it.
     """
     try:
         async with anyio.create_task_group() as tasks:
@@ -66,11 +64,6 @@ async def stray_cancellation_raises(error: Callable[[], AgentRLError]) -> AsyncG
     """Raise `error()` if code that owns no scope of this task cancelled the task, with `asyncio.Task.cancel`, in the block.
 
     Use it in tasks of a task group, which only a scope may cancel: such a task would end its group without an error.
-
-    Raises:
-        AgentRLError: the task was cancelled, but no scope around it was; the task is usable again.
-
-    Cancellation: passes through.
     """
     try:
         yield
@@ -99,13 +92,6 @@ def _num_strays() -> int:
 @asynccontextmanager
 async def finishing(seconds: float, on_cancel: Callable[[], None]) -> AsyncGenerator[None]:
     """Let the block end by itself when it is cancelled.
-
-    Args:
-        seconds: the time that a cancelled block has to end.
-        on_cancel: called at the cancellation; asks the block to end.
-
-    Raises:
-        Exception: from the block; the first one, if there are several.
 
     Cancellation: calls `on_cancel`, waits until the block has ended, for `seconds` at most, and cancels it then.
     """
@@ -140,8 +126,6 @@ class Deadline:
 
     Raises:
         ServerTimeout: the deadline ended the block; carries the message and the seconds.
-
-    Cancellation: passes through.
     """
 
     __slots__ = ("_message", "_scope", "_seconds", "_url", "_waits", "call_off")
@@ -240,13 +224,7 @@ async def enter_both(
 ) -> AsyncGenerator[Pair[First, Second], None]:
     """Enter two context managers concurrently and yield their values; a server and a trainer each take seconds to start.
 
-    Each is left in the task that entered it. A failure of one ends the other.
-
-    Raises:
-        Exception: from the block, or from either manager on entry, in its background or on exit; of several, agentrl's
-            errors first.
-
-    Cancellation: both are left.
+    Each is left in the task that entered it. A failure of one ends the other; of several errors, agentrl's come first.
     """
     values: dict[int, Any] = {}
     leave = anyio.Event()
@@ -267,7 +245,7 @@ async def enter_both(
 
 
 class OutsideWork:
-    """What one episode waits for outside the policy: tools, environments, sandboxes, graders and judges.
+    """The waits of one episode outside the policy: for tools, environments, sandboxes, graders and judges.
 
     Work counts for the episode that began it, in whichever of its tasks and threads. Waits of a workflow's own code are
     not seen.

@@ -173,13 +173,6 @@ def boundary(kind: type[WorkflowError] | type[EnvironmentFault], where: str) -> 
 
     That includes `sys.exit`, the panic of a Rust library and the failure of a test framework, which are no `Exception`.
 
-    Args:
-        kind: `WorkflowError` around a workflow, `EnvironmentFault` around an environment or tool.
-        where: the place that the message names, such as `"Calculator.run, task 17"`.
-
-    Raises:
-        WorkflowError | EnvironmentFault: `kind`, with the original exception as its cause.
-
     Example:
         >>> with boundary(WorkflowError, "Calculator.run, task 17"):
         ...     {}["answer"]

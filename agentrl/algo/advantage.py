@@ -1,54 +1,26 @@
 """Advantage of each turn, from the rewards of a group of episodes. numpy only: this runs in the driver.
 
 Invariant: what is subtracted from a turn's return never depends on that turn's own action, nor on where its own episode
-stopped, so subtracting it leaves the expected policy gradient as it is (Williams 1992, "Simple statistical
-gradient-following algorithms", theorem 1). The one exception is exact and harmless: `episode` subtracts a group mean
-that includes the episode itself, which scales the expected gradient by (g - 1) / g, g = `group_size`, and keeps its
-direction. A group whose returns all equal their baselines gets exactly 0. No result is NaN or infinite.
+stopped, so the expected policy gradient stays (Williams 1992, "Simple statistical gradient-following algorithms", theorem
+1). `episode` alone subtracts a mean that includes the episode itself, which scales the expected gradient by (g - 1) / g, g =
+`group_size`. A group whose returns equal their baselines gets exactly 0. No result is NaN or infinite.
 
-`episode`: A = R - mean of the group's R, the same for every turn; R is the undiscounted episode return. This is the
-baseline of REINFORCE leave-one-out (Ahmadian et al., arXiv 2402.14740) times (n - 1) / n, and GRPO's without
-the division (Shao et al., arXiv 2402.03300, section 4.1.2; why not to divide: Liu et al., arXiv 2503.20783, section 3.1).
-A group that was kept with n < g episodes (`rollout.incomplete_group: keep`) is multiplied by n / (n - 1) * (g - 1) / g, so
-that its expected gradient is that of a whole group; otherwise tasks that lose episodes would be learnt more slowly.
+`episode`: A = R - mean of the group's R, for every turn; R is the undiscounted return. It is REINFORCE leave-one-out
+(Ahmadian et al., arXiv 2402.14740) times (n - 1) / n, and GRPO (Shao et al., arXiv 2402.03300, section 4.1.2) without the
+division (Liu et al., arXiv 2503.20783, section 3.1). A group kept with n < g episodes is multiplied by n / (n - 1) * (g - 1)
+/ g.
 
-`turn`: A = G - b. A turn is credited with every turn reward that was set after its request was sent, and with the final
-reward. What was set earlier is settled before the turn acts, so no reward that it leaves out depends on what the turn does.
-This holds in any order of completion, for rewards in hindsight, for turns that run in parallel, for streams that are read
-half-way, and across forks, compacted contexts and roles. A rule that asks when a turn was *complete* is biased, because the
-length of an answer decides that (ADR 28). The return-to-go of turn t is
+`turn`: A = G - b, with the return-to-go of turn t (ADR 28; below discount 1: Nota and Thomas, arXiv 1906.07073)
 
     G_t = sum over the rewards r set after t was sent of discount ** d(t, r) * r + discount ** d(t, end) * final_reward
 
-where d(t, r) is the number of turns that were sent after t and before r was set, and d(t, end) of those sent after t. It is
-n(r) - m(t): n(r) turns were sent before r was set, and m(t) up to t, which is settled before t acts. So the expected
-estimate of a turn is the exact gradient of sum discount ** n(r) * r, times discount ** -m(t). With discount 1 the expected
-estimate of an episode is the exact policy gradient; below 1 it is the usual discounted estimate without the factor
-discount ** m(t) (Nota and Thomas, arXiv 1906.07073), which is the gradient of no objective, but the baseline still adds no
-bias to it.
+where d(t, r) is the number of turns that were sent after t and before r was set. b is the mean over the *other* episodes of
+a value at t's depth (the longest chain of turns, each sent when the one before was complete, that ends with t): the mean G
+of their turns at this depth, of the same declared branch where they have any, or at their deepest one if they ended earlier.
+Turns of two branches, of which neither holds the other, share neither rewards nor counts nor depths.
 
-Parallel turns share their turn rewards, which costs variance. A workflow that knows better opens a branch for each
-(`client.branch`): turns of two branches, of which neither holds the other, share neither rewards nor counts nor depths.
-
-The baseline b of a turn at depth d (the longest chain of turns, each sent when the one before was complete, that ends with
-it; 0 if no turn was complete) is the mean over the *other* episodes of a value each of them has at every depth: the mean G
-of its turns at depth d, or, when it ended earlier, at its deepest depth. For a turn of a declared branch these are the turns
-of the branch with the same path, where the other episode has any, because the rewards of branches differ. So b is a function
-of d, of the path and of the other episodes alone. Two rules that look alike are biased: averaging over all episodes that
-reach depth d, the turn's own included, and choosing the baseline by how many turns the own episode took. Two others are
-unbiased but noisier: averaging only over those others that reach depth d, and taking 0 after an episode's end. When only a
-final reward is set and discount is 1, every depth has the same value and the estimator is REINFORCE leave-one-out. The
-baseline has no bias for any number of other episodes, so a group that lost some needs no factor.
-
-Where `score_group` gave advantages (`Trajectory.advantage`), each turn has that number, whatever the settings are. Where it
-gave scores, they depend on the other members, so that a baseline made of the others' scores is no constant: the expected
-estimate is then the gradient of (own score - mean of the others' scores) (ADR 15).
-
-Where an episode has several players (`Turn.player`), both estimators see each player's part of it as an episode of its own:
-its turns, in their order, with their rewards and the final reward, which all share. Depths and exponents count the
-player's own turns, and its baseline is made of its part in the other episodes, 0 turns where it had none. The expected
-estimate is the sum over the players of the gradient of the player's expected return in its own turns, the others being part
-of its world. A return that all share would be 0 for every turn of a zero-sum game.
+`Trajectory.advantage`, from `score_group`, goes to each turn as it is (ADR 15). Each player's part of an episode
+(`Turn.player`) counts as an episode; all share the final reward (ADR 16).
 """
 
 from __future__ import annotations
@@ -70,7 +42,7 @@ Float64Array: TypeAlias = NDArray[np.float64]
 Int64Array: TypeAlias = NDArray[np.int64]
 
 EQUAL = 1e-9
-"""Advantages of at most this part of the group's largest absolute return are rounding, not signal: taken as 0."""
+"""Advantages up to this part of the group's largest absolute return are rounding: taken as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,25 +55,20 @@ class GroupAdvantages:
     """
 
     per_turn: tuple[Float64Array, ...]
-    """For each episode, in the group's order: [turns] float64, indexed like `Trajectory.turns`."""
+    """For each episode: [turns] float64, indexed like `Trajectory.turns`."""
     zero_variance: bool
-    """True when no return of any player differs from its baseline, up to rounding; every advantage is then exactly 0."""
+    """True when every advantage is exactly 0."""
 
 
 def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
     """Return the advantage of every turn of every episode of `group`, by the estimator `config.advantage` names.
 
-    With `config.normalize_std` they are divided by their root mean square: over episodes, and players, for `episode`, where
-    that is the population standard deviation of the returns; over all turns of the group for `turn`, where each turn counts
-    once, so long episodes count more, and where it is not the standard deviation of the returns: the baselines differ by
-    depth.
-    A group left with one episode has nothing to compare with: zero variance. Advantages that `score_group` gave are returned
-    as they are, whatever `config` says.
+    With `config.normalize_std` they are divided by their root mean square: over episodes and players for `episode`, over all
+    turns of the group for `turn`. A group left with one episode has zero variance.
 
     Raises:
-        InvariantError: for a group without episodes, a failed episode, an episode without any reward, a reward that is
-            not finite or above `MAX_REWARD`, a turn whose parent does not stand before it, a reward that was set before its
-            turn was sent, or advantages that `score_group` gave to some episodes only.
+        InvariantError: the group has no episodes, or one that failed, has no reward or only some of the advantages, or
+            contradicts itself in the order of its turns and rewards.
     """
     where = f"group {group.index}, task {group.task.id!r}"
     if not group.episodes:
@@ -146,7 +113,7 @@ def _given_advantages(group: Group, where: str) -> GroupAdvantages:
 
 
 def returns_to_go(episode: Trajectory, discount: float) -> Float64Array:
-    """Return G of every turn, [turns] float64: see the module's docstring for the formula.
+    """Return G of every turn, [turns] float64.
 
     Example:
         >>> from agentrl.types import StopReason, Turn, VersionSpan
@@ -169,27 +136,24 @@ def returns_to_go(episode: Trajectory, discount: float) -> Float64Array:
 
 @dataclass(frozen=True, slots=True)
 class _PlayerPart:
-    """What one player did in an episode."""
+    """The turns of one player in an episode, [n] each; all int64 but rewards, float64."""
 
     at: Int64Array
-    """[n] int64: where its turns stand among all turns."""
+    """Index among all turns."""
     rewards: Float64Array
-    """[n] float64; 0 where a turn has none."""
+    """0 where a turn has none."""
     sent_after: Int64Array
-    """[n] int64: how many of its own turns were complete when the request was sent."""
+    """Number of its own turns that were complete when the request was sent."""
     sent_at: Int64Array
-    """[n] int64: when the request was sent."""
     rewarded_at: Int64Array
-    """[n] int64: when the reward was set; -1 where there is none."""
+    """-1 where there is none."""
     branches: Sequence[BranchPath]
-    """[n] the declared branch of each turn."""
     related: BoolArray
-    """[n, n] bool: whether no declared branch holds the one turn and not the other."""
+    """[n, n]: whether no declared branch holds the one turn and not the other."""
     final: float
 
 
 def _players(episodes: Sequence[Trajectory]) -> list[str]:
-    """Return the players of all episodes, in the order of their first turns; at least one."""
     return list(dict.fromkeys(turn.player for episode in episodes for turn in episode.turns)) or [""]
 
 
@@ -212,7 +176,7 @@ def _part_of(episode: Trajectory, player: str) -> _PlayerPart:
 def _episode_differences(
     parts: Sequence[_PlayerPart], config: AlgorithmConfig
 ) -> tuple[Float64Array, Float64Array, Sequence[Float64Array]]:
-    """Return the returns, [episodes], what they differ from their baselines by, and the latter for each turn."""
+    """Return the returns, [episodes], their differences from the baselines, and the latter for each turn."""
     returns = np.array([math.fsum(part.rewards) + part.final for part in parts])
     centered = (returns - _exact_mean(returns)) * _short_group_scale(len(returns), config.group_size)
     return returns, centered, [np.full(len(part.at), value) for part, value in zip(parts, centered, strict=True)]
@@ -265,7 +229,7 @@ def token_advantages(sample: Sample, per_turn: Float64Array) -> Float32Array:
 
 
 def _subtract_other_episodes(parts: Sequence[_PlayerPart], to_go: Sequence[Float64Array]) -> list[Float64Array]:
-    """Return G - b of every turn: see the module's docstring for the rule."""
+    """Return G - b of every turn."""
     depths = [np.array(_depths(part), np.intp) for part in parts]
     count = 1 + max((int(depth.max()) for depth in depths if len(depth)), default=0)
     result = [np.empty_like(returns) for returns in to_go]
@@ -283,7 +247,6 @@ def _subtract_other_episodes(parts: Sequence[_PlayerPart], to_go: Sequence[Float
 
 
 def _short_group_scale(episodes: int, group_size: int) -> float:
-    """Return the factor of a group that was kept with fewer than `group_size` episodes; 1 for a whole group."""
     if not 1 < episodes < group_size:
         return 1.0
     return episodes / (episodes - 1) * (group_size - 1) / group_size
@@ -292,7 +255,7 @@ def _short_group_scale(episodes: int, group_size: int) -> float:
 def _value_by_depth(depths: NDArray[np.intp], returns: Float64Array, count: int, *, empty: float) -> Float64Array:
     """Return the mean return-to-go of one episode's turns at depths 0..count-1; `empty` without turns.
 
-    A depth that has no turn gets the value of the next lower one that has, else that of the lowest.
+    A depth without a turn gets the value of the next lower one that has one, else that of the lowest.
     """
     if not len(depths):
         return np.full(count, empty)

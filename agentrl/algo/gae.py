@@ -1,13 +1,11 @@
 """Generalized advantage estimation over packed tokens, without a loop over time.
 
-Invariant: no value crosses a sequence boundary; the result equals the sequential recurrence up to rounding in float64,
-then is rounded once to the input's dtype.
+Invariant: no value crosses a sequence boundary; the result equals the sequential recurrence up to rounding in float64.
 
-Source: Schulman et al., arXiv 1506.02438, equation 16. The recurrence A_t = delta_t + c * A_(t+1) with
-c = discount * lam is a linear scan. Each sequence is split into blocks. Inside a block the scan is a product with the
-triangular matrix of powers of c. The values that pass from block to block obey the same recurrence with c ** block, so the
-function calls itself with one number per block (the block-wise prefix sums of Blelloch 1990, "Prefix sums and their
-applications"). Powers of c are factors, never divisors, so nothing overflows for any c in [0, 1].
+Source: Schulman et al., arXiv 1506.02438, equation 16: A_t = delta_t + c * A_(t+1) with c = discount * lam. Inside a block
+the scan is a product with the triangular matrix of powers of c; the values that pass from block to block obey the same
+recurrence with c ** block (block-wise prefix sums: Blelloch 1990). Powers of c are factors, never divisors: nothing
+overflows.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 
 MAX_BLOCK = 64
-"""Most tokens of a block: larger blocks multiply more zeros, which costs more than the passes they save."""
+"""Larger blocks multiply more zeros, which costs more than the passes they save."""
 
 
 class Gae(NamedTuple):
@@ -27,25 +25,15 @@ class Gae(NamedTuple):
     advantages: Tensor
     """[T]."""
     returns: Tensor
-    """[T]: advantages + values, the regression target of the critic (the lambda-return)."""
+    """[T]: advantages + values, the critic's regression target."""
 
 
 def gae(rewards: Tensor, values: Tensor, boundaries: Tensor, discount: float, lam: float) -> Gae:
-    """Return the generalized advantage estimates of sequences laid end to end.
+    """Return the estimates of [T] float `rewards` and `values` of sequences laid end to end.
 
-    delta_t = rewards_t + discount * values_(t+1) - values_t, with value 0 after the last token of a sequence.
-    To skip tokens that the policy did not choose, leave them out before packing: the recurrence then runs from each
-    trained token to the next.
-
-    Args:
-        rewards: [T] float.
-        values: [T] float, the critic's estimate before each token; no gradient flows through it.
-        boundaries: [S + 1] int, ascending from 0 to T: sequence s is tokens boundaries[s] to boundaries[s + 1].
-        discount: per token, in [0, 1].
-        lam: weight of the longer estimates, in [0, 1].
-
-    Raises:
-        ValueError: for shapes that do not agree, boundaries that do not ascend from 0 to T, or numbers out of range.
+    delta_t = rewards_t + discount * values_(t+1) - values_t, with value 0 after the last token of a sequence. Sequence s
+    is tokens boundaries[s] to boundaries[s + 1] of [S + 1] int `boundaries`. To skip tokens that the policy did not
+    choose, leave them out. No gradient flows.
 
     Example:
         >>> result = gae(torch.tensor([0.0, 1.0, 5.0]), torch.zeros(3), torch.tensor([0, 2, 3]), 0.5, 1.0)
@@ -71,7 +59,6 @@ def gae(rewards: Tensor, values: Tensor, boundaries: Tensor, discount: float, la
 
 
 def _scan(deltas: Tensor, lengths: Tensor, decay: float) -> Tensor:
-    """Return A with A_t = deltas_t + decay * A_(t+1) within each sequence of `lengths` (CPU, all positive)."""
     block = _block_size(len(deltas) / len(lengths))
     blocks = (lengths + block - 1) // block
     total = int(blocks.sum())
@@ -95,7 +82,6 @@ def _scan(deltas: Tensor, lengths: Tensor, decay: float) -> Tensor:
 
 
 def _block_size(mean_length: float) -> int:
-    """Return a power of two from 4 to `MAX_BLOCK`, near the mean length, so that short sequences waste little padding."""
     block = 4
     while block < MAX_BLOCK and block < mean_length:
         block *= 2

@@ -1,8 +1,7 @@
 """The decoupled PPO loss and its diagnostics.
 
-Invariant: the loss is a sum over tokens divided by a number that the caller gives, so the loss and its gradient do not
-depend on how a minibatch is packed, padded, ordered or split into microbatches. Values outside `loss_mask` have no effect,
-even when they are NaN.
+Invariant: the loss is a sum over tokens divided by a number that the caller gives, so it does not depend on how a minibatch
+is packed, padded, ordered or split into microbatches. Values outside `loss_mask` have no effect, even when they are NaN.
 
 Source: AReaL, arXiv 2505.24298, section 5; the separation of the policy that sampled from the centre of the trust region:
 Hilton et al., arXiv 2110.00641; the clipped objective: Schulman et al., arXiv 1707.06347, equation 7. With
@@ -10,11 +9,9 @@ u = exp(current - proximal), w = exp(proximal - behavior) and N the loss tokens 
 
     loss = - sum(loss_mask * w_capped * min(u * A, clip(u, 1 - clip_low, 1 + clip_high) * A)) / N
 
-w carries no gradient and is always applied. Where behavior equals proximal, w is 1 and this is PPO, exactly; where
-current equals proximal too (one minibatch), the gradient is that of REINFORCE with the advantage as given.
-
-Every tensor here has one shape, [..]: packed [T] or padded [B, L]. Log-probs are in nats, at the temperature the token
-was sampled with.
+w carries no gradient. Where behavior equals proximal, w is 1 and this is PPO, exactly; where current equals proximal too
+(one minibatch), the gradient is that of REINFORCE with the advantage as given. Every tensor here has one shape, [..]: packed
+[T] or padded [B, L]. Log-probs are in nats, at the temperature the token was sampled with.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
 
 MAX_LOG_RATIO = 60.0
-"""Log ratios are clamped to +-60 before `exp`: real ones are far below, and exp(60) = 1e26 times an advantage is finite."""
+"""Log ratios are clamped to +-60 before `exp`: exp(60) = 1e26 times an advantage is finite."""
 
 
 class BehaviorWeights(NamedTuple):
@@ -120,13 +117,9 @@ def importance_ratio(numerator_logprobs: Tensor, denominator_logprobs: Tensor) -
 def behavior_weights(
     proximal_logprobs: Tensor, behavior_logprobs: Tensor, cap: float, mode: Literal["clamp", "mask"]
 ) -> BehaviorWeights:
-    """Return w = exp(proximal - behavior) and its capped form, without gradient.
+    """Return w = exp(proximal - behavior), [..] float, without gradient, and its capped form.
 
-    Args:
-        proximal_logprobs: [..] float.
-        behavior_logprobs: [..] float.
-        cap: largest weight.
-        mode: a weight above the cap becomes the cap (`clamp`) or 0 (`mask`: the token leaves the loss, N stays).
+    A weight above the cap becomes the cap (`clamp`) or 0 (`mask`: the token leaves the loss, N stays).
 
     Example:
         >>> weights = behavior_weights(torch.tensor([0.0, 2.0]), torch.zeros(2), cap=5.0, mode="mask")
@@ -171,16 +164,12 @@ def decoupled_ppo_loss(
         behavior_logprobs: [..] float, as the server reported them.
         advantages: [..] float.
         loss_mask: [..] bool, True for tokens that are trained.
-        num_loss_tokens: N, the loss tokens of the minibatch, of which this may be a part.
+        num_loss_tokens: N, at least 1: the loss tokens of the minibatch, of which this may be a part.
         config: clip and cap settings.
-        fresh: [..] bool, True for tokens sampled by the proximal policy (the token's version is the trainer's); their two
-            log-probs should be equal, and `max_logprob_difference` is their largest difference.
+        fresh: [..] bool, True for tokens sampled by the proximal policy, whose two log-probs should be equal.
         interrupted: [..] bool, True for tokens before which the weights had changed within their model call.
         ages: [..] int, versions between the policy that sampled the token and the trainer's; for the figures by age.
         turns: [..] int, number of the token's turn in its episode, from 0; for the figures by turn.
-
-    Raises:
-        InvariantError: when shapes differ, or N is less than 1.
     """
     given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
     optional = {"fresh": fresh, "interrupted": interrupted, "ages": ages, "turns": turns}
@@ -207,25 +196,10 @@ def decoupled_ppo_loss(
 def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     """Return the diagnostics of all tokens of several microbatches, or of several steps. One transfer from the device.
 
-    `num_loss_tokens`; `loss` (the sum: over one step's microbatches that is its loss);
-    `kl_behavior_proximal_k1`, `kl_behavior_proximal_k3`: KL(behavior || proximal) in nats per token, by the estimators
-    k1 = -log w and k3 = w - 1 - log w, both unbiased, k3 never negative (Schulman 2020, "Approximating KL divergence");
-    `effective_sample_size`: (sum w)^2 / (n sum w^2), 1 when all weights are equal (Kong 1992); `behavior_weight_mean`,
-    `behavior_weight_max`: of w before the cap; `ratio_max`: of u;
-    `clip_fraction_positive`, `clip_fraction_negative`: of the loss tokens with positive (negative) advantage, how many
-    have no gradient because u is above 1 + clip_high (below 1 - clip_low);
-    `cap_fraction_positive`, `cap_fraction_negative`: of the same tokens, how many have w above the cap: clamped to it,
-    or masked;
-    `behavior_log_weight_mean`, `behavior_log_weight_max`: of |log w| = |proximal - behavior|, nats, staleness included;
-    `mean_logprob_difference`, `max_logprob_difference`: the same over `fresh` tokens only, where server and trainer speak
-    of the same weights and ought to agree; left out when there is no such token; `num_fresh_tokens`;
-    `num_interrupted_tokens`: sampled after weights had changed in their model call; `num_interrupted_fresh_tokens`,
-    `mean_interrupted_difference`, `max_interrupted_difference`: the difference as above, over those that are fresh as well;
-    `entropy`: of the proximal policy, nats per token, estimated from the tokens that the behavior policy sampled: the mean
-    of -proximal weighted by w, because E_behavior[w * -log proximal] is the entropy (importance sampling, self-normalized).
-    `..._by_age.AGE` and `entropy_by_turn.TURN`: the same over the tokens of one age or turn, where it has any
-    (`AGES`, `TURNS`); clip and cap fractions are of the tokens with an advantage of either sign.
-    A mean over no tokens is 0.
+    docs/reference/metrics.md explains each; a mean over no tokens is 0. `loss` is a sum: over one step's microbatches that
+    is its loss. KL(behavior || proximal) in nats per token by the estimators k1 = -log w and k3 = w - 1 - log w (Schulman
+    2020, "Approximating KL divergence"). `effective_sample_size`: (sum w)^2 / (n sum w^2) (Kong 1992). `entropy` of the
+    proximal policy: the mean of -proximal weighted by w, as E_behavior[w * -log proximal] is the entropy.
     """
     if not metrics:
         return {}
@@ -266,7 +240,6 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
 
 
 def _sides(ratio: Tensor, advantages: Tensor, mask: Tensor, over: Tensor, config: AlgorithmConfig) -> dict[str, Tensor]:
-    """Return which tokens are clipped and capped, by the sign of the advantage, each [..] bool."""
     positive, negative = mask & (advantages > 0), mask & (advantages < 0)
     return {
         "positive": positive,
@@ -317,13 +290,7 @@ def _measure(
 
 
 def _breakdown_sums(terms: Mapping[str, Tensor], ages: Tensor | None, turns: Tensor | None) -> Tensor:
-    """Return [len(_BREAKDOWN)] float64; 0 for what is not given.
-
-    Args:
-        terms: [..] each, 0 outside the loss mask: the terms of `agentrl.algo.loss` by name.
-        ages: [..] int, versions behind, at least 0.
-        turns: [..] int, number of the turn in its episode, from 0.
-    """
+    """Return [len(_BREAKDOWN)] float64 from the [..] `terms`, 0 outside the loss mask; 0 for what is not given."""
     sides = {"signed": terms["positive"] | terms["negative"]}
     sides |= {name: terms[f"{name}_positive"] | terms[f"{name}_negative"] for name in ("clipped", "capped")}
     by_age = _bucket_sums({**terms, **sides}, _AGE_TERMS, ages, _AGE_STARTS)
@@ -331,7 +298,6 @@ def _breakdown_sums(terms: Mapping[str, Tensor], ages: Tensor | None, turns: Ten
 
 
 def _breakdown_figures(sums: Mapping[str, float]) -> dict[str, float]:
-    """Return the figures of each age and turn that has tokens, from the sums by name."""
     figures: dict[str, float] = {}
     for label in AGES:
         tokens, weight, squared, difference, signed, clipped, capped = (

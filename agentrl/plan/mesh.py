@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.plan.memory import GIB, ModelShape, model_shape_of, trainer_memory
 from agentrl.plan.places import trainer_places
 from agentrl.trainer.config import ParallelConfig, TrainerConfig
-from agentrl.trainer.parallel.fit import check_context_fit, check_tensor_fit
+from agentrl.trainer.parallel.shape import check_context_fit, check_tensor_fit
 
 _AUTO_WAYS = (1, 2, 4, 8)
 _AUTO_BYTES = 72 * GIB

@@ -1,10 +1,8 @@
 """The seam between the engine and a trainer: batches and versions in, reports and weights out.
 
 Invariant: weights change only in `step`; a version that leaves the trainer has exactly the weights that `hold` took as that
-version, or, where `hold` was not called, those after the last step.
-
-A caller that trains the next batch while servers load a version calls `hold` first, reads `steps_while_sending`, and only
-then begins the step.
+version, or, without `hold`, those after the last step. To train while servers load a version, call `hold`, read
+`steps_while_sending`, and only then begin the step.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ class StepReport:
     skipped: str | None = None
     """Why the step left the weights as they were; None when it changed them."""
     proximal_logprobs: Mapping[int, Float32Array] = field(default_factory=dict[int, Float32Array])
-    """By place in `TrainBatch.samples`: log-probs of the tokens in the loss under the weights before the step, nats, [loss
-    tokens of the sample] float32. A sample that got no forward pass has none."""
+    """By place in `TrainBatch.samples`, of samples with a forward pass: log-probs under the weights before the step, nats,
+    [loss tokens of the sample] float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +65,17 @@ class Trainer(Protocol):
 
     @property
     def steps_while_sending(self) -> bool:
-        """Whether the weights held last are a copy, so that `step` may run while they are sent or written.
-
-        False before the first `hold`. Files that `publish` has written do not change in any case.
-        """
+        """Whether the weights held last are a copy, so `step` may run while they leave; False before the first `hold`."""
         ...
 
     async def step(self, batch: TrainBatch) -> StepReport:
-        """Train on `batch` and return the metrics of the step.
+        """Train on `batch`.
 
-        Where `steps_while_sending` is true, the step runs beside the sending or writing of what is held. Where it is false,
-        the step waits until a sending or writing in progress has ended; one that begins after the step is refused.
+        With `steps_while_sending`, the step runs beside the sending or writing of what is held. Without it, the step waits
+        until a sending in progress has ended, and a sending that begins after the step is refused.
 
         Raises:
-            TrainError: when the worker fails, or after too many non-finite steps in a row.
+            TrainError: the worker failed, or too many steps in a row were not finite.
 
         Cancellation: the worker finishes the step or dies with the run; its weights cannot be used again.
         """
@@ -89,27 +84,22 @@ class Trainer(Protocol):
     async def hold(self, version: int, *, dtype: str | None) -> None:
         """Take the present weights as `version`: the next `publish` or `channel.sending` of that version has exactly these.
 
-        Args:
-            version: policy version of the weights.
-            dtype: type in which they are sent, a key of `WIRE_DTYPES`; None: they are written as they are trained.
+        They are sent as `dtype`, a key of `WIRE_DTYPES`; with None they are written as they are trained.
 
         Raises:
-            InvariantError: when the trainer is in a step.
-            TrainError: when the worker fails.
+            InvariantError: the trainer is in a step.
 
-        Cancellation: the weights are held or not; the trainer cannot be used again.
+        Cancellation: the trainer cannot be used again.
         """
         ...
 
     async def publish(self, version: int, directory: str) -> Publication:
-        """Write weights under `directory` as `version`, atomically, in HF format with safetensors.
-
-        They are those that `hold` took as `version` to be written, or else the present ones.
+        """Write the weights of `version` under `directory`, atomically, in HF format with safetensors.
 
         Raises:
-            InvariantError: when the trainer is in a step, and `hold` took no copy.
-            UpdatePending: when the trainer has stepped since `hold`, which took no copy.
-            TrainError: when the files cannot be written.
+            InvariantError: the trainer is in a step, and `hold` took no copy.
+            UpdatePending: the trainer has stepped since `hold`, which took no copy.
+            TrainError: the files cannot be written.
         """
         ...
 
@@ -125,7 +115,7 @@ class Trainer(Protocol):
     async def save(self, directory: str, note: str = "") -> None:
         """Begin to write a checkpoint (HF model, optimizer, schedule, random state) that appears whole or not at all.
 
-        Returns when the state is copied; steps that follow do not change the checkpoint. One that is still being written
+        Returns when the state is copied; later steps do not change the checkpoint. A checkpoint that is still being written
         is waited for first. A restored trainer returns `note`.
 
         Raises:
@@ -134,12 +124,11 @@ class Trainer(Protocol):
         ...
 
     async def finish_save(self, *, wait: bool) -> SaveReport | None:
-        """Return the checkpoint that `save` began, once it is on the disk; each is returned once.
+        """Return the checkpoint that `save` began, once it is on the disk and once only.
 
-        Args:
-            wait: until it is; otherwise None is returned while it is being written.
+        Without `wait`, it returns None while the checkpoint is being written.
 
         Raises:
-            TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.
+            TrainError: it cannot be written; names the path and the cause. The previous checkpoint is untouched.
         """
         ...

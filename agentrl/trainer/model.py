@@ -1,7 +1,8 @@
 """A Hugging Face causal model as a function from tokens to log-probs, computed only where they are needed.
 
 Invariant: the log-prob of a trained token is log_softmax(logits / temperature) of the model without dropout. It does not
-depend on the other sequences of the forward pass.
+depend on the other sequences of the forward pass. Weights and gradients are float32; in bfloat16, the forward pass uses
+copies and is exactly that of a bfloat16 model, also where it is recomputed for the backward pass.
 
 Legend: B sequences of a microbatch, T its longest length, n trained tokens, V vocabulary, D hidden size.
 """
@@ -28,20 +29,21 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.trainer.loading.files import model_tensors
-from agentrl.trainer.loading.names import conversions_of, untie_different
-from agentrl.trainer.loading.reading import read_weights
-from agentrl.trainer.loading.skeleton import empty_model, materialize
-from agentrl.trainer.parallel.fit import check_tensor_fit
-from agentrl.trainer.parallel.mesh import TrainerMesh
-from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.loading import (
+    conversions_of,
+    empty_model,
+    materialize,
+    model_tensors,
+    read_weights,
+    untie_different,
+)
+from agentrl.trainer.parallel.ranks import Ranks, TrainerMesh
+from agentrl.trainer.parallel.shape import check_tensor_fit
 from agentrl.trainer.parallel.shard import as_forward, local_part, shard
 from agentrl.trainer.parallel.snapshot import snapshot
-from agentrl.trainer.parallel.tensor import split_block, split_vocabulary
+from agentrl.trainer.parallel.tensor import VocabularyPart, split_block, split_vocabulary, vocabulary_part
 from agentrl.trainer.parallel.together import together
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
-from agentrl.trainer.parallel.vocabulary import VocabularyPart, vocabulary_part
-from agentrl.trainer.precision import compute_in_bfloat16
 from agentrl.trainer.tensors import raw_tensor
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.parts import StoredTensor
@@ -50,10 +52,7 @@ from agentrl.weights.tensors import RawTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Sequences of one forward pass, padded on the right, and the tokens whose log-probs are wanted.
-
-    Right padding needs no attention mask: in a causal model no token attends to later ones.
-    """
+    """Sequences of one forward pass, padded on the right (no causal token attends to later ones), and the wanted tokens."""
 
     input_ids: Tensor
     """[B, T] int64; 0 where padded."""
@@ -62,14 +61,14 @@ class Microbatch:
     targets: Tensor
     """[n] int64: the wanted tokens."""
     temperatures: Tensor | None
-    """[n] float32: sampling temperature of each wanted token; None where all are 1, and nothing is divided by them."""
+    """[n] float32: sampling temperature of each wanted token; None where all are 1."""
 
 
 def resolve_device(name: str) -> torch.device:
     """Return the device that `name` means; `auto` is CUDA where there is a GPU.
 
     Raises:
-        ConfigError: when `name` is unknown or the device does not exist.
+        ConfigError: `name` is unknown or the device does not exist.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -97,20 +96,20 @@ class PolicyModel:
         max_logits: int = 1 << 27,
         ranks: Ranks | None = None,
     ) -> None:
-        """Load the HF checkpoint at `path`.
+        """Load the HF checkpoint at `path` onto `device`.
 
         Args:
             path: local HF directory with safetensors weights.
-            device: where the model lives.
+            device: of the weights.
             dtype: of the forward and backward pass; the log-softmax is float32 in any case.
             gradient_checkpointing: recompute activations in the backward pass.
-            max_logits: logits (n x V) that are made at once, 0.5 GiB by default, of which tensor parallel ranks hold parts;
-                more are computed in slices and recomputed in the backward pass. Affects memory, never the result.
+            max_logits: logits (n x V) that are made at once, 0.5 GiB by default; more are computed in slices and recomputed
+                in the backward pass. Affects memory, never the result.
             ranks: the processes over which the weights are split; None: this one holds them whole.
 
         Raises:
-            ConfigError: when there is no loadable safetensors checkpoint, the architecture changes the logits after its
-                output head, or its weights are to be split and it has no `layers`.
+            ConfigError: there is no loadable safetensors checkpoint, the architecture changes the logits after its output
+                head, or its weights are to be split and it has no `layers`.
         """
         self.path = Path(path)
         self.device = device
@@ -153,15 +152,12 @@ class PolicyModel:
     def microbatch(
         self, sequences: Sequence[Int32Array], masks: Sequence[BoolArray], temperatures: Sequence[Float32Array] | None = None
     ) -> Microbatch:
-        """Return `sequences` padded for one forward pass; the wanted tokens are those where `masks` is True, in order.
+        """Return `sequences`, [L] int32 each, padded for one forward pass; wanted are the tokens where `masks` are True.
 
-        Args:
-            sequences: each [L] int32.
-            masks: each [L] bool.
-            temperatures: each [L] float32; None means 1.
+        `masks` are [L] bool each, `temperatures` [L] float32; None: 1.
 
         Raises:
-            InvariantError: for an id outside the vocabulary, or when a first token is wanted (nothing predicts it).
+            InvariantError: an id is outside the vocabulary, or a first token is wanted (nothing predicts it).
         """
         longest = max(len(ids) for ids in sequences)
         if self._cut is not None:
@@ -187,11 +183,7 @@ class PolicyModel:
         )
 
     def check_ids(self, sequences: Sequence[NDArray[np.int32] | NDArray[np.int64]]) -> None:
-        """Check that each id is below the vocabulary's size.
-
-        Raises:
-            InvariantError: one is not.
-        """
+        """Raise InvariantError unless each id is below the vocabulary's size."""
         for ids in sequences:
             if ids.size and not (ids.min() >= 0 and ids.max() < self.vocab_size):
                 raise InvariantError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary has {self.vocab_size}")
@@ -215,7 +207,6 @@ class PolicyModel:
         return self._head_logprobs(hidden, batch.positions, batch.targets, batch.temperatures)
 
     def _cut_logprobs(self, batch: Microbatch, cut: SequenceCut) -> Tensor:
-        """Return [n] log-probs, of which this rank computes those in its part of the sequences."""
         ids, places = cut.own_tokens(batch.input_ids)
         outputs = self._base(input_ids=ids, position_ids=places, use_cache=False, sequence_group=cut.group)
         own, positions = cut.own_wanted(batch.positions, batch.input_ids.shape[1])
@@ -244,13 +235,13 @@ class PolicyModel:
         return isinstance(next(iter(self.parameters.values())), DTensor)
 
     def weights(self, dtype: torch.dtype | None = None, *, copied: bool = False, in_file: bool = False) -> dict[str, Tensor]:
-        """Return the weights under the names of `export`; every rank must call it.
+        """Return the weights on rank 0, nothing on others, under the names of `export`; every rank must call it.
 
         Args:
             dtype: type of copies; None: as they are trained.
-            copied: copy weights that this process holds whole, too; otherwise the next step changes what is returned. Of
-                split weights rank 0 gets copies in any case.
-            in_file: whether copies are in a file and not in host memory.
+            copied: copy weights that this process holds whole, too; otherwise the next step changes them. Split ones are
+                copied in any case.
+            in_file: keep copies in a file and not in host memory.
         """
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
         if copied or self.is_split:
@@ -269,15 +260,11 @@ class PolicyModel:
         return {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
 
     def with_checkpoint_names(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return `tensors`, which have the names of the module, under the names and in the form of its HF checkpoint."""
+        """Return `tensors`, named as in the module, under the names and in the form of its HF checkpoint."""
         return revert_weight_conversion(self.module, tensors)
 
     def read(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
         """Replace the weights by those of a checkpoint, of which each rank reads the parts that it holds.
-
-        Args:
-            weights: the tensors of the checkpoint by name.
-            where: its path, for messages.
 
         Raises:
             ConfigError: it is the checkpoint of another model; nothing has changed.
@@ -358,7 +345,7 @@ class PolicyModel:
 
 
 def _read_headers(path: Path) -> tuple[PreTrainedModel, dict[str, StoredTensor]]:
-    """Return the model of the HF directory `path` without weights, and what its files hold."""
+    """Return the model of the HF directory `path` without weights, and the tensors of its files."""
     module, stored = empty_model(path), model_tensors(path)
     untie_different(module, stored)
     return module, stored
@@ -376,3 +363,29 @@ def _recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> T
     result = checkpoint(function, *arguments, use_reentrant=False)
     assert isinstance(result, Tensor)
     return result
+
+
+def compute_in_bfloat16(module: nn.Module) -> None:
+    """Make each part of `module` that has weights of its own compute with bfloat16 copies of them, as FSDP does.
+
+    A part and not a whole block: transformers checkpoints the inside of a block, without the hooks of the block.
+    """
+    for part in module.modules():
+        if any(True for _ in part.parameters(recurse=False)):
+            _Copies(part)
+
+
+class _Copies:
+    def __init__(self, part: nn.Module) -> None:
+        self._masters: dict[str, Tensor | None] = {}
+        part.register_forward_pre_hook(self._enter)
+        part.register_forward_hook(self._leave, always_call=True)  # an error, or a recomputation that stops early
+
+    def _enter(self, part: nn.Module, inputs: tuple[object, ...]) -> None:
+        held = cast("dict[str, Tensor | None]", vars(part)["_parameters"])
+        self._masters = dict(held)
+        for name, master in self._masters.items():
+            held[name] = None if master is None else master.to(torch.bfloat16)
+
+    def _leave(self, part: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+        cast("dict[str, Tensor | None]", vars(part)["_parameters"]).update(self._masters)

@@ -19,7 +19,7 @@ from agentrl.trainer.parallel.shard import local_part
 
 Schedule = Literal["constant", "linear", "cosine"]
 _PIECE = 1 << 24
-"""Elements of a tensor that `update_to_weight_ratio` computes at a time: 64 MiB in float32."""
+"""Elements of a tensor that `update_to_weight_ratio` computes at a time."""
 
 
 def schedule_factor(step: int, *, schedule: Schedule, warmup_steps: int, total_steps: int) -> float:
@@ -60,8 +60,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
     """Scale the gradients down to the global L2 norm `max_norm`, and return the norm before.
 
-    The rule is that of `torch.nn.utils.clip_grad_norm_`, which fails on meshes that differ between parameters, and whose
-    norm of a large float32 tensor on a CPU is off by up to 1e-4.
+    `torch.nn.utils.clip_grad_norm_` fails on meshes that differ between parameters, and is off by up to 1e-4 on a CPU.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     parts = [local_part(gradient) if isinstance(gradient, DTensor) else gradient for gradient in gradients]
@@ -73,10 +72,10 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
 
 @torch.no_grad()
 def update_to_weight_ratio(optimizer: torch.optim.AdamW) -> float:
-    """Return the L2 norm of what the last step changed over that of the weights now; 0 before the first step.
+    """Return the L2 norm of the last change over that of the weights; 0 before the first step.
 
-    The change is computed again from the moments, a piece at a time, so that no copy of the weights is kept. A weight
-    without a gradient in the last step counts with the change before.
+    The change is computed again from the moments, so that no copy of the weights is kept. A weight without a gradient in the
+    last step counts with the change before.
     """
     weights: list[Tensor] = []
     changes: list[Tensor] = []
@@ -105,7 +104,6 @@ def _squared_change(pieces: Sequence[Tensor], state: Mapping[str, Tensor], group
 
 
 def _local_pieces(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the local part of `tensor`, at most `_PIECE` elements at a time."""
     part = local_part(tensor) if isinstance(tensor, DTensor) else tensor
     return part.reshape(-1).split(_PIECE)
 
@@ -139,23 +137,14 @@ class Muon(torch.optim.Optimizer):
     iteration and its coefficients, and the sqrt(max(1, rows / columns)) scale). Matrices of one shape, transposed where
     they are tall, are orthogonalized as one batch in float32.
 
-    `torch.optim.Muon` (weight_decay=0) makes the same step, but iterates in bfloat16, one matrix after the other. Measured
-    on one CPU thread with the matrices of the bundled student (width 64, 2 layers): 6.6 ms a step here; 15 ms there with
-    bfloat16 instructions and 69 ms without, and its updates differ from these by 2 % in norm. At width 128 and more it is
-    2 to 4 times faster where there are such instructions.
+    `torch.optim.Muon` (weight_decay=0) makes the same step, but iterates in bfloat16, one matrix after the other: 15 to
+    69 ms a step of the bundled student (width 64) on one CPU thread, against 6.6 ms here.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, iterations: int = 5
     ) -> None:
-        """Optimize the matrices `parameters`.
-
-        Args:
-            parameters: two-dimensional tensors.
-            lr: step size; each step changes a matrix by about this spectral norm.
-            momentum: decay of the gradient's running sum.
-            iterations: Newton-Schulz steps.
-        """
+        """Optimize the two-dimensional tensors `parameters`; a step changes a matrix by about the spectral norm `lr`."""
         matrices = list(parameters)
         if any(matrix.ndim != 2 for matrix in matrices):
             raise ValueError(f"Muon optimizes matrices only, got shapes {sorted({tuple(m.shape) for m in matrices})}")

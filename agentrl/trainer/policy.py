@@ -3,9 +3,8 @@
 Invariant: the gradient of a minibatch is that of its whole loss, however forward passes cut it. A step whose loss or
 gradient is not finite never changes the weights. No token over the staleness bound is trained.
 
-A step checks the batch, splits it into minibatches, computes the proximal log-probs of every minibatch but the first under
-the present weights, and then takes one optimizer step for each minibatch. The first minibatch is trained before any weight
-changes, so its current log-probs *are* the proximal ones: with `minibatches: 1` there is no proximal pass.
+The first minibatch is trained before any weight changes, so its current log-probs *are* the proximal ones: with
+`minibatches: 1` there is no proximal pass. Those of the other minibatches are computed before the first optimizer step.
 """
 
 from __future__ import annotations
@@ -90,15 +89,15 @@ class PolicyTrainer:
         return self._state
 
     def step(self, batch: TrainBatch) -> StepReport:
-        """Train on `batch` and return the metrics of the step.
+        """Train on `batch`.
 
         A sample whose advantages are all 0 has no gradient: it counts in N and in the staleness metrics, but gets no
         forward pass, so the log-prob metrics do not cover it.
 
         Raises:
-            InvariantError: when the batch contradicts itself, or ranks have come to hold different weights.
-            StaleDataError: when a trained token is over the staleness bound; the weights are unchanged.
-            TrainError: after `max_bad_steps` steps in a row whose loss or gradient was not finite.
+            InvariantError: the batch contradicts itself, or ranks have come to hold different weights.
+            StaleDataError: a trained token is over the staleness bound; the weights are unchanged.
+            TrainError: the loss or gradient of `max_bad_steps` steps in a row was not finite.
         """
         started, processor_began = time.perf_counter(), time.process_time()
         metrics = check_batch(batch, self._algorithm.max_staleness)
@@ -137,14 +136,12 @@ class PolicyTrainer:
         return StepReport(metrics=metrics, skipped=skipped, proximal_logprobs=self._merged(batch, used))
 
     def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> list[Float32Array]:
-        """Return [L-1] float32 log-probs of tokens 1.. of each [L] sequence, under the current weights.
+        """Return [L-1] float32 log-probs of tokens 1.. of each [L] int32 sequence, under the current weights.
 
-        Args:
-            sequences: each [L] int32.
-            temperatures: above 0, one for each sequence; None: 1 for all.
+        `temperatures` has one above 0 for each sequence; None: 1 for all.
 
         Raises:
-            InvariantError: for an id outside the vocabulary.
+            InvariantError: an id is outside the vocabulary.
         """
         self.model.check_ids(sequences)
         ranks = self.model.ranks
@@ -193,7 +190,7 @@ class PolicyTrainer:
         Under another number of ranks, rank r continues with the random state of rank r modulo the number that wrote it.
 
         Raises:
-            ConfigError: when it is the checkpoint of another model.
+            ConfigError: it is the checkpoint of another model.
         """
         self.model.read(checkpoint.weights, checkpoint.path)
         by_parameter: dict[str, dict[str, StoredTensor]] = {}
@@ -371,8 +368,8 @@ def check_batch(batch: TrainBatch, max_staleness: int) -> dict[str, float]:
     """Return the staleness and the token counts of `batch`.
 
     Raises:
-        InvariantError: when a trained token has no version of the run, a later version than the batch, or temperature 0.
-        StaleDataError: when a trained token is more than `max_staleness` versions behind `batch.policy_version`.
+        InvariantError: a trained token has no version of the run, a later version than the batch, or temperature 0.
+        StaleDataError: a trained token is more than `max_staleness` versions behind `batch.policy_version`.
     """
     versions = np.concatenate([np.empty(0, np.int32), *(i.sample.token_versions[i.sample.loss_mask] for i in batch.samples)])
     temperatures = [i.sample.temperatures[i.sample.loss_mask].min(initial=np.inf) for i in batch.samples]
@@ -401,11 +398,7 @@ def check_batch(batch: TrainBatch, max_staleness: int) -> dict[str, float]:
 
 
 def check_first_tokens(batch: TrainBatch) -> None:
-    """Check that no sample trains its first token.
-
-    Raises:
-        InvariantError: one does, and nothing predicts it.
-    """
+    """Raise InvariantError if a sample trains its first token, which nothing predicts."""
     for number, item in enumerate(batch.samples):
         if len(item.sample.loss_mask) and item.sample.loss_mask[0]:
             raise InvariantError(f"sample {number} trains its first token, which nothing predicts")

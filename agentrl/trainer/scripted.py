@@ -118,8 +118,6 @@ class ScriptedChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ScriptedSave:
-    """A checkpoint that is being written."""
-
     number: int
     directory: str
     note: str
@@ -191,13 +189,7 @@ class ScriptedTrainer:
         """Version that `hold` took to be written, and the steps applied to it."""
 
     async def step(self, batch: TrainBatch) -> StepReport:
-        """Record `batch` and return the scripted report.
-
-        Raises:
-            TrainError: for the steps of `fail_steps`.
-
-        Cancellation: the batch stays recorded.
-        """
+        """Record `batch` and return the scripted report."""
         number = len(self.batches)
         self.batches.append(batch)
         if not self.steps_while_sending:
@@ -216,10 +208,7 @@ class ScriptedTrainer:
         return StepReport(metrics=metrics)
 
     async def hold(self, version: int, *, dtype: str | None) -> None:
-        """Remember the steps applied, for `publish`, or let the channel send `version`, also again.
-
-        Cancellation: changes nothing.
-        """
+        """Remember the steps applied, for `publish`, or let the channel send `version`, also again."""
         await anyio.lowlevel.checkpoint()
         self.held.append(version)
         if dtype is None:
@@ -228,13 +217,7 @@ class ScriptedTrainer:
             self.channel.held_version = self.channel.published_version = version
 
     async def publish(self, version: int, directory: str) -> Publication:
-        """Write one tiny tensor, whose value is the number of steps applied, as policy `version`.
-
-        Raises:
-            UpdatePending: a step has changed the weights that `hold` took without a copy.
-
-        Cancellation: the directory is complete or absent.
-        """
+        """Write one tiny tensor, whose value is the number of steps applied, as policy `version`."""
         applied, self._to_write = self._applied_to(version), None
         if version in self._hold_publish:
             await self._hold_publish[version].wait()
@@ -244,7 +227,6 @@ class ScriptedTrainer:
         return publication
 
     def _applied_to(self, version: int) -> int:
-        """Return the number of steps applied to the weights that leave as `version`."""
         held, applied = self._to_write or (version, self._applied)
         if held != version:
             return self._applied
@@ -255,10 +237,7 @@ class ScriptedTrainer:
     async def logprobs(
         self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None
     ) -> list[Float32Array]:
-        """Return, for each sequence, the `scripted_logprobs` of the version held or sent last, at any temperature.
-
-        Cancellation: nothing is left behind.
-        """
+        """Return, for each sequence, the `scripted_logprobs` of the version held or sent last, at any temperature."""
         await anyio.lowlevel.checkpoint()
         versions = [publication.version for publication in self.publications[-1:]]
         versions += [sending.manifest.version for sending in self.channel.sendings[-1:]]
@@ -266,26 +245,14 @@ class ScriptedTrainer:
         return [scripted_logprobs(ids, max(versions, default=0)) for ids in sequences]
 
     async def save(self, directory: str, note: str = "") -> None:
-        """Begin to write a tiny checkpoint that appears whole or not at all, after the one before is on the disk.
-
-        Raises:
-            TrainError: the one before is among `fail_saves`, and `finish_save` has not raised it.
-
-        Cancellation: the directory is complete or absent.
-        """
+        """Begin to write a tiny checkpoint that appears whole or not at all, after the one before is on the disk."""
         await self.finish_save(wait=True)
         steps, number = len(self.batches), self._num_saves
         self._writing = _ScriptedSave(number=number, directory=directory, note=note, steps=steps, applied=self._applied)
         self._num_saves += 1
 
     async def finish_save(self, *, wait: bool) -> SaveReport | None:
-        """Return the checkpoint that `save` began; it is on the disk once its event of `hold_saves` is set.
-
-        Raises:
-            TrainError: it is among `fail_saves`.
-
-        Cancellation: the directory is complete or absent.
-        """
+        """Return the checkpoint that `save` began; it is on the disk once its event of `hold_saves` is set."""
         await anyio.lowlevel.checkpoint()
         if self._writing is None:
             return None

@@ -46,11 +46,9 @@ class SftReport:
     output_path: str
     """The HF checkpoint written."""
     steps: int
-    """Optimizer steps."""
     tokens: int
     """Tokens processed, padding not counted."""
     trained_tokens: int
-    """Tokens in the loss."""
     first_loss: float
     """Loss of the first step, nats per token."""
     last_loss: float
@@ -67,21 +65,16 @@ def run_sft(
     *,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> SftReport:
-    """Train the checkpoint at `model_path` on `examples` and write the result to `output_path`.
+    """Train the checkpoint at `model_path` on `examples` and write the result to `output_path`, replacing it.
 
     `muon`: matrices inside the layers by Muon (`config.muon_lr`), embeddings, output head and norms by AdamW (`config.lr`).
     Both warm up linearly over `config.warmup_steps` and fall linearly to 0 over the second half of the steps.
 
-    Args:
-        model_path: local HF checkpoint.
-        output_path: HF checkpoint to write, config and tokenizer files included; replaced if it exists.
-        config: optimizer and sizes; `config.data` is not read here.
-        examples: at least one.
-        on_progress: called after each step with the number of steps done and the loss of the last one.
+    `on_progress` is called after each step with the number of steps done and the last loss; `config.data` is not read.
 
     Raises:
-        ConfigError: when the model cannot be loaded, or an example is empty or trains nothing.
-        TrainError: when the loss is not finite, or the output cannot be written.
+        ConfigError: the model cannot be loaded, or an example is empty or trains nothing.
+        TrainError: the loss is not finite, or the output cannot be written.
     """
     started = time.perf_counter()
     _check_examples(examples)

@@ -1,7 +1,4 @@
-"""Torch tensors as bytes, and back.
-
-Invariant: both ways keep every bit, the type and the shape.
-"""
+"""Torch tensors as bytes, and back: both ways keep every bit, the type and the shape."""
 
 from __future__ import annotations
 

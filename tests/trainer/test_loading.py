@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.loading.files import model_tensors
+from agentrl.trainer.loading import model_tensors
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape

@@ -1,13 +1,12 @@
-"""The files of a checkpoint: their names, and what the two JSON files among them say.
+"""The files of a checkpoint and the contents of its two JSON files.
 
 Invariant: a digest covers every byte that training continues from. The parts in `shards.json` cover each tensor exactly.
 
-    trainer.json                           counters, note, and the digest of every file below
-    shards.json                            which file holds which part of which tensor
-    model.safetensors                      the weights; of several ranks model-00001-of-00002.safetensors and so on, with
-                                           model.safetensors.index.json
-    optimizer.state                        optimizer and random states; of several ranks optimizer-00001-of-00002.state ...
-    config.json, tokenizer.json, ...       copies, so that the directory is a Hugging Face model
+    trainer.json                  counters, note, and the digest of every file below
+    shards.json                   which file holds which part of which tensor
+    model.safetensors             the weights; of several ranks model-00001-of-00002.safetensors ... and an index
+    optimizer.state               optimizer and random states; of several ranks optimizer-00001-of-00002.state ...
+    config.json, tokenizer.json   and more copies, so that the directory is a Hugging Face model
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from agentrl.errors import ConfigError, TrainError
 from agentrl.weights.parts import Index
 
+Record = TypeVar("Record")
 STATE_FILE: Final = "trainer.json"
 SHARDS_FILE: Final = "shards.json"
 OPTIMIZER_FILE: Final = "optimizer.state"
@@ -41,15 +41,15 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     optimizer_steps: int
     """Position in the learning-rate schedule."""
     bad_steps: int
-    """Number of steps in a row, up to now, that were skipped because a number was not finite."""
+    """Steps in a row, up to now, that were skipped because a number was not finite."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The size and the digest of a file."""
+    """The size of a file and its digest."""
 
     num_bytes: int
     checksum: str
-    """32 hex digits (BLAKE2b)."""
+    """BLAKE2b, 32 hex digits."""
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
@@ -77,7 +77,7 @@ class TensorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShardIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which file holds which part of which tensor: `shards.json`, or the part of one rank."""
+    """The contents of `shards.json`, or the part of one rank."""
 
     weights: dict[str, TensorRecord]
     optimizer: dict[str, TensorRecord]
@@ -96,7 +96,7 @@ class ShardIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return index
 
     def problem(self) -> str | None:
-        """Return the first tensor whose parts do not make it up, with a file, and what is wrong; None where none is.
+        """Return the first problem of parts that do not make up their tensor, with a file; None if all are whole.
 
         Example:
             >>> parts = (SliceRecord("a", (0, 0), (2, 3)), SliceRecord("b", (1, 0), (1, 3)))
@@ -122,33 +122,37 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def own_digest(self) -> str:
-        """What `digest` must be."""
+        """The digest of the rest of the record."""
         return hashlib.blake2b(msgspec.json.encode(msgspec.structs.replace(self, digest="")), digest_size=16).hexdigest()
 
 
 class AnyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the `trainer.json` of every version holds."""
+    """The fields of `trainer.json` in every version of the format."""
 
     version: int = 1
     state: TrainerState
 
 
 def read_any_record(directory: Path) -> AnyRecord:
-    """Return the counters of the checkpoint at `directory`, unchecked, and the version of its format.
+    """Return the unchecked counters of the checkpoint at `directory`, and the version of its format.
 
     Raises:
         TrainError: there is no whole checkpoint.
         ConfigError: a later release wrote it.
     """
+    version = read_state_file(directory, _Version).version
+    if version > FORMAT_VERSION:
+        raise ConfigError(
+            f"{directory}: {STATE_FILE} has format version {version}, and this release reads versions 1 to "
+            f"{FORMAT_VERSION}; continue with the release that wrote it, or a later one"
+        )
+    return read_state_file(directory, AnyRecord)
+
+
+def read_state_file(directory: Path, kind: type[Record]) -> Record:
+    """Return the contents of `trainer.json`; raises TrainError when it cannot be read or decoded."""
     try:
-        found = (directory / STATE_FILE).read_bytes()
-        version = msgspec.json.decode(found, type=_Version).version
-        if version > FORMAT_VERSION:
-            raise ConfigError(
-                f"{directory}: {STATE_FILE} has format version {version}, and this release reads versions 1 to "
-                f"{FORMAT_VERSION}; continue with the release that wrote it, or a later one"
-            )
-        return msgspec.json.decode(found, type=AnyRecord)
+        return msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
         raise TrainError(f"{directory}: no readable {STATE_FILE} ({error}); this is not a whole checkpoint") from error
 
@@ -178,7 +182,6 @@ def _join_tensors(tensors: Sequence[dict[str, TensorRecord]]) -> dict[str, Tenso
 
 
 def _problem_of(name: str, tensor: TensorRecord) -> str | None:
-    """Return what is wrong with the parts of a tensor: outside it, in each other's place, or not all there."""
     title = f"{name} {tensor.shape}"
     for part in tensor.slices:
         if not _is_within(part, tensor.shape):

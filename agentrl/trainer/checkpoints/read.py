@@ -1,21 +1,22 @@
-"""Find and check checkpoints; no torch, no pickle.
+"""Find and check checkpoints, those of format version 1 too; no torch, no pickle.
 
-Invariant: what is returned has correct digests. A damaged newest checkpoint is skipped with a warning; training never
-restarts from the beginning silently.
+Invariant: the digests of a returned checkpoint are correct. A damaged newest checkpoint is skipped with a warning; training
+never restarts from the beginning silently.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from agentrl.errors import TrainError, WeightSyncError
+from agentrl.errors import AgentRLError, TrainError, WeightSyncError
 from agentrl.trainer.checkpoints.format import (
     FORMAT_VERSION,
     OPTIMIZER_FILE,
@@ -27,10 +28,11 @@ from agentrl.trainer.checkpoints.format import (
     TensorRecord,
     TrainerState,
     read_any_record,
+    read_state_file,
 )
-from agentrl.trainer.checkpoints.version_1 import read_version_1
+from agentrl.weights.disk import verify_directory
 from agentrl.weights.parts import StoredTensor, TensorPart
-from agentrl.weights.tensors import RawTensor, read_safetensors
+from agentrl.weights.tensors import WEIGHTS_FILE, RawTensor, model_checksum, read_safetensors
 
 _THREADS: Final = 4
 """Files whose digests are computed at a time, each at about a gigabyte a second."""
@@ -45,7 +47,6 @@ class Checkpoint:
     """A HF model directory."""
     state: TrainerState
     note: str
-    """The note that it was written with."""
     world: int
     """Number of processes of the trainer that wrote it."""
     weights: Mapping[str, StoredTensor]
@@ -55,33 +56,15 @@ class Checkpoint:
 
 
 def read_checkpoint(directory: Path, *, rank: int = 0, world: int = 1) -> Checkpoint:
-    """Return the checkpoint at `directory` after checking its digests.
-
-    Args:
-        directory: of the checkpoint.
-        rank: which of `world` readers this one is; each checks its share of the files.
-        world: number of readers.
+    """Return the checkpoint at `directory`, with the digests of the files of reader `rank` of `world` checked.
 
     Raises:
-        TrainError: when the checkpoint is missing, incomplete or damaged, naming the file.
-        ConfigError: when a later release wrote it.
+        TrainError: the checkpoint is missing, incomplete or damaged; names the file.
+        ConfigError: a later release wrote it.
     """
     if read_any_record(directory).version < FORMAT_VERSION:
-        old = read_version_1(directory)
-        return Checkpoint(
-            path=directory,
-            state=old.state,
-            note=old.note,
-            world=1,
-            weights={name: StoredTensor.of(raw) for name, raw in old.weights.items()},
-            optimizer={name: StoredTensor.of(raw) for name, raw in old.optimizer.items()},
-        )
-    try:
-        record = msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=CheckpointRecord)
-    except (OSError, msgspec.DecodeError) as error:
-        raise TrainError(f"{directory}: no readable {STATE_FILE} ({error}); this is not a whole checkpoint") from error
-    if record.digest != record.own_digest:
-        raise TrainError(f"{directory}: {STATE_FILE} was altered after it was written; use an earlier checkpoint")
+        return _read_version_1(directory)
+    record = _read_unaltered(directory, CheckpointRecord)
     _check_files(directory, record.files, sorted(record.files)[rank::world])
     try:
         index = msgspec.json.decode((directory / SHARDS_FILE).read_bytes(), type=ShardIndex)
@@ -109,11 +92,9 @@ def read_checkpoint(directory: Path, *, rank: int = 0, world: int = 1) -> Checkp
 def latest_checkpoint(root: Path) -> Checkpoint | None:
     """Return the newest undamaged checkpoint among the directories in `root`; None when `root` has no checkpoint.
 
-    Each newer damaged checkpoint is logged as a warning.
-
     Raises:
-        TrainError: when every checkpoint is damaged; a fresh start would hide the loss.
-        ConfigError: when a later release wrote one.
+        TrainError: every checkpoint is damaged; a fresh start would hide the loss.
+        ConfigError: a later release wrote one.
     """
     marked = [*root.glob(f"*/{STATE_FILE}"), *root.glob(f"*/{OPTIMIZER_FILE}"), *root.glob(f"*/{SHARDS_FILE}")]
     folders = sorted({path.parent for path in marked if not path.parent.name.startswith(".")})
@@ -163,3 +144,49 @@ def _stored(name: str, tensor: TensorRecord, files: Mapping[str, Mapping[str, Ra
             raise WeightSyncError(f"{part.file} holds {name} as {raw.dtype}{raw.shape}, not {tensor.dtype}{part.shape}")
         parts.append(TensorPart(whole=tensor.shape, offset=part.offset, data=raw))
     return StoredTensor(dtype=tensor.dtype, shape=tensor.shape, parts=tuple(parts))
+
+
+class _Version1Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    state: TrainerState
+    note: str
+    model_checksum: str
+    optimizer_checksum: str
+    digest: str
+
+    @property
+    def own_digest(self) -> str:
+        covered = msgspec.json.encode([self.state, self.note, self.model_checksum, self.optimizer_checksum])
+        return hashlib.blake2b(covered, digest_size=16).hexdigest()
+
+
+def _read_version_1(directory: Path) -> Checkpoint:
+    """Return a checkpoint of whole tensors in two files, after checking every digest."""
+    record = _read_unaltered(directory, _Version1Record)
+    try:
+        published = verify_directory(directory)
+        weights = read_safetensors(directory / WEIGHTS_FILE)
+        optimizer = read_safetensors(directory / OPTIMIZER_FILE)
+    except AgentRLError as error:
+        raise TrainError(f"{directory} is damaged: {error}; use an earlier checkpoint") from error
+    if (published.checksum, published.version) != (record.model_checksum, record.state.policy_version):
+        raise TrainError(f"{directory}: the weights are not those {STATE_FILE} was written with; use an earlier checkpoint")
+    if model_checksum({name: tensor.checksum(name) for name, tensor in optimizer.items()}) != record.optimizer_checksum:
+        raise TrainError(f"{directory}: {OPTIMIZER_FILE} was altered after it was written; use an earlier checkpoint")
+    return Checkpoint(
+        path=directory,
+        state=record.state,
+        note=record.note,
+        world=1,
+        weights={name: StoredTensor.of(raw) for name, raw in weights.items()},
+        optimizer={name: StoredTensor.of(raw) for name, raw in optimizer.items()},
+    )
+
+
+_Signed = TypeVar("_Signed", CheckpointRecord, _Version1Record)
+
+
+def _read_unaltered(directory: Path, kind: type[_Signed]) -> _Signed:
+    record = read_state_file(directory, kind)
+    if record.digest != record.own_digest:
+        raise TrainError(f"{directory}: {STATE_FILE} was altered after it was written; use an earlier checkpoint")
+    return record

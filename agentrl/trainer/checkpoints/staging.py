@@ -1,13 +1,13 @@
 """Copy the parts of a rank to host memory for a checkpoint, and load its parts from one.
 
-Invariant: each element is in the copies of exactly one rank, as the bytes that training uses, so a trainer that takes its
-parts out continues bit for bit. No rank holds the whole model at once: weights are gathered one tensor at a time, each for
-the rank that writes it, and optimizer state is not gathered at all.
+Invariant: each element is in the copies of exactly one rank, as the bytes that training uses, so a restored trainer
+continues bit for bit. No rank holds the whole model: weights are gathered one tensor at a time, and optimizer state not at
+all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentrl.trainer.checkpoints.writers import HeldPart, names_to_write
 from agentrl.trainer.model import PolicyModel
-from agentrl.trainer.parallel.held import held_box
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.trainer.parallel.shard import whole
+from agentrl.trainer.parallel.shard import held_box, whole
 from agentrl.trainer.tensors import raw_tensor, torch_tensor
-from agentrl.weights.parts import StoredTensor, TensorPart
+from agentrl.weights.parts import Index, StoredTensor, TensorPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +49,9 @@ def stage_weights(model: PolicyModel) -> dict[str, TensorPart]:
 
 
 def stage_parts(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, TensorPart]:
-    """Return copies of the parts that this rank writes of `tensors`, each split or held whole by every rank that has it.
+    """Return copies of the parts of `tensors` that this rank writes; every rank must call it.
 
-    Every rank must call it. Of equal parts on several ranks one rank writes each.
+    Each tensor is split, or held whole by every rank that has it. Of ranks that hold the same part, one writes it.
     """
     parts = {name: held_box(tensor) for name, tensor in tensors.items()}
     held = [HeldPart(name, offset, part.numel() * part.element_size()) for name, (offset, part) in parts.items()]
@@ -68,7 +66,7 @@ def stage_parts(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor
 
 
 def take_state(parameter: Tensor, stored: StoredTensor) -> Tensor:
-    """Return `stored`, state of the optimizer for `parameter`: split as that is, or a number, which stays whole."""
+    """Return optimizer state `stored` of `parameter`: split like the parameter, or whole if it is a number."""
     if not stored.shape or stored.shape != tuple(parameter.shape):
         return torch_tensor(stored.whole()).to(parameter.device)
     offset, elements = held_box(parameter.detach())
@@ -81,5 +79,37 @@ def take_state(parameter: Tensor, stored: StoredTensor) -> Tensor:
 
 
 def _host_copy(tensor: Tensor) -> Tensor:
-    """Return a copy that the next step does not change."""
     return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+class HeldPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part of the tensor `name` that a rank could write."""
+
+    name: str
+    offset: Index
+    num_bytes: int
+
+
+def names_to_write(held: Sequence[Sequence[HeldPart]], rank: int) -> frozenset[str]:
+    """Return the names of the tensors whose part `rank` writes, from the parts that each rank holds.
+
+    Of the ranks that hold the same part, the one with the least to write so far is chosen, the largest parts first; so all
+    ranks agree.
+
+    Example:
+        >>> norm, head = HeldPart("norm", (0,), 8), HeldPart("head", (0, 0), 64)
+        >>> [sorted(names_to_write([[norm, head], [norm, head]], rank)) for rank in range(2)]
+        [['head'], ['norm']]
+    """
+    holders: dict[HeldPart, list[int]] = {}
+    for number, parts in enumerate(held):
+        for part in parts:
+            holders.setdefault(part, []).append(number)
+    load = [0] * len(held)
+    chosen: set[str] = set()
+    for part in sorted(holders, key=lambda part: (-part.num_bytes, part.name, part.offset)):
+        writer = min(holders[part], key=lambda number: (load[number], number))
+        load[writer] += part.num_bytes
+        if writer == rank:
+            chosen.add(part.name)
+    return frozenset(chosen)

@@ -1,14 +1,16 @@
-"""Write a checkpoint: every rank its part, all of them visible at once.
+"""Write a checkpoint while training continues: every rank its part, all of them visible at once.
 
-Invariant: the directory has its final name only after the files of every rank are flushed. A rank that fails gives its error
-to the others; then no rank waits, and nothing partial stays. One trainer writes under one parent
-directory.
+Invariant: the directory has its final name only after the files of every rank are flushed. The outcome is the same on every
+rank: an error of one rank is that of all, no rank waits, and nothing partial stays. One trainer writes under one parent
+directory, one checkpoint at a time.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from agentrl.errors import AgentRLError, TrainError
+from agentrl.trainer.base import SaveReport
 from agentrl.trainer.checkpoints.format import (
     OPTIMIZER_FILE,
     SHARDS_FILE,
@@ -52,20 +55,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointJob:
-    """What one rank writes."""
+    """The part of a checkpoint that one rank writes."""
 
     directory: Path
     """Final name; an existing directory is replaced after the new one is complete."""
     parts: StagedParts
     state: TrainerState
     note: str
-    """Text that `read_checkpoint` returns."""
     source: Path
     """HF checkpoint whose config and tokenizer files are copied beside the weights."""
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """What one rank has written."""
+    """The files that one rank has written."""
 
     files: dict[str, FileRecord]
     index: ShardIndex
@@ -75,7 +77,7 @@ def write_checkpoint(ranks: Ranks, job: CheckpointJob) -> None:
     """Write this rank's part of a checkpoint, and return when all of it is visible and flushed; every rank must call it.
 
     Raises:
-        TrainError: naming the path and the cause, such as a full disk, on every rank; no partial checkpoint stays.
+        TrainError: on every rank; names the path and the cause, such as a full disk.
     """
     with ExitStack() as commit:
         folder = _agreed(ranks, partial(_open_partial, ranks, job, commit))
@@ -85,7 +87,6 @@ def write_checkpoint(ranks: Ranks, job: CheckpointJob) -> None:
 
 
 def _open_partial(ranks: Ranks, job: CheckpointJob, commit: ExitStack) -> Path:
-    """Return the directory to write into, which rank 0 makes."""
     if ranks.rank:
         return partial_directory(job.directory)
     remove_partial_directories(job.directory.parent)
@@ -109,7 +110,6 @@ def _write_part(ranks: Ranks, job: CheckpointJob, folder: Path) -> RankReport:
 
 
 def _complete(ranks: Ranks, job: CheckpointJob, folder: Path, reports: list[RankReport], commit: ExitStack) -> None:
-    """Write the remaining files and give the directory its name, on rank 0."""
     if ranks.rank:
         return
     try:
@@ -150,7 +150,50 @@ def _record(part: TensorPart, file: str) -> TensorRecord:
 
 
 def _weights_index(weights: Mapping[str, TensorRecord], files: Mapping[str, FileRecord]) -> bytes:
-    """Return the file by which HF libraries find weights that are in several files."""
+    """Return the index by which HF libraries find weights in several files."""
     places = {name: tensor.slices[0].file for name, tensor in sorted(weights.items())}
     size = sum(files[name].num_bytes for name in set(places.values()))
     return msgspec.json.format(msgspec.json.encode({"metadata": {"total_size": size}, "weight_map": places}), indent=1)
+
+
+class BackgroundWriter:
+    """The thread of one rank that writes checkpoints, together with those of the other ranks."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Start with nothing to write; every rank must make one at the same time."""
+        self._ranks = ranks
+        self._in_thread = ranks.beside()
+        self._threads = ThreadPoolExecutor(1, "agentrl checkpoint")
+        self._writing: Future[SaveReport] | None = None
+
+    def start(self, job: CheckpointJob) -> None:
+        """Begin to write; after `finish` has given the outcome of the write before."""
+        assert self._writing is None
+        self._writing = self._threads.submit(self._write, job)
+
+    def finish(self, *, wait: bool) -> SaveReport | None:
+        """Return the checkpoint that was started, once it is on the disk and once only; every rank must call it.
+
+        Without `wait`, None is returned while it is being written.
+
+        Raises:
+            TrainError: it could not be written; the message names the path and the cause.
+        """
+        writing = self._writing
+        if writing is None:
+            return None
+        # All ranks wait or none does: what rank 0 says holds for all.
+        ready = None if self._ranks.rank else bytes([wait or writing.done()])
+        if self._ranks.share(ready) == b"\0":
+            return None
+        self._writing = None
+        return writing.result()
+
+    def close(self) -> None:
+        """Return when no checkpoint is being written."""
+        self._threads.shutdown()
+
+    def _write(self, job: CheckpointJob) -> SaveReport:
+        begin = time.perf_counter()
+        write_checkpoint(self._in_thread, job)
+        return SaveReport(directory=str(job.directory), seconds=time.perf_counter() - begin)

@@ -1,15 +1,16 @@
-"""The processes of one trainer and what they say to each other.
+"""The processes of one trainer, their device meshes, and their exchanges.
 
-Invariant: every rank takes part in every exchange, in the same order. Exchanges run on gloo groups of their own. Ranks wait
-for the driver's next request on one whose timeout is a year. The others, like those of the model, have the timeout
-`trainer.collective_timeout_s`: once there is a request, no rank waits longer for one that is stopped. Nothing that crosses a
-rank boundary is pickled. Ranks that get the same samples compute the same numbers; only those of the first of them count.
+Invariant: every rank makes the same meshes and takes part in every exchange, in the same order. Exchanges run on separate
+gloo groups: ranks wait for the driver's next request on a group whose timeout is a year; all other groups have the timeout
+`trainer.collective_timeout_s`, so no rank waits longer for a stopped one. Nothing that crosses a rank boundary is pickled.
+Ranks that get the same samples compute the same numbers; only those of the first of them count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -17,9 +18,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from agentrl.trainer.parallel.mesh import TrainerMesh, make_mesh
-from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.trainer.parallel.shape import Axis, MeshShape
 from agentrl.types import Float32Array
 
 _IDLE: Final = timedelta(days=365)
@@ -31,14 +32,14 @@ class Ranks:
     rank = 0
     world = 1
     data_rank = 0
-    """Which samples this rank gets; ranks of the same number get the same ones."""
+    """Ranks of the same number get the same samples."""
     data_world = 1
     """Number of groups of ranks that get different samples."""
     averaged = 1
     """Number of ranks whose gradients FSDP averages."""
 
     def mesh(self, device: torch.device) -> TrainerMesh | None:
-        """Return the meshes over which the model is split; None where it is not. Every rank must call it, once."""
+        """Return the meshes over which the model is split, or None; every rank must call it, once."""
         del device
         return None
 
@@ -57,7 +58,7 @@ class Ranks:
         return next((text for text in texts if text), None)
 
     def beside(self) -> Ranks:
-        """Return the same ranks with exchanges of their own, for a thread beside this one; every rank must call it."""
+        """Duplicate the ranks' group for use in another thread; every rank must call it."""
         return self
 
     def add(self, values: Tensor) -> Tensor:
@@ -73,13 +74,13 @@ class Ranks:
         return values
 
     def gathered(self, own: Tensor) -> list[Tensor]:
-        """Return the CPU tensors of all ranks, by rank; theirs have the type and the shape of this rank's."""
+        """Return the CPU tensors of all ranks, of one type and shape, by rank."""
         return [own]
 
     def collected(self, own: Tensor) -> list[Tensor]:
-        """Return on rank 0 the tensors of all ranks, by rank, on the model's device; the other ranks get none.
+        """Return on rank 0 the tensors of all ranks, of one type and shape, on the model's device; the other ranks get none.
 
-        All have the same type and shape. It is a collective of the model, with its timeout.
+        It is a collective of the model, with its timeout.
         """
         return [own]
 
@@ -90,10 +91,7 @@ class ManyRanks(Ranks):
     def __init__(
         self, rank: int, shape: MeshShape, *, idle: dist.ProcessGroup, control: dist.ProcessGroup, timeout: timedelta
     ) -> None:
-        """Use two groups for what is not the model's: `idle` to wait for rank 0, and `control` for the rest.
-
-        Exchanges of the model's groups fail after `timeout`.
-        """
+        """Use the group `idle` to wait for rank 0 and `control` for the rest; the model's groups fail after `timeout`."""
         self.rank, self.world = rank, shape.world
         self.data_rank, self.data_world, self.averaged = shape.data_rank(rank), shape.data_world, shape.averaged
         self._shape = shape
@@ -169,12 +167,7 @@ class ManyRanks(Ranks):
 def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.device, timeout_s: float) -> Generator[Ranks]:
     """Join the processes that share `store`, and leave them at the end of the block.
 
-    Args:
-        store: where the ranks find each other.
-        rank: of this process, from 0.
-        shape: of their mesh, which has their number.
-        device: on which this process computes; it decides the backend, `gloo` or `nccl`.
-        timeout_s: after which a collective fails, seconds.
+    `device` decides the backend, `gloo` or `nccl`; a collective fails after `timeout_s`.
 
     Raises:
         RuntimeError: the other ranks did not join in time.
@@ -192,7 +185,51 @@ def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.devi
 
 
 def _gloo_group(timeout: timedelta) -> dist.ProcessGroup:
-    """Return a group of all ranks whose exchanges fail after `timeout`."""
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerMesh:
+    """The device meshes of one rank.
+
+    Dimensions are those of `MeshShape` that split anything, and `dp`. Where sequences are cut, FSDP splits weights over dp
+    and cp together, in one dimension `dp_cp`.
+    """
+
+    shape: MeshShape
+    weights: DeviceMesh
+    """For FSDP: `dp` or `dp_cp`, after `replicate` where there are copies."""
+    tp: DeviceMesh | None
+    """For matrix products, of the same root mesh as `weights`; None where they are whole."""
+    cp: dist.ProcessGroup | None
+    """The ranks that hold the parts of the same sequences, in order; None where sequences are whole."""
+
+
+def make_mesh(shape: MeshShape, rank: int, device: torch.device, timeout: timedelta) -> TrainerMesh:
+    """Return the meshes of `rank`, whose groups fail after `timeout`; every rank must call it."""
+    sharded = "dp" if shape.cp == 1 else "dp_cp"
+    axes: dict[str, Axis] = {"replicate": "replicate", sharded: "shards", "tp": "tp"}
+    ways = {name: getattr(shape, axis) for name, axis in axes.items()}
+    kept = [name for name in axes if ways[name] > 1 or name == sharded]
+    root = DeviceMesh.from_group(
+        [_group_along(shape, axes[name], rank, timeout) for name in kept],
+        device.type,
+        mesh=torch.arange(shape.world).reshape([ways[name] for name in kept]),
+        mesh_dim_names=tuple(kept),
+    )
+    return TrainerMesh(
+        shape=shape,
+        weights=root["replicate", sharded] if shape.replicate > 1 else root[sharded],
+        tp=root["tp"] if shape.tp > 1 else None,
+        cp=_group_along(shape, "cp", rank, timeout) if shape.cp > 1 else None,
+    )
+
+
+def _group_along(shape: MeshShape, axis: Axis, rank: int, timeout: timedelta) -> dist.ProcessGroup:
+    peers = shape.peers(axis)
+    groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in peers]  # each rank takes part in making every group
+    [mine] = [group for ranks, group in zip(peers, groups, strict=True) if rank in ranks]
+    assert isinstance(mine, dist.ProcessGroup)
+    return mine

@@ -1,16 +1,20 @@
-"""The arithmetic of a trainer's mesh: how many processes there are, and which of them get the same samples. No torch.
+"""The arithmetic of a trainer's mesh, and the models that it can split. No torch: the plan asks first.
 
-Invariant: ranks are numbered row by row over the axes (replicate, dp, cp, tp), so tp peers are neighbours, and the ranks of
-one cp x tp block, which get the same samples, are consecutive.
+Invariant: ranks are numbered row by row over the axes (replicate, dp, cp, tp), so the ranks of one cp x tp block, which get
+the same samples, are consecutive. A model that passes the checks is split without a remainder in its heads and features; of
+the vocabulary the last rank may hold fewer tokens.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+from agentrl.errors import ConfigError
 
 Axis: TypeAlias = Literal["replicate", "shards", "cp", "tp"]
-"""What a group of ranks splits together; `shards` is dp and cp, over which FSDP cuts weights."""
+"""`shards` is dp and cp, over which FSDP cuts weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +28,10 @@ class MeshShape:
     """
 
     replicate: int = 1
-    """Whole copies of the split weights, each for its own samples."""
+    """Copies of the split weights, each for its own samples."""
     dp: int = 1
-    """Ways in which samples are split within a copy."""
     cp: int = 1
-    """Ways in which each sequence is cut."""
     tp: int = 1
-    """Ways in which each matrix product is split."""
 
     @property
     def world(self) -> int:
@@ -71,3 +72,51 @@ class MeshShape:
         """Return the axes that split anything, such as `dp 4 x tp 2`."""
         axes = (("replicate", self.replicate), ("dp", self.dp), ("cp", self.cp), ("tp", self.tp))
         return " x ".join(f"{name} {ways}" for name, ways in axes if ways > 1) or "dp 1"
+
+
+ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
+"""The values of `model_type` in config.json whose matrices can be split."""
+
+
+def check_tensor_fit(tp: int, *, architecture: str, heads: int, kv_heads: int, intermediate: int) -> None:
+    """Raise ConfigError, which names the numbers that work, unless `tp` ranks can split each block of a model evenly.
+
+    Example:
+        >>> check_tensor_fit(16, architecture="qwen3", heads=32, kv_heads=8, intermediate=12288)
+        Traceback (most recent call last):
+        ...
+        agentrl.errors.ConfigError: trainer.parallel.tp: 16 does not divide the model's 8 key-value heads; use 1, 2, 4 or 8
+    """
+    if tp == 1:
+        return
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"trainer.parallel.tp: {tp}, and the matrices of a {architecture} model cannot be split; expected one of "
+            f"{', '.join(ARCHITECTURES)}; set tp to 1 and raise dp"
+        )
+    sizes = {"key-value heads": kv_heads, "query heads": heads, "features of the feed-forward": intermediate}
+    for what, size in sizes.items():
+        if size % tp:
+            common = math.gcd(*sizes.values())
+            raise ConfigError(
+                f"trainer.parallel.tp: {tp} does not divide the model's {size} {what}; use {_divisors(common)}"
+            )
+
+
+def check_context_fit(cp: int, *, tp: int, heads: int) -> None:
+    """Raise ConfigError unless `cp` ranks can share the query heads of attention, of which each of `tp` ranks has a part.
+
+    Example:
+        >>> check_context_fit(8, tp=8, heads=32)
+        Traceback (most recent call last):
+        ...
+        agentrl.errors.ConfigError: trainer.parallel.cp: 8 does not divide the 4 query heads of a rank; use 1, 2 or 4
+    """
+    own = heads // tp
+    if own % cp:
+        raise ConfigError(f"trainer.parallel.cp: {cp} does not divide the {own} query heads of a rank; use {_divisors(own)}")
+
+
+def _divisors(number: int) -> str:
+    every = [str(way) for way in range(1, number + 1) if number % way == 0]
+    return every[0] if len(every) == 1 else f"{', '.join(every[:-1])} or {every[-1]}"

@@ -1,20 +1,22 @@
 """Weights split over ranks by FSDP2, and the whole tensors that leave them.
 
-Invariant: between requests each rank holds 1/(dp x cp) of every weight, of its gradient and of its optimizer state, in
-float32; of the matrices that tensor parallelism splits first, 1/(dp x cp x tp).
-Within a request a block is whole while it computes, and tensors are whole while weights leave the trainer.
+Invariant: between requests each rank holds 1/(dp x cp) of every weight, gradient and optimizer state, in float32, as one box
+of the tensor; of matrices that tensor parallelism splits first, 1/(dp x cp x tp). A block is whole while it computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate
+
+from agentrl.errors import InvariantError
+from agentrl.weights.parts import Index
 
 Method = TypeVar("Method", bound=Callable[..., Tensor])
 
@@ -27,17 +29,10 @@ def shard(
     bfloat16: bool,
     prepare: Callable[[nn.Module], None] | None = None,
 ) -> None:
-    """Split `module` over `mesh`, each of `blocks` gathered by itself; the parts have no memory yet.
+    """Split `module` over `mesh`, each of `blocks` gathered by itself, after `prepare`; parts have no memory yet.
 
     With `bfloat16` the gathered copies have that type, while weights, gradients and their reduction stay float32: the
     forward pass is exactly that of a bfloat16 model.
-
-    Args:
-        module: the model; without memory, or in host memory: one block at a time is whole on the device.
-        blocks: its layers.
-        mesh: over which weights are split.
-        bfloat16: the type of the gathered copies; float32 without.
-        prepare: changes a block before it is split.
     """
     policy = MixedPrecisionPolicy()
     if bfloat16:  # inputs stay as they are: they include the temperatures, which are float32
@@ -70,3 +65,30 @@ def whole(tensor: Tensor) -> Tensor:
 def local_part(tensor: Tensor) -> Tensor:
     """Return what this rank holds of `tensor`: its part, or the whole where it is not split; changes go through."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class HeldBox(NamedTuple):
+    """The part of a tensor that this rank holds."""
+
+    offset: Index
+    elements: Tensor
+    """They share memory with the tensor."""
+
+
+def held_box(tensor: Tensor) -> HeldBox:
+    """Return the part of `tensor` that this rank holds; one that is not split is held whole.
+
+    Raises:
+        InvariantError: the elements are not one box of the tensor.
+    """
+    if not isinstance(tensor, DTensor):
+        return HeldBox((0,) * tensor.ndim, tensor)
+    [chunk] = tensor.__create_chunk_list__()
+    elements = local_part(tensor)
+    if tuple(chunk.sizes) != tuple(elements.shape):
+        raise InvariantError(
+            f"this rank holds {tuple(elements.shape)} of a tensor {tuple(tensor.shape)}, but its part should be "
+            f"{tuple(chunk.sizes)}: agentrl cannot read or write this split ({tensor.placements}); use another "
+            "trainer.parallel"
+        )
+    return HeldBox(tuple(chunk.offsets), elements)

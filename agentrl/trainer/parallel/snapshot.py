@@ -1,8 +1,7 @@
 """Whole weights on rank 0, in host memory or in a file: copies that do not change when the trainer steps.
 
-Invariant: a copy has exactly the values of the trained tensor, cast once. However the weights are split (over which mesh, in
-even or uneven parts, with or without replicas), each element comes from one rank. Beside the copies, a rank holds the parts
-of one bucket.
+Invariant: a copy has exactly the values of the trained tensor, cast once; each element comes from one rank, however the
+weights are split. Beside the copies, a rank holds the parts of one bucket.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentrl.errors import InvariantError, TrainError
-from agentrl.trainer.parallel.held import held_box
 from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.shard import held_box
 from agentrl.trainer.parallel.together import together
 
 BUCKET_BYTES: Final = 64 << 20
@@ -40,11 +39,9 @@ class _RankPart:
 
     @property
     def size(self) -> int:
-        """Number of its elements."""
         return math.prod(self.shape)
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return the view of `whole` that the part fills."""
         for dim, (offset, length) in enumerate(zip(self.offsets, self.shape, strict=True)):
             whole = whole.narrow(dim, offset, length)
         return whole
@@ -132,7 +129,7 @@ def _buckets(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterab
 
 
 def _parts_of_all(tensors: Mapping[str, DTensor], ranks: Ranks) -> dict[str, list[_RankPart]]:
-    """Return, for each tensor, parts that make it up; of ranks with the same part only the lowest has it in the list."""
+    """Return, for each tensor, parts that make it up, each of the lowest rank that holds it."""
     if not tensors:
         return {}
     own = torch.zeros(len(tensors), 2, _MAX_DIMS, dtype=torch.int64)

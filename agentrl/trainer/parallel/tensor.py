@@ -4,17 +4,21 @@ Attention is split by heads, the feed-forward by features, embeddings and output
 block adds up its ranks' parts twice in the forward pass and twice in the backward pass.
 
 Invariant: what is not split is bitwise the same on all ranks, before and after every optimizer step: they compute the same
-hidden states, and `sum_partial_gradients` completes the gradients that depend on a rank's heads.
+hidden states, and `sum_partial_gradients` completes the gradients that depend on a rank's heads. No rank ever holds a whole
+row of logits: ranks exchange [n] and [2, n] numbers to make the log-probs of n tokens, and none to make their gradient.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
@@ -31,12 +35,7 @@ _HEAD_NORMS: Final = ("q_norm", "k_norm")
 
 
 def split_block(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Replace the matrices of a layer by this rank's parts, which have no memory yet.
-
-    Args:
-        block: attention and feed-forward, named as in Llama.
-        mesh: of one dimension, the ranks that split it.
-    """
+    """Replace the matrices of a layer, named as in Llama, by this rank's parts, which have no memory yet."""
     parallelize_module(block, mesh, _block_styles(), src_data_rank=None)
 
 
@@ -71,7 +70,7 @@ def _block_styles() -> dict[str, ParallelStyle]:
 def sum_partial_gradients(parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup) -> None:
     """Complete the gradients of the norms of queries and keys: each rank of `group` has those of its own heads only.
 
-    Call it once, after the last backward pass before an optimizer step: a second call would count the heads again.
+    Call it once per optimizer step, after the last backward pass: a second call would count the heads again.
     """
     gradients = [
         local_part(parameter.grad)
@@ -101,3 +100,54 @@ def _is_split(parameter: nn.Parameter) -> bool:
         return False
     names = parameter.device_mesh.mesh_dim_names or ()
     return any(name == "tp" and not at.is_replicate() for name, at in zip(names, parameter.placements, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyPart:
+    """The tokens whose logits this rank computes."""
+
+    first: int
+    group: dist.ProcessGroup
+    """The ranks that hold the whole vocabulary, in the order of its parts."""
+
+    def logprobs(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return [n] float32 log-probs, nats, of [n] int64 `targets`; the same on every rank, and differentiable.
+
+        `logits` are [n, this rank's tokens] float32; `targets` are tokens of the whole vocabulary.
+        """
+        return _TokenLogprobs.apply(logits, targets - self.first, self.group)  # pyright: ignore[reportReturnType] - torch leaves it untyped
+
+
+def vocabulary_part(vocab_size: int, group: dist.ProcessGroup) -> VocabularyPart:
+    """Return this rank's part of `vocab_size` tokens, cut as DTensor cuts rows: the last rank may have fewer."""
+    return VocabularyPart(first=math.ceil(vocab_size / group.size()) * group.rank(), group=group)
+
+
+class _Saved(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor, Tensor]
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log softmax(z)_t = z_t - m - log sum_j exp(z_j - m), m = max z; its gradient in z is onehot(t) - softmax(z)."""
+
+    @staticmethod
+    def forward(ctx: _Saved, logits: Tensor, columns: Tensor, group: dist.ProcessGroup) -> Tensor:
+        is_here = (columns >= 0) & (columns < logits.shape[1])
+        column = columns.clamp(0, logits.shape[1] - 1)[:, None]
+        largest = logits.amax(1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        shifted = logits - largest[:, None]
+        target = shifted.gather(1, column)[:, 0].masked_fill(~is_here, 0.0)
+        powers = shifted.exp_()
+        sums = torch.stack([powers.sum(1), target])
+        dist.all_reduce(sums, dist.ReduceOp.SUM, group=group)
+        total, target = sums.unbind()
+        ctx.save_for_backward(powers.div_(total[:, None]), column, is_here)
+        return target - total.log()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Saved, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride] - torch declares *grad_outputs
+        softmax, column, is_here = ctx.saved_tensors
+        result = softmax * -gradient[:, None]
+        return result.scatter_add_(1, column, (gradient * is_here)[:, None]), None, None

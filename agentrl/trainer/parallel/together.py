@@ -1,7 +1,4 @@
-"""What every rank does, or none: an error of one rank is the error of all.
-
-Invariant: no rank continues while another has given up, so none waits for it in an exchange.
-"""
+"""An error of one rank is the error of all, so no rank continues or waits in an exchange that another has given up."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.parallel.fit import check_context_fit
+from agentrl.trainer.parallel.shape import check_context_fit
 
 ATTENTION = "agentrl_ulysses"
-"""Name of the attention under which transformers finds it. Without a mask of that name, transformers makes none."""
+"""Name under which transformers finds the attention. Without a mask of that name, transformers makes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,6 @@ class SequenceCut:
 
     group: dist.ProcessGroup
     part: int
-    """Number of this rank's part, from 0."""
     parts: int
 
     def padded(self, length: int) -> int:
@@ -49,14 +48,9 @@ class SequenceCut:
         return input_ids[:, first : first + width], torch.arange(first, first + width, device=input_ids.device)[None]
 
     def own_wanted(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return which of the wanted tokens this rank computes, and where they are in its part.
+        """Return which wanted tokens this rank computes, [m] index into `positions`, and where, [m] index into B x T/P.
 
-        Args:
-            positions: [n] index into B x T.
-            length: T.
-
-        Returns:
-            [m] index into `positions`, and [m] index into B x T/P.
+        `positions` are [n] indices into B x T, T = `length`.
         """
         width = length // self.parts
         rows, columns = positions // length, positions % length
@@ -70,12 +64,7 @@ class SequenceCut:
 
 
 def cut_sequences(module: PreTrainedModel, group: dist.ProcessGroup, tp: int = 1) -> SequenceCut:
-    """Have `module` compute attention over the parts of sequences that the ranks of `group` hold.
-
-    Args:
-        module: the model.
-        group: the ranks, in the order of their parts.
-        tp: ranks over which its heads are split already.
+    """Have `module`, whose heads are split over `tp` ranks already, attend over the parts of sequences that `group` holds.
 
     Raises:
         ConfigError: its attention cannot be split in this way.

@@ -28,9 +28,8 @@ import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, LaunchError, TrainerDied, UpdatePending
-from agentrl.trainer.checkpoints.background import BackgroundWriter
 from agentrl.trainer.checkpoints.read import read_checkpoint
-from agentrl.trainer.checkpoints.write import CheckpointJob
+from agentrl.trainer.checkpoints.write import BackgroundWriter, CheckpointJob
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.parallel.together import together
 from agentrl.trainer.worker import packing, protocol

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.parallel.fit import check_context_fit, check_tensor_fit
+from agentrl.trainer.parallel.shape import check_context_fit, check_tensor_fit
 
 _SIZES = st.integers(min_value=1, max_value=64)
 

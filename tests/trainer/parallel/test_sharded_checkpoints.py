@@ -15,9 +15,8 @@ import torch
 from safetensors import safe_open
 
 from agentrl.errors import TrainError
-from agentrl.trainer.checkpoints.background import BackgroundWriter
 from agentrl.trainer.checkpoints.read import latest_checkpoint, read_checkpoint
-from agentrl.trainer.checkpoints.write import CheckpointJob
+from agentrl.trainer.checkpoints.write import BackgroundWriter, CheckpointJob
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.trainer.policy import PolicyTrainer

@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.trainer.loading.files import model_tensors
+from agentrl.trainer.loading import model_tensors
 from agentrl.trainer.model import PolicyModel
-from agentrl.trainer.parallel.mesh import make_mesh
-from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.ranks import Ranks, make_mesh
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.types import Float32Array
 from tests.support.ranks import on_ranks

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.trainer.parallel.vocabulary import vocabulary_part
+from agentrl.trainer.parallel.tensor import vocabulary_part
 from agentrl.types import Float32Array
 from tests.support.ranks import on_ranks
 

@@ -23,7 +23,7 @@ from agentrl.cluster.config import ClusterConfig
 from agentrl.configbase import Config, Seed
 from agentrl.data.config import TasksConfig
 from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE, EngineConfig
-from agentrl.engine.publishing.route import Route, idle_fields, route_of, route_problems
+from agentrl.engine.route import Route, idle_fields, route_of, route_problems
 from agentrl.errors import ConfigError
 from agentrl.fields import config_fields
 from agentrl.hub import local_model

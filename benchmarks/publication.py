@@ -36,7 +36,7 @@ from transformers.utils import logging
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.concurrency import task_group
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.publishing.publisher import WeightPublisher
+from agentrl.engine.publishing import WeightPublisher
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.trainer.base import TrainBatch

@@ -56,7 +56,8 @@ from transformers.utils import logging
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.publishing.publisher import PublishReport, WeightPublisher
+from agentrl.engine.publishing import WeightPublisher
+from agentrl.engine.report import PublishReport
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.trainer.config import TrainerConfig

@@ -12,46 +12,26 @@ ends the run when nothing moves, and names these waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 
-from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import STRAY_CANCELLATION, finishing, task_group
-from agentrl.data.digest import TaskDigest, check_unique
 from agentrl.data.draw import TaskDraw
-from agentrl.data.load import TrainingTasks
-from agentrl.engine.buffer import GroupBuffer, Signal, Ticket, VersionClock
-from agentrl.engine.config import INTERRUPT_S, EngineConfig
+from agentrl.engine.buffer import Ticket
 from agentrl.engine.equal_scores import EqualScores
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
-from agentrl.engine.inflight import InFlight, WatchedBackend
-from agentrl.engine.journal import Journal
-from agentrl.engine.publications import Publications
-from agentrl.engine.publishing.publisher import PROBE_TEXT, WeightPublisher
+from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import RunReport
-from agentrl.engine.resume import RunState
-from agentrl.engine.staleness import Admission
-from agentrl.engine.training import SpotCheck, TrainLoop
-from agentrl.errors import ConfigError, RunStopped
-from agentrl.inference.backend import Inference
-from agentrl.observe.progress import NoProgress, Progress
-from agentrl.observe.stall import StallTimer, WaitBoard
-from agentrl.observe.trackers.feed import TrackerFeed
-from agentrl.observe.versions import last_version
-from agentrl.rollout.config import RolloutConfig
+from agentrl.engine.state import LoopState
+from agentrl.engine.training import TrainLoop
+from agentrl.errors import RunStopped
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.group import DroppedGroup, run_group
-from agentrl.rollout.runner import PolicyRunner
-from agentrl.tokens.renderer import Renderer
-from agentrl.trainer.base import Trainer
 from agentrl.types import Task, Trajectory
-from agentrl.workflow import GroupWorkflow, RolloutWorkflow
+from agentrl.workflow import GroupWorkflow
 
 
 class Engine:
@@ -60,173 +40,30 @@ class Engine:
     A batch whose groups all have zero variance has a gradient of exactly zero. The engine skips and counts that step and
     publishes the unchanged weights as the next version, so that each version is one publication.
 
-    Args:
-        workflow: drives each episode.
-        tasks: training tasks, drawn in an order fixed by `seed`, in their own, or by a curriculum.
-        inference: the running servers; they get the trainer's weights before the first episode.
-        renderer: chat template and tokenizer of the model.
-        trainer: owns the weights.
-        run_dir: directory of the metrics, episodes, weights and checkpoints.
-        algorithm: groups, advantage, staleness.
-        rollout: budgets and failures.
-        sampling: defaults of the model calls.
-        engine: length, evaluation, checkpoints, patience.
-        shuffle_tasks: whether each pass over the training tasks has an order of its own.
-        eval_tasks: held-out tasks; needed when `engine.eval_every` is set.
-        seed: of the task order and of the model calls.
-        name: of the run, for the display.
-        progress: the display; None shows nothing.
-        probe_ids: token ids whose log-probs are compared after each update; None: a fixed sentence.
-        send_dtype: type in which weights are sent from the trainer's memory; None: through files.
-        resume: the state that an earlier process saved with the checkpoint of `trainer`; None: a new run.
-        interrupt_s: seconds that a cancelled or failing run has to end its training step and save it; 0: it saves nothing.
-        trackers: get what the run records, beside its files; None: there are none.
-        runner: runs the episodes of `workflow`; None: on the event loop of this process.
-
     Raises:
-        ConfigError: when there are no tasks, two have the same id, or neither a step nor an evaluation is left after
-            `resume`.
         RunStopped: when the run directory cannot be written.
     """
 
-    def __init__(
-        self,
-        *,
-        workflow: RolloutWorkflow,
-        tasks: Sequence[Task] | TrainingTasks,
-        inference: Inference,
-        renderer: Renderer,
-        trainer: Trainer,
-        run_dir: Path,
-        algorithm: AlgorithmConfig,
-        rollout: RolloutConfig,
-        sampling: SamplingConfig,
-        engine: EngineConfig,
-        shuffle_tasks: bool = True,
-        eval_tasks: Sequence[Task] = (),
-        seed: int = 0,
-        name: str = "run",
-        progress: Progress | None = None,
-        probe_ids: Sequence[int] | None = None,
-        resume: RunState | None = None,
-        send_dtype: str | None = None,
-        interrupt_s: float = INTERRUPT_S,
-        trackers: TrackerFeed | None = None,
-        runner: PolicyRunner | None = None,
-    ) -> None:
-        """Wire a run; `run` starts it."""
-        self._workflow = workflow
-        self._runner = runner or LocalRunner(workflow, renderer=renderer, rollout=rollout, seed=seed)
-        self._algorithm, self._rollout, self._sampling, self._config = algorithm, rollout, sampling, engine
-        self._interrupt_s = interrupt_s
-        self._resume = resume or RunState(step=0, policy_version=0, groups_admitted=0, groups_open=())
-        self._draw = _make_draw(tasks, seed, shuffle_tasks, self._resume)
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts, self._state = parts, LoopState(parts)
+        self._board, self._buffer, self._journal = self._state.board, self._state.buffer, self._state.journal
+        self._runner = parts.runner or LocalRunner(
+            parts.workflow, renderer=parts.renderer, rollout=parts.rollout, seed=parts.seed
+        )
+        resume = parts.resume
+        self._draw = TaskDraw(parts.tasks, parts.seed, shuffle=parts.shuffle_tasks, resume=resume.draw, digest=resume.tasks)
         self._on_result = self._draw.on_result
-        if self._resume.step >= engine.steps and not self._resume.evaluations_due:
-            raise ConfigError(
-                f"engine.steps: {engine.steps}, but the checkpoint has done {self._resume.step} steps; raise it to continue"
-            )
-        self._eval_tasks = tuple(eval_tasks)
-        if engine.eval_every or self._resume.evaluations_due:
-            check_unique(self._eval_tasks, "the evaluation")
-        self._slots = anyio.Semaphore(rollout.max_concurrent_episodes)
-        self._progress = progress or NoProgress()
-        self._board = WaitBoard()
+        self._slots = anyio.Semaphore(parts.rollout.max_concurrent_episodes)
         self._equal_scores = EqualScores()
-        self._watchdog = StallTimer(timeout_s=engine.stall_timeout_s, describe=self._describe_waits)
-        self._flights = InFlight(on_progress=self._watchdog.progress)
-        self._backend = WatchedBackend(inference, self._flights)
-        changed = Signal()
-        self._clock = VersionClock(start=_first_version(self._resume, inference, run_dir), changed=changed)
-        self._buffer = self._make_buffer(changed)
-        self._journal = self._make_journal(run_dir, name, trackers)
-        probe = probe_ids or renderer.encode_content(PROBE_TEXT)
-        weights = WeightPublisher(
-            trainer=trainer, inference=inference, run_dir=run_dir, config=engine, probe_ids=probe, send_dtype=send_dtype
-        )
-        self._evaluations = self._make_evaluations()
-        self._publications = self._make_publications(weights)
-        self._training = self._make_training(trainer, inference, weights)
-
-    def _make_publications(self, weights: WeightPublisher) -> Publications:
-        return Publications(
-            weights=weights,
-            clock=self._clock,
-            journal=self._journal,
-            board=self._board,
-            watchdog=self._watchdog,
-            on_failure=self._buffer.close,
-        )
-
-    def _make_evaluations(self) -> EvaluationQueue:
-        return EvaluationQueue(
+        self._evaluations = EvaluationQueue(
             self._evaluate,
-            every=self._config.eval_every,
+            every=parts.engine.eval_every,
             on_result=self._evaluated,
             on_skip=self._journal.evaluation_skipped,
-            due=self._resume.evaluations_due,
-            frozen=self._config.eval_weights == "frozen",
+            due=resume.evaluations_due,
+            frozen=parts.engine.eval_weights == "frozen",
         )
-
-    def _make_training(self, trainer: Trainer, inference: Inference, weights: WeightPublisher) -> TrainLoop:
-        return TrainLoop(
-            trainer=trainer,
-            weights=weights,
-            publications=self._publications,
-            buffer=self._buffer,
-            clock=self._clock,
-            journal=self._journal,
-            board=self._board,
-            watchdog=self._watchdog,
-            progress=self._progress,
-            algorithm=self._algorithm,
-            config=self._config,
-            evaluations=self._evaluations,
-            draw=self._draw,
-            state=msgspec.structs.replace(
-                self._resume,
-                eval_tasks=TaskDigest.of(self._eval_tasks) if self._config.eval_every else None,
-            ),
-            spot_check=SpotCheck(
-                trainer=trainer,
-                inference=inference,
-                calls=self._backend.finished,
-                config=self._config,
-                episodes_per_step=self._algorithm.groups_per_step * self._algorithm.group_size,
-            ),
-        )
-
-    def _make_buffer(self, changed: Signal) -> GroupBuffer:
-        admission = Admission(
-            groups_per_step=self._algorithm.groups_per_step,
-            max_staleness=self._algorithm.max_staleness,
-            first_version=self._clock.version,
-            total_groups=max(0, self._config.steps - self._resume.step) * self._algorithm.groups_per_step,
-        )
-        return GroupBuffer(
-            clock=self._clock,
-            changed=changed,
-            admission=admission,
-            policy=self._algorithm.staleness_policy,
-            on_drop=lambda index, reason: self._journal.dropped(index, reason),
-            first_index=self._resume.groups_admitted,
-            reopen=self._resume.groups_open,
-        )
-
-    def _make_journal(self, run_dir: Path, name: str, trackers: TrackerFeed | None) -> Journal:
-        return Journal(
-            run_dir=run_dir,
-            name=name,
-            config=self._config,
-            max_staleness=self._algorithm.max_staleness,
-            rollout=self._rollout,
-            clock=self._clock,
-            buffer=self._buffer,
-            flights=self._flights,
-            waits=self._waits,
-            resume=self._resume,
-            trackers=trackers,
-        )
+        self._training = TrainLoop(parts, self._state, evaluations=self._evaluations, draw=self._draw)
 
     def report(self) -> RunReport:
         """Return the report of the run so far, also after it failed or was cancelled."""
@@ -251,10 +88,10 @@ class Engine:
             journal.start()
             async with task_group() as background:
                 background.start_soon(journal.write)
-                background.start_soon(self._watchdog.watch)
-                background.start_soon(self._progress.show, journal.snapshot)
-                await self._publications.first()
-                async with self._runner.opened(self._backend):
+                background.start_soon(self._state.watchdog.watch)
+                background.start_soon(self._parts.progress.show, journal.snapshot)
+                await self._training.publish_first()
+                async with self._runner.opened(self._state.backend):
                     await self._work()
                 finished = True
                 background.cancel_scope.cancel()
@@ -270,7 +107,7 @@ class Engine:
         async with task_group() as work:
             work.start_soon(self._evaluations.serve)
             work.start_soon(self._dispatch, work)
-            async with finishing(self._interrupt_s, self._training.interrupt):
+            async with finishing(self._parts.interrupt_s, self._training.interrupt):
                 await self._training.run()
             self._evaluations.close()  # those that are due are still done
             self._buffer.close()
@@ -300,12 +137,12 @@ class Engine:
         outcome = await run_group(
             task,
             index=ticket.index,
-            group_size=self._algorithm.group_size,
+            group_size=self._parts.algorithm.group_size,
             admitted_version=ticket.version,
-            run=partial(self._episode, sampling=self._sampling, group=ticket.index),
-            rollout=self._rollout,
+            run=partial(self._episode, sampling=self._parts.sampling, group=ticket.index),
+            rollout=self._parts.rollout,
             slots=self._slots,
-            score=self._score if isinstance(self._workflow, GroupWorkflow) else None,
+            score=self._score if isinstance(self._parts.workflow, GroupWorkflow) else None,
             on_episode=partial(self._journal.episode, group=ticket.index),
             on_started=started.set,
         )
@@ -324,56 +161,32 @@ class Engine:
         return scored
 
     async def _episode(self, task: Task, *, episode_id: str, sampling: SamplingConfig, group: int | None) -> Trajectory:
-        with self._flights.episode(episode_id, task.id, group) as on_turn:
+        with self._state.flights.episode(episode_id, task.id, group) as on_turn:
             try:
                 return await self._runner.play(task, episode_id=episode_id, sampling=sampling, on_turn=on_turn)
             finally:
-                self._backend.release(episode_id)
+                self._state.backend.release(episode_id)
 
     async def _evaluate(self, step: int) -> EvalReport:
         """Evaluate with at most a quarter of the slots, beside training, which changes live weights meanwhile."""
-        version = self._clock.version
+        version = self._state.clock.version
         report = await evaluate_with(
-            partial(self._episode, sampling=self._sampling, group=None),
-            self._eval_tasks,
-            max_concurrent=max(1, self._rollout.max_concurrent_episodes // 4),
+            partial(self._episode, sampling=self._parts.sampling, group=None),
+            self._parts.eval_tasks,
+            max_concurrent=max(1, self._parts.rollout.max_concurrent_episodes // 4),
             slots=self._slots,
-            episodes=self._config.eval_episodes,
+            episodes=self._parts.engine.eval_episodes,
             name=f"eval.{step}",
             on_episode=partial(self._journal.episode, group=None),
         )
-        if self._config.eval_weights == "frozen":
+        if self._parts.engine.eval_weights == "frozen":
             report.check_frozen(version)
         return report
 
     async def _evaluated(self, step: int, report: EvalReport) -> None:
-        self._progress.evaluation(await self._journal.evaluation(step, report))
-
-    def _waits(self) -> list[str]:
-        return self._board.lines() + self._flights.describe(self._buffer.waits_for())
+        self._parts.progress.evaluation(await self._journal.evaluation(step, report))
 
     def _describe_admission(self) -> str:
         if self._buffer.may_admit:
             return "a free slot"
-        return f"the staleness bound: {self._buffer.num_outstanding} groups are open at version {self._clock.version}"
-
-    def _describe_waits(self) -> str:
-        return "\n".join(f"  {line}" for line in (*self._waits(), *self._backend.describe()))
-
-
-def _make_draw(tasks: Sequence[Task] | TrainingTasks, seed: int, shuffle: bool, resume: RunState) -> TaskDraw:
-    training = TrainingTasks.of(tasks)
-    if not training.is_endless:
-        check_unique(training.finite, "the training")
-    return TaskDraw(training, seed, shuffle=shuffle, resume=resume.draw, digest=resume.tasks)
-
-
-def _first_version(resume: RunState, inference: Inference, run_dir: Path) -> int:
-    """Return the version of the run's first publication: at least 1, and above every version that the servers have had.
-
-    Weights that a server was launched with are version 0, so a server that was restarted never passes for the run's. The
-    weights of a checkpoint keep their version unless the run used later ones, whose weights were lost.
-    """
-    used = last_version(run_dir) if resume.step else 0
-    continued = used + 1 if used > resume.policy_version else resume.policy_version
-    return max(continued, inference.policy_version + 1)
+        return f"the staleness bound: {self._buffer.num_outstanding} groups are open at version {self._state.clock.version}"

@@ -19,13 +19,11 @@ import msgspec
 
 from agentrl.engine.batch import PreparedBatch, trained_records
 from agentrl.engine.buffer import GroupBuffer, VersionClock
-from agentrl.engine.config import EngineConfig
 from agentrl.engine.diagnostics import advantage_metrics, task_outcomes
 from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight
-from agentrl.engine.publishing.publisher import PublishReport, SyncCost
-from agentrl.engine.report import RunReport, Timer, Totals
-from agentrl.engine.resume import RunState
+from agentrl.engine.parts import EngineParts
+from agentrl.engine.report import PublishReport, RunReport, SyncCost, Timer, Totals
 from agentrl.engine.utilization import BusyMeter
 from agentrl.errors import RunStopped
 from agentrl.observe.clock import last_wall_s
@@ -35,9 +33,7 @@ from agentrl.observe.metrics import MetricValue, prefixed
 from agentrl.observe.progress import Snapshot, evaluation_line
 from agentrl.observe.records import JsonLines
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
-from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.budget import AfterTurnErrors, ErrorBudget
-from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group, Trajectory
 from agentrl.watchdog.delays import loop_blocked_s
@@ -54,30 +50,24 @@ class Journal:
 
     def __init__(
         self,
+        parts: EngineParts,
         *,
-        run_dir: Path,
-        name: str,
-        config: EngineConfig,
-        max_staleness: int,
-        rollout: RolloutConfig,
         clock: VersionClock,
         buffer: GroupBuffer,
         flights: InFlight,
         waits: Callable[[], list[str]],
-        resume: RunState,
-        trackers: TrackerFeed | None,
     ) -> None:
-        """Write under `run_dir`; the other arguments supply the numbers of snapshots and reports.
+        """Write under `parts.run_dir`; the other arguments supply the numbers of snapshots and reports.
 
-        `resume` is the state that an earlier process left. If it did any steps, their lines stay, and a `resumed` event
-        follows in both files.
+        Where an earlier process did any steps, their lines stay, and a `resumed` event follows in both files.
 
         Raises:
             RunStopped: when the files cannot be opened.
         """
-        self._name, self._steps, self._max_staleness = name, config.steps, max_staleness
+        run_dir, config, resume = parts.run_dir, parts.engine, parts.resume
+        self._name, self._steps, self._max_staleness = parts.name, config.steps, parts.algorithm.max_staleness
         self._clock, self._buffer, self._flights, self._waits = clock, buffer, flights, waits
-        self._trackers = trackers
+        self._trackers = parts.trackers
         self._metrics = JsonLines(run_dir / "metrics.jsonl")
         mark = resume.mark() if resume.step else None
         self._episodes = None
@@ -85,7 +75,7 @@ class Journal:
             self._episodes = EpisodeFiles(
                 run_dir / "episodes", next_step=resume.step + 1, keep_steps=config.keep_episode_steps, mark=mark
             )
-        self._budget = ErrorBudget(rollout)
+        self._budget = ErrorBudget(parts.rollout)
         self._after_turn = AfterTurnErrors()
         self._totals = Totals(first_step=resume.step, steps=resume.step)
         self._timeline = JsonLines(run_dir / "timeline.jsonl")

@@ -8,15 +8,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from agentrl.engine.batch import PreparedBatch
-from agentrl.engine.publishing.publisher import SyncCost
 from agentrl.observe.metrics import MetricValue
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group
 
 Timer: TypeAlias = Literal["trainer_wait_s", "rollout_wait_s", "train_s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReport:
+    """The cost of one publication, seconds."""
+
+    publish_s: float
+    """Until the trainer had its weights ready: copied, and, where it waits for the servers, written."""
+    update_s: float
+    """From then on, until every serving server held them."""
+    pause_after_s: float
+    """From the beginning of the update to the first pause."""
+    pause_s: float
+    probe_difference: float | None
+    """Nats."""
+    num_bytes: int
+    """Size of the weights as each server read or received them."""
+
+
+class SyncCost(NamedTuple):
+    """The cost of publications between two training steps."""
+
+    published: PublishReport | None
+    """The publication that ended; None: none did."""
+    waited_s: float
+    """Time that the trainer waited for publications."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,3 +112,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if min(numbers) < 0:
             raise TrainError(f"{where}: the run state of the checkpoint has a negative number: {note}")
         return state
+
+
+NEW_RUN = RunState(step=0, policy_version=0, groups_admitted=0, groups_open=())
+"""The state of a run that has done nothing."""

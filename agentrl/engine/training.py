@@ -25,19 +25,18 @@ import anyio.to_thread
 import numpy as np
 from anyio.abc import TaskGroup
 
-from agentrl.algo.config import AlgorithmConfig
 from agentrl.concurrency import task_group
+from agentrl.data.digest import TaskDigest
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.batch import PreparedBatch, prepare_batch
-from agentrl.engine.buffer import GroupBuffer, VersionClock
-from agentrl.engine.config import LOGPROB_TOLERANCE, MAX_SKIPPED_CHECKS, EngineConfig
+from agentrl.engine.config import LOGPROB_TOLERANCE, MAX_SKIPPED_CHECKS
 from agentrl.engine.evaluate import EvaluationQueue
 from agentrl.engine.inflight import FinishedCall, FinishedCalls
-from agentrl.engine.journal import Journal
-from agentrl.engine.publications import Publications
-from agentrl.engine.publishing.publisher import WeightPublisher
+from agentrl.engine.parts import EngineParts
+from agentrl.engine.publishing import PROBE_TEXT, Publications, WeightPublisher
 from agentrl.engine.resume import RunState
 from agentrl.engine.skipped import SkippedSteps
+from agentrl.engine.state import LoopState
 from agentrl.errors import (
     AgentRLError,
     InvariantError,
@@ -47,10 +46,8 @@ from agentrl.errors import (
     TrainError,
     WeightSyncError,
 )
-from agentrl.inference.backend import Inference, ServerSet
-from agentrl.observe.progress import Progress
-from agentrl.observe.stall import StallTimer, WaitBoard
-from agentrl.trainer.base import StepReport, Trainer
+from agentrl.inference.backend import ServerSet
+from agentrl.trainer.base import StepReport
 from agentrl.types import Float32Array
 
 logger = logging.getLogger(__name__)
@@ -83,23 +80,12 @@ class SpotCheck:
     WARN_AFTER = 5
     """Number of steps in a row without a check of a server after which the trainer warns."""
 
-    def __init__(
-        self, *, trainer: Trainer, inference: Inference, calls: FinishedCalls, config: EngineConfig, episodes_per_step: int
-    ) -> None:
-        """Begin with no server checked.
-
-        Args:
-            trainer: recomputes log-probs.
-            inference: asked for a call where a server has finished none, if it is a `ServerSet`.
-            calls: of the run.
-            config: the tolerances.
-            episodes_per_step: episodes of a batch, a share of which is checked.
-        """
-        self._trainer, self._calls, self._config = trainer, calls, config
-        self.servers = inference if isinstance(inference, ServerSet) else None
+    def __init__(self, parts: EngineParts, calls: FinishedCalls) -> None:
+        self._trainer, self._calls, self._config = parts.trainer, calls, parts.engine
+        self.servers = parts.inference if isinstance(parts.inference, ServerSet) else None
         """Where servers can be asked and taken out; None: there is only one."""
-        self._tolerance = config.logprob_tolerance or LOGPROB_TOLERANCE["float32"]
-        self._episodes_per_step = episodes_per_step
+        self._tolerance = parts.engine.logprob_tolerance or LOGPROB_TOLERANCE["float32"]
+        self._episodes_per_step = parts.algorithm.groups_per_step * parts.algorithm.group_size
         self._unchecked: Counter[str] = Counter()
         self._skipped = 0
 
@@ -226,39 +212,34 @@ class _BegunSave:
 class TrainLoop:
     """Takes batches from the buffer, turns each into a published version, and saves checkpoints."""
 
-    def __init__(
-        self,
-        *,
-        trainer: Trainer,
-        weights: WeightPublisher,
-        publications: Publications,
-        buffer: GroupBuffer,
-        clock: VersionClock,
-        journal: Journal,
-        board: WaitBoard,
-        watchdog: StallTimer,
-        progress: Progress,
-        algorithm: AlgorithmConfig,
-        config: EngineConfig,
-        spot_check: SpotCheck,
-        evaluations: EvaluationQueue,
-        draw: TaskDraw,
-        state: RunState,
-    ) -> None:
-        """Connect the parts that `Engine` makes; `state` is the one to start from, with the digest of the held-out tasks."""
-        self._draw = draw
-        self._spot_check = spot_check
-        self._trainer, self._weights, self._publications = trainer, weights, publications
-        self._buffer, self._clock = buffer, clock
-        self._journal, self._board, self._watchdog, self._progress = journal, board, watchdog, progress
-        self._algorithm, self._config = algorithm, config
-        self._evaluations, self._first = evaluations, state
-        self._skipped = SkippedSteps(algorithm, config)
-        self._held: _Weights | None = _Weights(state.step, clock.version)
+    def __init__(self, parts: EngineParts, state: LoopState, *, evaluations: EvaluationQueue, draw: TaskDraw) -> None:
+        self._trainer, self._algorithm, self._config = parts.trainer, parts.algorithm, parts.engine
+        self._progress = parts.progress
+        self._buffer, self._clock = state.buffer, state.clock
+        self._journal, self._board, self._watchdog = state.journal, state.board, state.watchdog
+        self._evaluations, self._draw = evaluations, draw
+        self._weights = WeightPublisher(
+            trainer=parts.trainer,
+            inference=parts.inference,
+            run_dir=parts.run_dir,
+            config=parts.engine,
+            probe_ids=parts.renderer.encode_content(PROBE_TEXT),
+            send_dtype=parts.send_dtype,
+        )
+        self._publications = Publications(self._weights, state)
+        self._spot_check = SpotCheck(parts, state.backend.finished)
+        self._skipped = SkippedSteps(parts.algorithm, parts.engine)
+        self._first_step = parts.resume.step
+        self._eval_tasks = TaskDigest.of(parts.eval_tasks) if parts.engine.eval_every else None
+        self._held: _Weights | None = _Weights(self._first_step, state.clock.version)
         """None while a batch is in the trainer, whose weights then belong to no step."""
-        self._saved_step, self._saved_at = state.step, time.perf_counter()
+        self._saved_step, self._saved_at = self._first_step, time.perf_counter()
         self._writing: _BegunSave | None = None
         self._interrupted = False
+
+    async def publish_first(self) -> None:
+        """Put the weights with which the run begins on every server; raises and is cancelled as `Publications.first`."""
+        await self._publications.first()
 
     def interrupt(self) -> None:
         """Ask `run` to return after the present step, with its checkpoint."""
@@ -279,7 +260,7 @@ class TrainLoop:
         self._saved_at = time.perf_counter()
         try:
             async with task_group() as publications:
-                for number in range(self._first.step + 1, self._config.steps + 1):
+                for number in range(self._first_step + 1, self._config.steps + 1):
                     if not await self._step(number, publications):
                         break
                     self._evaluations.request(number)
@@ -466,7 +447,7 @@ class TrainLoop:
             groups_open=self._buffer.open_indices,
             evaluations_due=self._evaluations.due,
             tasks=self._draw.digest(),
-            eval_tasks=self._first.eval_tasks,
+            eval_tasks=self._eval_tasks,
             draw=self._draw.state(self._buffer.open_indices),
         )
 

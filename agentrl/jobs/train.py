@@ -30,8 +30,9 @@ from agentrl.concurrency import enter_both
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets, load_tasks, write_task_files
 from agentrl.engine.engine import Engine
+from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import RunReport, Totals
-from agentrl.engine.resume import RunState
+from agentrl.engine.resume import NEW_RUN, RunState
 from agentrl.errors import AgentRLError, ConfigError, RunStopped, TrainerDied, TrainError
 from agentrl.folders import make_private
 from agentrl.inference.launch.pool import launch_pool
@@ -246,7 +247,8 @@ def _engine(
     checkpoint: ResumePoint | None,
 ) -> Engine:
     renderer = parts.renderer.within(pool.max_context_tokens)
-    return Engine(
+    resume = NEW_RUN if checkpoint is None else checkpoint.state
+    engine_parts = EngineParts(
         workflow=parts.workflow,
         runner=make_runner(run, parts.workflow, renderer, model=run.model.directory, log_dir=run.run_dir / "logs"),
         tasks=parts.tasks.train,
@@ -264,9 +266,10 @@ def _engine(
         name=run.name,
         progress=progress,
         send_dtype=run.resolved_inference.dtype if run.route.method == "distributed" else None,
-        resume=None if checkpoint is None else checkpoint.state,
-        trackers=make_feed(run, parts.trackers, parts.renderer, 0 if checkpoint is None else checkpoint.state.step),
+        resume=resume,
+        trackers=make_feed(run, parts.trackers, parts.renderer, resume.step),
     )
+    return Engine(engine_parts)
 
 
 def _pool(run: RunConfig, renderer: Renderer, launcher: Launcher) -> AbstractAsyncContextManager[ServerPool]:

@@ -19,7 +19,7 @@ from agentrl import Client, RolloutWorkflow, Task, tool
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import MessageLike, SamplingConfig
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.publishing.publisher import WeightPublisher
+from agentrl.engine.publishing import WeightPublisher
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.pool.pool import ServerPool

@@ -14,10 +14,11 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.data.load import TrainingTasks
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.engine import Engine
+from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import RunReport
-from agentrl.engine.resume import RunState
+from agentrl.engine.resume import NEW_RUN, RunState
 from agentrl.inference.backend import Inference
-from agentrl.observe.progress import Progress
+from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
 from agentrl.runs.reading import read_record_lines
@@ -38,7 +39,12 @@ def coin(call: ScriptedCall) -> str:
     return "good" if zlib.crc32(call.episode_id.encode()) % 2 else "bad"
 
 
-def make_engine(
+def make_engine(run_dir: Path, renderer: Renderer, **options: Any) -> Engine:  # noqa: ANN401 - options of `make_parts`
+    """Return an engine of `make_parts`."""
+    return Engine(make_parts(run_dir, renderer, **options))
+
+
+def make_parts(
     run_dir: Path,
     renderer: Renderer,
     *,
@@ -57,11 +63,11 @@ def make_engine(
     send_dtype: str | None = None,
     interrupt_s: float = 0,
     trackers: TrackerFeed | None = None,
-) -> Engine:
-    """Return an engine with small groups and batches; it does not wait for a trainer that a test holds."""
-    return Engine(
+) -> EngineParts:
+    """Return the parts of a run with small groups and batches; it does not wait for a trainer that a test holds."""
+    return EngineParts(
         workflow=workflow or Judge(),
-        tasks=tasks,
+        tasks=TrainingTasks.of(tasks),
         inference=inference or make_server(renderer, coin),
         renderer=renderer,
         trainer=trainer or ScriptedTrainer(),
@@ -81,8 +87,8 @@ def make_engine(
         ),
         shuffle_tasks=shuffle_tasks,
         eval_tasks=eval_tasks,
-        progress=progress,
-        resume=resume,
+        progress=progress or NoProgress(),
+        resume=resume or NEW_RUN,
         send_dtype=send_dtype,
         interrupt_s=interrupt_s,
         trackers=trackers,

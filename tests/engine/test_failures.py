@@ -17,11 +17,8 @@ import pytest
 import agentrl.engine.buffer
 from agentrl.client import Client
 from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
-from agentrl.engine.config import EngineConfig
-from agentrl.engine.inflight import InFlight
-from agentrl.engine.journal import Journal
-from agentrl.engine.resume import RunState
 from agentrl.engine.staleness import Admission
+from agentrl.engine.state import LoopState
 from agentrl.errors import ErrorBudgetExceeded, InvariantError, RolloutWorkerDied, RunStopped, StallError
 from agentrl.observe.progress import NoProgress, Snapshot
 from agentrl.observe.trackers.base import TrackedRun
@@ -34,7 +31,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory
-from tests.engine.harness import balance, coin, episodes, lines, make_engine, run
+from tests.engine.harness import balance, coin, episodes, lines, make_engine, make_parts, run
 from tests.rollout.harness import PATIENCE_S, ask, make_server, workflow_of
 
 
@@ -438,26 +435,14 @@ async def test_a_run_whose_files_are_gone_ends_at_the_next_step(tmp_path: Path, 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("full", ["metrics.jsonl", "episodes/step-000001.jsonl"])
-async def test_a_disk_that_is_full_at_the_end_fails_the_run_and_its_trackers(tmp_path: Path, full: str) -> None:
+async def test_a_disk_that_is_full_at_the_end_fails_the_run_and_its_trackers(
+    tmp_path: Path, renderer: Renderer, full: str
+) -> None:
     (tmp_path / "run" / "episodes").mkdir(parents=True)
     (tmp_path / "run" / full).symlink_to("/dev/full")
     described = TrackedRun(name="r", run_dir=tmp_path, project="p", config={}, resumed_step=0, began_at=0.0)
     feed = TrackerFeed({"jsonl": JsonlTracker()}, described, samples=0, decode=str)
-    clock, changed = VersionClock(), Signal()
-    admission = Admission(groups_per_step=1, max_staleness=1, first_version=0, total_groups=1)
-    journal = Journal(
-        run_dir=tmp_path / "run",
-        name="r",
-        config=EngineConfig(steps=1),
-        max_staleness=1,
-        rollout=RolloutConfig(),
-        clock=clock,
-        buffer=GroupBuffer(clock=clock, changed=changed, admission=admission),
-        flights=InFlight(on_progress=changed.fire),
-        waits=list,
-        resume=RunState(step=0, policy_version=0, groups_admitted=0, groups_open=()),
-        trackers=feed,
-    )
+    journal = LoopState(make_parts(tmp_path / "run", renderer, steps=1, trackers=feed)).journal
     journal.start()
     journal.episode(outcome(failed=False), group=0)
     with pytest.raises(RunStopped, match=full):

@@ -15,7 +15,7 @@ import anyio.to_thread
 import numpy as np
 from safetensors.torch import load_file
 
-from agentrl.engine.publishing.publisher import PROBE_TEXT
+from agentrl.engine.publishing import PROBE_TEXT
 from agentrl.inference.backend import Probe, UpdateReport
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool

@@ -1,1 +1,0 @@
-"""How the weights of a run reach the servers."""

@@ -12,7 +12,9 @@ from tokenizers import Tokenizer
 from agentrl.client.config import SamplingConfig
 from agentrl.config import load_config
 from agentrl.data.load import load_tasks
-from agentrl.plan.plan import describe_plan, missing_here
+from agentrl.plan.checks import missing_here
+from agentrl.plan.plan import plan_run
+from agentrl.plan.text import describe_plan
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import ScriptedServer
@@ -115,7 +117,7 @@ def test_the_readme_of_the_examples_lists_every_step_and_run_file() -> None:
 def test_a_run_file_of_the_ladder_plans_and_lacks_the_model_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     run = load_config(path)
-    assert run.workflow in describe_plan(run)
-    assert [lack for lack in missing_here(run) if not lack.startswith("model.path")] == []
+    assert run.workflow in describe_plan(plan_run(run))
+    assert [lack for lack in missing_here(plan_run(run)) if not lack.startswith("model.path")] == []
     tasks = load_tasks(run.tasks)
     assert {task.id for task in tasks.train.finite}.isdisjoint(task.id for task in tasks.evaluation)

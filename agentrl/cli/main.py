@@ -63,16 +63,18 @@ def train_command(
         raise ConfigError("--replace deletes the run that --resume would continue; pass only one of them")
     run = _read_run(config, overrides)
     if dry_run:
-        from agentrl.plan.plan import describe_plan, missing_here, plan_problems, resolved_yaml
-        from agentrl.plan.rewards import reward_warnings
-        from agentrl.plan.split import resolve_run
+        from agentrl.plan.checks import missing_here, reward_warnings
+        from agentrl.plan.plan import plan_run
+        from agentrl.plan.text import describe_plan, resolved_yaml
 
-        run = resolve_run(run, resumes=resume)
-        problems, missing = plan_problems(run), missing_here(run)
-        lacks = "".join([f"error: {line}\n" for line in problems] + [f"not on this machine: {line}\n" for line in missing])
-        warnings = "".join(f"warning: {line}\n" for line in reward_warnings(run))
-        print(f"{describe_plan(run)}\n\n{resolved_yaml(run)}{warnings}{lacks}", end="")
-        sys.exit(1 if problems or missing else 0)
+        plan = plan_run(run, resumes=resume)
+        missing = missing_here(plan)
+        lacks = "".join(
+            [f"error: {line}\n" for line in plan.problems] + [f"not on this machine: {line}\n" for line in missing]
+        )
+        warnings = "".join(f"warning: {line}\n" for line in reward_warnings(plan.run))
+        print(f"{describe_plan(plan)}\n\n{resolved_yaml(plan.run)}{warnings}{lacks}", end="")
+        sys.exit(1 if plan.problems or missing else 0)
     from agentrl.jobs.ending import describe_interrupted_run
     from agentrl.jobs.train import train_run
 

@@ -46,10 +46,9 @@ from agentrl.jobs.run_lock import run_lock
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.progress import Progress, make_progress
 from agentrl.observe.trackers.base import Tracker
-from agentrl.plan.gpus import missing_gpus
-from agentrl.plan.plan import describe_plan, plan_problems, resolved_yaml
-from agentrl.plan.split import resolve_run
-from agentrl.plan.split_record import record_split
+from agentrl.plan.plan import Plan, plan_run
+from agentrl.plan.resizing import record_split
+from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl.plan.trackers import load_trackers, make_feed
 from agentrl.runs.reading import read_metrics
 from agentrl.tokens.renderer import Renderer
@@ -84,16 +83,17 @@ class RunObjects(NamedTuple):
     """None: those that the run names. Others are written into the run directory, where the run's config names them."""
 
 
-def load_parts(run: RunConfig, objects: RunObjects | None = None) -> Parts:
-    """Return tokenizer, tasks, workflow and trackers of a run; `objects` replace what it names.
+def load_parts(plan: Plan, objects: RunObjects | None = None) -> Parts:
+    """Return tokenizer, tasks, workflow and trackers of a planned run; `objects` replace what it names.
 
     Raises:
         ConfigError: one of them, a GPU or the SGLang to launch is missing or wrong.
     """
-    if missing := missing_gpus(run):
-        raise ConfigError("; ".join(missing) + "; set it to auto or cpu, or run on a machine that has the GPUs")
-    if problems := plan_problems(run):
-        raise ConfigError("; ".join(problems))
+    run = plan.run
+    if plan.missing_gpus:
+        raise ConfigError("; ".join(plan.missing_gpus) + "; set it to auto or cpu, or run on a machine that has the GPUs")
+    if plan.problems:
+        raise ConfigError("; ".join(plan.problems))
     if run.inference.backend == "sglang" and not run.inference.urls and run.cluster.launcher != "ray":
         find_sglang_python(run.inference)
     trackers = load_trackers(run)
@@ -162,15 +162,16 @@ async def train_run(
     progress = progress or make_progress()
     while True:
         # In a thread, because it may connect to a Ray cluster, which takes seconds.
-        resolve = partial(resolve_run, given, resumes=existing == "resume")
+        make_plan = partial(plan_run, given, resumes=existing == "resume")
         try:
-            run = await anyio.to_thread.run_sync(resolve, abandon_on_cancel=True)
+            plan = await anyio.to_thread.run_sync(make_plan, abandon_on_cancel=True)
         except ConfigError as error:
             if death is not None:  # such as a cluster that has too little left without the node that died
                 progress.end(describe_end(run, death))
             raise error from death
+        run = plan.run
         try:
-            return await _train_once(run, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit)
+            return await _train_once(plan, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit)
         except TrainerDied as error:
             deaths = [*(death for death in deaths if anyio.current_time() - death < RESTART_WINDOW_S), anyio.current_time()]
             if len(deaths) > run.trainer.restarts or not _has_checkpoint(run):
@@ -186,7 +187,7 @@ async def train_run(
 
 
 async def _train_once(
-    run: RunConfig,
+    plan: Plan,
     objects: RunObjects | None,
     existing: Existing,
     accept_changed_tasks: bool,
@@ -194,6 +195,7 @@ async def _train_once(
     max_block_s: float | None,
     may_exit: bool,
 ) -> RunReport:
+    run = plan.run
     watched = partial(watched_loop, run.engine.stall_timeout_s if max_block_s is None else max_block_s)
     engine: Engine | None = None
 
@@ -203,22 +205,22 @@ async def _train_once(
 
     with ExitStack() as stack:
         async with watched():
-            parts = load_parts(run, objects)
+            parts = load_parts(plan, objects)
             stack.enter_context(run_lock(run.run_dir))
             await _earlier_trainer_ended(run)
             checkpoint = find_checkpoint(run, parts.tasks, accept_changed_tasks) if existing == "resume" else None
             if checkpoint is not None and checkpoint.is_complete(run):
                 return _conclude_complete(run, checkpoint)
-            _prepare_directory(run, existing, objects, 0 if checkpoint is None else checkpoint.state.step)
+            _prepare_directory(plan, existing, objects, 0 if checkpoint is None else checkpoint.state.step)
         try:
             async with (
                 watched(on_exit=conclude if may_exit else None) as watch,
                 open_launcher(run.cluster) as launcher,
-                enter_both(_pool(run, parts.renderer, launcher), _trainer(run, launcher)) as (pool, trainer),
+                enter_both(_pool(run, parts.renderer, launcher), _trainer(plan, launcher)) as (pool, trainer),
             ):
                 if checkpoint is not None:
                     await trainer.restore(str(checkpoint.path))
-                engine = _engine(run, parts, pool, trainer, progress, checkpoint)
+                engine = _engine(plan, parts, pool, trainer, progress, checkpoint)
                 # A signal ends the engine first: it saves a checkpoint, for which the trainer must still run.
                 with tuned_garbage_collector(), watch.ends_first():
                     report = await engine.run()
@@ -239,14 +241,14 @@ def _has_checkpoint(run: RunConfig) -> bool:
 
 
 def _engine(
-    run: RunConfig,
+    plan: Plan,
     parts: Parts,
     pool: ServerPool,
     trainer: RemoteTrainer,
     progress: Progress,
     checkpoint: ResumePoint | None,
 ) -> Engine:
-    renderer = parts.renderer.within(pool.max_context_tokens)
+    run, renderer = plan.run, parts.renderer.within(pool.max_context_tokens)
     resume = NEW_RUN if checkpoint is None else checkpoint.state
     engine_parts = EngineParts(
         workflow=parts.workflow,
@@ -265,7 +267,7 @@ def _engine(
         seed=run.seed,
         name=run.name,
         progress=progress,
-        send_dtype=run.resolved_inference.dtype if run.route.method == "distributed" else None,
+        send_dtype=run.resolved_inference.dtype if plan.route.method == "distributed" else None,
         resume=resume,
         trackers=make_feed(run, parts.trackers, parts.renderer, resume.step),
     )
@@ -283,7 +285,8 @@ def _pool(run: RunConfig, renderer: Renderer, launcher: Launcher) -> AbstractAsy
     )
 
 
-def _trainer(run: RunConfig, launcher: Launcher) -> AbstractAsyncContextManager[RemoteTrainer]:
+def _trainer(plan: Plan, launcher: Launcher) -> AbstractAsyncContextManager[RemoteTrainer]:
+    run = plan.run
     return launch_trainer(
         run.trainer,
         run.algorithm,
@@ -291,14 +294,14 @@ def _trainer(run: RunConfig, launcher: Launcher) -> AbstractAsyncContextManager[
         total_steps=run.engine.steps,
         seed=run.seed,
         log_path=run.run_dir / "logs" / "trainer.log",
-        sync=run.route.sync,
+        sync=plan.route.sync,
         cluster=run.cluster,
         launcher=launcher,
     )
 
 
-def _prepare_directory(run: RunConfig, existing: Existing, objects: RunObjects | None, step: int) -> None:
-    folder = run.run_dir
+def _prepare_directory(plan: Plan, existing: Existing, objects: RunObjects | None, step: int) -> None:
+    run, folder = plan.run, plan.run.run_dir
     used = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
     if used and existing == "error":
         raise ConfigError(
@@ -312,7 +315,7 @@ def _prepare_directory(run: RunConfig, existing: Existing, objects: RunObjects |
             shutil.rmtree(folder)
         make_private(folder)
         (folder / "config.yaml").write_text(resolved_yaml(run))
-        (folder / "plan.txt").write_text(describe_plan(run) + "\n")
+        (folder / "plan.txt").write_text(describe_plan(plan) + "\n")
         record_split(run, step)
         if objects is not None and objects.tasks is not None:
             write_task_files(folder, objects.tasks.train.finite, objects.tasks.evaluation)

@@ -1,1 +1,1 @@
-"""What a run will do and need, from its file alone."""
+"""The plan of a run: memory, mesh, split, route and problems, from its file alone."""

@@ -10,15 +10,17 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.inference.launch.sglang import runs_on_cpu, tensor_parallel
-from agentrl.plan.memory import model_shape_of, running_requests, server_memory
-from agentrl.plan.mesh import meshes_that_fit
+from agentrl.inference.launch.sglang import runs_on_cpu
+from agentrl.plan.memory import gpus_per_server, running_requests, server_memory
+from agentrl.plan.mesh import mesh_choice
+from agentrl.plan.model import ModelFacts
 from agentrl.runs.run import open_run
 from agentrl.simulate.costs.hardware import GPUS, SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
 from agentrl.simulate.costs.model import CostModel
 from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
 from agentrl.simulate.fitting.run import MeasuredMachines, fit_run
 from agentrl.simulate.workload import EpisodeSource, LognormalSource
+from agentrl.trainer.config import ParallelConfig
 
 DEFAULT_GPU = "h100"
 ASSUMED_SPREAD = 0.8
@@ -37,11 +39,6 @@ class Basis:
     source: EpisodeSource
     episodes: str
     """Where the episodes are from, for people."""
-
-
-def gpus_per_server(run: RunConfig) -> int:
-    """Return the GPUs of one launched server; a server on the CPU counts as one."""
-    return tensor_parallel(run.inference) if run.inference.backend == "sglang" else 1
 
 
 def local_gpu(root: Path = Path("/")) -> str | None:
@@ -79,7 +76,7 @@ def measured_machines(run: RunConfig) -> MeasuredMachines:
     return MeasuredMachines(
         servers=fleet.servers,
         requests=running_requests(inference),
-        server_gpus=gpus_per_server(run),
+        server_gpus=gpus_per_server(run.inference),
         trainer_gpus=fleet.trainer_gpus,
         rereads_context=inference.pause_mode == "exact",
         shares_cores=on_cpu and here,
@@ -88,11 +85,14 @@ def measured_machines(run: RunConfig) -> MeasuredMachines:
     )
 
 
-def assumed_basis(run: RunConfig, gpu: str = DEFAULT_GPU, *, output_tokens: int | None = None, seed: int = 0) -> Basis:
+def assumed_basis(
+    run: RunConfig, model: ModelFacts, gpu: str = DEFAULT_GPU, *, output_tokens: int | None = None, seed: int = 0
+) -> Basis:
     """Return the costs of a GPU's data sheet, and lognormal episodes.
 
     Args:
-        run: names the model and the limits of an episode; its mesh has numbers.
+        run: gives the limits of an episode; its mesh has numbers.
+        model: the model of the run.
         gpu: a key of `GPUS`.
         output_tokens: mean output tokens of an episode; None: a third of the most that the run file allows.
         seed: of the episodes.
@@ -100,7 +100,7 @@ def assumed_basis(run: RunConfig, gpu: str = DEFAULT_GPU, *, output_tokens: int 
     Raises:
         ConfigError: the model's shape or the GPU is unknown, or a server has no room for the model.
     """
-    shape = model_shape_of(run.model.local_path or run.model.path)
+    shape = model.shape
     if shape is None:
         raise ConfigError(
             f"model.path: the shape of {run.model.path} is unknown here, so there are no default costs; put its config.json "
@@ -127,7 +127,7 @@ def assumed_basis(run: RunConfig, gpu: str = DEFAULT_GPU, *, output_tokens: int 
         ),
         AssumedUse(
             mean_tokens=mean + turns * ASSUMED_CONTEXT,
-            server_gpus=gpus_per_server(run),
+            server_gpus=gpus_per_server(run.inference),
             sample_gpus=mesh.cp * mesh.tp,
             checkpointing=run.trainer.gradient_checkpointing,
             requests=run.inference.max_running_requests,
@@ -140,15 +140,12 @@ def assumed_basis(run: RunConfig, gpu: str = DEFAULT_GPU, *, output_tokens: int 
     return Basis(costs, source, episodes)
 
 
-def splittable_meshes(run: RunConfig, total: int, gpu: str) -> dict[int, RunConfig]:
-    """Return the run with its mesh for each number of trainer GPUs that fits and leaves a server of `total` GPUs.
+def splittable_meshes(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> dict[int, ParallelConfig]:
+    """Return the mesh for each number of trainer GPUs that fits and leaves a server of `total` GPUs.
 
     None fits where a server has no room for the weights, or the shape of the model is unknown.
-
-    Raises:
-        ConfigError: the GPU is unknown.
     """
-    shape, memory = model_shape_of(run.model.local_path or run.model.path), gpu_sheet(gpu).memory
-    if shape is None or server_memory(run, shape).fixed > SERVER_MEMORY_SHARE * memory:
+    memory = gpu_sheet(gpu).memory
+    if model.shape is None or server_memory(run, model.shape).fixed > SERVER_MEMORY_SHARE * memory:
         return {}
-    return meshes_that_fit(run, total - gpus_per_server(run), memory)
+    return mesh_choice(run, model).that_fit(total - gpus_per_server(run.inference), memory)

@@ -1,40 +1,188 @@
-"""Which models a run can train, judged by config.json or, without that file, by the published Qwen3 that the path names.
+"""The model of a run as its config.json describes it or, without that file, as the Qwen3 that its path names.
 
-Invariant: nothing is loaded. A model that is refused here is refused before anything starts.
+Invariant: config.json is read once, and no weight is loaded.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
-from agentrl.plan.memory import model_shape_of
+from agentrl.config import ModelConfig
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Fields of config.json that give the number of experts, by family."""
 
 
-def model_problems(run: RunConfig) -> list[str]:
-    """Return why the run's model cannot be trained, with what can; none where it can, or where nothing is known of it."""
-    path = run.model.local_path or run.model.path
-    experts = _experts(path)
-    if experts < 2:
-        return []
-    return [
-        f"model.path: {run.model.path} is a mixture of {experts} experts, which agentrl does not train: its trainer holds "
-        "the experts of a layer as one tensor, and servers load them one by one; use a dense model of the architectures "
-        "Qwen2, Qwen3, Llama or Mistral"
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The shape of a decoder whose layers are alike: dense, or a mixture of experts in each.
+
+    Example:
+        >>> read_model("/models/Qwen3-4B").shape.num_parameters
+        4022468096
+    """
+
+    hidden: int
+    intermediate: int
+    """Of the MLP, or of one expert."""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    query_key_norm: bool = True
+    attention_bias: bool = False
+    experts: int = 0
+    """Experts of each layer; 0: it is dense."""
+    experts_per_token: int = 1
+    """MLPs that a token goes through in each layer."""
+    kind: str = "qwen3"
+    """`model_type` of config.json."""
+
+    @property
+    def num_parameters(self) -> int:
+        """P: embeddings, output head where it is not tied, attention, MLP or experts with their router, and norms."""
+        return self.outside + self.layers * self.layer + self.hidden
+
+    @property
+    def outside(self) -> int:
+        """Parameters of the embeddings, and of the output head where it is not tied."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def layer(self) -> int:
+        """Parameters of one layer."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * self.hidden * queries + 2 * self.hidden * keys
+        attention += 2 * self.head_dim * self.query_key_norm + (queries + 2 * keys) * self.attention_bias
+        return attention + self.hidden * (3 * self.intermediate * max(1, self.experts) + self.experts) + 2 * self.hidden
+
+    def kv_bytes(self, element_bytes: int) -> int:
+        """Return the bytes of one token's keys and values in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+
+    def saved_bytes(self, dtype: str, *, checkpointing: bool, tp: int = 1) -> int:
+        """Return the bytes of activations that autograd keeps for one token, without the weights.
+
+        The factors count the tensors that transformers' Qwen3 layer saves, for bfloat16 with float32 weights under autocast,
+        which are more than with bfloat16 copies of the weights: 26 for 16 bytes, and 4 for 2 of a checkpointed input.
+        A checkpointed layer keeps its float32 input only; one layer at a time is recomputed. Tensor parallelism splits what
+        is within attention and MLP, not the inputs of layers and norms. A token's input is copied for each of its experts.
+        """
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        wide = dtype == "float32"
+        hidden, inner, query, key = (24, 16, 16.5, 16.25) if wide else (26, 8, 10.5, 10.25)
+        copies = self.experts_per_token * (12 if wide else 6) if self.experts else 0
+        within = inner * self.intermediate * self.experts_per_token + query * queries + key * keys
+        layer = (hidden + copies) * self.hidden + within / tp
+        return int(self.layers * 4 * self.hidden + layer) if checkpointing else int(self.layers * layer)
 
 
-def _experts(path: str) -> int:
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False, experts: int = 0) -> ModelShape:
+    return ModelShape(
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=heads,
+        kv_heads=4 if experts else 8,
+        head_dim=128,
+        vocabulary=151_936,
+        tied=tied,
+        experts=experts,
+        experts_per_token=8 if experts else 1,
+        kind="qwen3_moe" if experts else "qwen3",
+    )
+
+
+_PUBLISHED = {
+    "0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+    "1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
+    "4b": _qwen3(2560, 9728, 36, 32, tied=True),
+    "8b": _qwen3(4096, 12_288, 36, 32),
+    "14b": _qwen3(5120, 17_408, 40, 40),
+    "32b": _qwen3(5120, 25_600, 64, 64),
+    "30b-a3b": _qwen3(2048, 768, 48, 32, experts=128),
+    "235b-a22b": _qwen3(4096, 1536, 94, 64, experts=128),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The facts about a model that decide whether and how it is trained."""
+
+    name: str
+    """As the run file gives it."""
+    shape: ModelShape | None
+    """None: neither config.json nor the name tells, or its layers are not alike."""
+    experts: int = 0
+    """Experts of a layer, also of a model whose shape is unknown; 0: it is dense, or nothing is known."""
+    has_windows: bool = False
+    """Whether a layer attends within a window."""
+
+    def problems(self) -> list[str]:
+        """Return the reason why it cannot be trained, with the models that can; none where nothing forbids it."""
+        if self.experts < 2:
+            return []
+        return [
+            f"model.path: {self.name} is a mixture of {self.experts} experts, which agentrl does not train: its trainer "
+            "holds the experts of a layer as one tensor, and servers load them one by one; use a dense model of the "
+            "architectures Qwen2, Qwen3, Llama or Mistral"
+        ]
+
+
+def read_model(path: str, name: str | None = None) -> ModelFacts:
+    """Return the facts about the model in `path`, which the run file calls `name`."""
+    name = path if name is None else name
     try:
         config: dict[str, Any] = json.loads((Path(path) / "config.json").read_bytes())
     except (OSError, ValueError):
-        shape = model_shape_of(path)
-        return 0 if shape is None else shape.experts
+        named = re.match(rf"qwen3-({'|'.join(map(re.escape, _PUBLISHED))})(?![\w.])", Path(path).name.lower())
+        shape = None if named is None else _PUBLISHED[named[1]]
+        return ModelFacts(name=name, shape=shape, experts=0 if shape is None else shape.experts)
     text = config.get("text_config") or config
+    try:
+        shape = _from_config(text)
+    except KeyError:
+        shape = None
     given = [text.get(key) for key in _EXPERT_KEYS]
-    return max((count for count in given if isinstance(count, int)), default=0)
+    experts = max((count for count in given if isinstance(count, int)), default=0)
+    return ModelFacts(name=name, shape=shape, experts=experts, has_windows=_has_windows(config))
+
+
+def model_of(config: ModelConfig) -> ModelFacts:
+    """Return the facts about the model of a run file."""
+    return read_model(config.local_path or config.path, config.path)
+
+
+def _from_config(config: dict[str, Any]) -> ModelShape | None:
+    heads, kind = config["num_attention_heads"], config.get("model_type", "")
+    mixed = kind == "qwen3_moe" and config.get("decoder_sparse_step", 1) == 1 and not config.get("mlp_only_layers")
+    if not mixed and any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return None
+    return ModelShape(
+        hidden=config["hidden_size"],
+        intermediate=config["moe_intermediate_size" if mixed else "intermediate_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocabulary=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        query_key_norm=kind in ("qwen3", "qwen3_moe"),
+        attention_bias=kind == "qwen2",
+        experts=(config.get("num_experts") or config["num_local_experts"]) if mixed else 0,
+        experts_per_token=config["num_experts_per_tok"] if mixed else 1,
+        kind=kind,
+    )
+
+
+def _has_windows(config: dict[str, Any]) -> bool:
+    layers = config.get("layer_types")
+    if layers is not None:
+        return any(kind != "full_attention" for kind in layers)
+    return config.get("sliding_window") is not None and config.get("use_sliding_window", True)

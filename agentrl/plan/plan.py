@@ -1,288 +1,79 @@
-"""The plan of a run, as `--dry-run` prints it: weights, tasks, servers, memory, loss, staleness rule, devices, files.
+"""The plan of a run: everything that follows from its file, the model's config.json and this machine, derived once.
 
-Invariant: the plan follows from the resolved config and, for memory, the model's config.json. It needs neither weights
-nor a GPU, and it starts nothing. What this machine lacks is listed and is no error; the user's modules are imported and
-task files are read to find it, but no factory is called.
+Invariant: a plan needs neither weights nor a GPU, and it starts nothing. It is made before anything starts, and whatever
+starts the run, prints it or simulates it takes the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from agentrl.cluster.ray import ray_address
-from agentrl.config import RunConfig, inapplicable
-from agentrl.data.config import SourceConfig, WeightedSource
-from agentrl.data.load import load_held_out, load_training
-from agentrl.data.source import find_function, never_ends
-from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
-from agentrl.errors import ConfigError
-from agentrl.inference.launch.sglang import find_sglang_python, first_gpu, runs_on_cpu, tensor_parallel
-from agentrl.plan.gpus import missing_gpus
-from agentrl.plan.memory import memory_rows, running_requests
+from agentrl.cluster.split import RankedSplit, Split
+from agentrl.config import RunConfig
+from agentrl.engine.route import Route
+from agentrl.plan.basis import local_gpu
+from agentrl.plan.memory import RunMemory, run_memory
 from agentrl.plan.mesh import mesh_problems
-from agentrl.plan.model import model_problems
-from agentrl.plan.places import num_workers
-from agentrl.plan.snapshot import memory_for_snapshot, snapshot_problems, snapshot_rows
-from agentrl.plan.split import split_rows
-from agentrl.plan.trackers import load_trackers
-from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.plan.model import ModelFacts, model_of
+from agentrl.plan.places import missing_gpus, shared_gpus, trainer_gpus
+from agentrl.plan.resizing import split_of
+from agentrl.plan.split import resolve_run
 from agentrl.trainer.worker.memory import free_memory
-from agentrl.workflow import load_workflow
 
 
-def resolved_yaml(config: RunConfig) -> str:
-    """Return the resolved config with its defaults as YAML; `agentrl train` reads the same run from it."""
-    values = config.model_dump(mode="json")
-    # Fields that do not apply are left out, because a run file with them is refused.
-    for section, name in inapplicable(config):
-        del values[section][name]
-    return yaml.safe_dump(values, sort_keys=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A resolved run and what follows from it."""
+
+    run: RunConfig
+    """The run, with numbers in place of each `auto` of its split and of its mesh."""
+    model: ModelFacts
+    route: Route
+    """The way of weights to the servers."""
+    memory: RunMemory | None
+    """None: the shape of the model is unknown."""
+    split: Split | None
+    """None: the run file has no `cluster.split`."""
+    ranked: tuple[RankedSplit, ...]
+    """The feasible splits, the shortest step first."""
+    gpu: str | None
+    """This machine's GPU, a key of the data sheets; None: unknown."""
+    shared_gpus: tuple[int, ...]
+    """GPUs of both the trainer and launched servers."""
+    missing_gpus: tuple[str, ...]
+    """Fields that ask for GPUs that this machine lacks."""
+    problems: tuple[str, ...]
+    """What cannot be on any machine, each with its field and the fix: a model or a mesh that the trainer refuses."""
 
 
-def describe_plan(config: RunConfig) -> str:
-    """Return the plan of a run, one aspect on each line."""
-    rows = [
-        ("run", f"{config.name} (seed {config.seed}), files in {config.run_dir}/"),
-        ("workflow", f"{config.workflow} {config.workflow_args or ''}".rstrip()),
-        ("tasks", _tasks(config)),
-        ("weights", _weights(config)),
-        ("servers", _servers(config)),
-        *([("cluster", _ray_cluster(config))] if config.cluster.launcher == "ray" else []),
-        *split_rows(config),
-        *memory_rows(config),
-        *snapshot_rows(config, memory_for_snapshot(config, free_memory())),
-        ("sampling", _sampling(config)),
-        ("episodes", _episodes(config)),
-        ("batch", _batch(config)),
-        ("advantage", _advantage(config)),
-        ("loss", _loss(config)),
-        ("staleness", _staleness_rule(config)),
-        ("updates", _updates(config)),
-        ("evaluation", _evaluation(config)),
-        ("failures", _failures(config)),
-        *([("trackers", _trackers(config))] if config.track else []),
-    ]
-    return "\n".join(f"{name:<11} {text}" for name, text in rows)
+def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -> Plan:
+    """Return the plan of a run.
 
+    Args:
+        run: the run, as its file gives it.
+        root: of the files that tell this machine's GPUs.
+        resumes: whether the run continues, so that it keeps or corrects the split that it last had.
 
-def _tasks(config: RunConfig) -> str:
-    tasks = config.tasks
-    sources = ", ".join(_source(source) + _share(source.weight, tasks.training) for source in tasks.training)
-    order = f"; curriculum {tasks.curriculum}" if tasks.curriculum else "" if tasks.shuffle else "; in their own order"
-    return f"{sources}{order}; held out: {'none' if tasks.held_out is None else _source(tasks.held_out)}"
-
-
-def _source(source: SourceConfig) -> str:
-    mapped = f" mapped by {source.map}" if source.map else ""
-    kept = f" where {', '.join(f'{name} is {value}' for name, value in source.filter.items())}" if source.filter else ""
-    count = f", the first {source.limit}" if source.limit else ", endless" if never_ends(source) else ""
-    return f"{source.origin}{mapped}{kept}{count}"
-
-
-def _share(weight: float, sources: Sequence[WeightedSource]) -> str:
-    return "" if len(sources) == 1 else f" ({weight / sum(source.weight for source in sources):.0%})"
-
-
-def _weights(config: RunConfig) -> str:
-    trainer = config.trainer
-    local = config.model.local_path
-    at = f" at {local}" if local not in (None, config.model.path) else ""
-    processes = _trainer_processes(trainer.parallel.shape)
-    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {processes}"
-
-
-def _trainer_processes(shape: MeshShape) -> str:
-    if shape.world == 1:
-        return "1 process"
-    parts = f"1/{shape.shards * shape.tp} of the weights" if shape.shards * shape.tp > 1 else "a copy of the weights"
-    return f"{shape.world} processes ({shape}), each with {parts}"
-
-
-def _device(config: RunConfig) -> str:
-    return "CUDA if there is a device, else the CPU" if config.trainer.device == "auto" else config.trainer.device
-
-
-def _servers(config: RunConfig) -> str:
-    inference = config.inference
-    if inference.urls:
-        return f"{len(inference.urls)} running {inference.backend} server(s): {', '.join(inference.urls)}"
-    name = "embedded" if inference.backend == "embedded" else "SGLang"
-    running = running_requests(inference)
-    requests = "as many requests as fit" if running is None else f"{running} requests"
-    context = f"{inference.context_limit} tokens" if inference.context_limit else "up to the model's positions"
-    limits = f"{requests} of {context}, {config.resolved_inference.dtype}"
-    if config.cluster.launcher == "ray":
-        return f"{inference.servers} {name}, placed by Ray, device {inference.device}, {limits}"
-    return f"{inference.servers} {name}, launched on {inference.host}, {_server_device(config)}, {limits}"
-
-
-def _ray_cluster(config: RunConfig) -> str:
-    address, ranks = ray_address(config.cluster), config.trainer.parallel.shape.world
-    each = {"cpu": "a core", "auto": "a GPU, where the cluster has any,"}.get(config.trainer.device, "a GPU")
-    placed = f"places {ranks} trainer rank(s), with {each} each, and the servers"
-    if address == "local":
-        return f"a Ray cluster that starts on this machine for the run (cluster.address names another one) {placed}"
-    source = "cluster.address" if config.cluster.address else "$RAY_ADDRESS"
-    return f"Ray at {address} ({source}) {placed}"
-
-
-def _server_device(config: RunConfig) -> str:
-    inference = config.inference
-    if inference.backend == "embedded":
-        return f"device {inference.device}"
-    if runs_on_cpu(inference):
-        return "on the CPU" + (", as there is no GPU" if inference.device == "auto" else "")
-    ways = tensor_parallel(inference)
-    gpus = [first_gpu(inference, index) + way for index in range(inference.servers) for way in range(ways)]
-    return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
-
-
-def plan_problems(config: RunConfig) -> list[str]:
-    """Return what cannot be on any machine, each with its field and the fix: a model or a mesh that the trainer refuses."""
-    return model_problems(config) + mesh_problems(config)
-
-
-def missing_here(config: RunConfig) -> list[str]:
-    """Return what the run needs and this machine lacks, as far as that can be found without starting anything."""
-    tasks, inference = config.tasks, config.inference
-    probes: list[Callable[[], object]] = [partial(load_workflow, config.workflow, config.workflow_args)]
-    if all(source.factory is None for source in tasks.training):
-        probes.append(partial(load_training, tasks))
-    if tasks.held_out is not None and tasks.held_out.factory is None:
-        probes.append(partial(load_held_out, tasks))
-    named = {"factory": tasks.factory, "map": tasks.map, "curriculum": tasks.curriculum}
-    named |= {f"sources.{number}.factory": source.factory for number, source in enumerate(tasks.sources)}
-    probes += [partial(find_function, name, f"tasks.{field}") for field, name in named.items() if name is not None]
-    probes.append(partial(load_trackers, config))
-    if inference.backend == "sglang" and not inference.urls and config.cluster.launcher != "ray":
-        probes.append(partial(find_sglang_python, inference))
-    missing: list[str] = []
-    try:
-        if not Path(config.model.directory).is_dir():
-            missing.append(
-                f"model.path: there is no directory {config.model.path}; put a HF checkpoint there, or name a model of the "
-                "hub (hf://org/name) after `agentrl download hf://org/name`"
-            )
-    except ConfigError as error:
-        missing.append(str(error))
-    missing += missing_gpus(config) + snapshot_problems(config, memory_for_snapshot(config, free_memory()))
-    for probe in probes:
-        try:
-            probe()
-        except ConfigError as error:
-            missing.append(str(error))
-    return missing
-
-
-def _sampling(config: RunConfig) -> str:
-    sampling = config.sampling
-    return (
-        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} tokens a call, "
-        f"history: {sampling.history}"
+    Raises:
+        ConfigError: the GPUs are unknown or too few, no mesh fits, or a field contradicts the split.
+    """
+    model = model_of(run.model)
+    run, ranked = resolve_run(run, model, root, resumes=resumes)
+    route = run.route
+    on_cpu, sends = trainer_gpus(run.trainer, run.inference, root) == 0, route.method == "distributed"
+    memory = None
+    if model.shape is not None:
+        memory = run_memory(run, model.shape, free_memory(), trains_on_cpu=on_cpu, sends=sends)
+    return Plan(
+        run=run,
+        model=model,
+        route=route,
+        memory=memory,
+        split=None if run.cluster.split is None else split_of(run),
+        ranked=ranked,
+        gpu=local_gpu(root),
+        shared_gpus=shared_gpus(run),
+        missing_gpus=tuple(missing_gpus(run, root)),
+        problems=(*model.problems(), *mesh_problems(run.trainer, model)),
     )
-
-
-def _episodes(config: RunConfig) -> str:
-    rollout = config.rollout
-    turns = f"at most {rollout.max_turns} turns" if rollout.max_turns else "turns unlimited by the run file"
-    where = "" if rollout.runner == "local" else f", in {num_workers(rollout)} worker(s) ({rollout.runner})"
-    return f"{rollout.max_concurrent_episodes} at once{where}, at most {rollout.episode_timeout_s:g} s each, {turns}"
-
-
-def _batch(config: RunConfig) -> str:
-    algorithm = config.algorithm
-    return (
-        f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes, {config.trainer.minibatches} optimizer "
-        f"step(s) a batch, {config.engine.steps} batches"
-    )
-
-
-def _advantage(config: RunConfig) -> str:
-    algorithm = config.algorithm
-    rule = {
-        "episode": "episode return minus group mean, for every token",
-        "turn": f"return-to-go of each turn (discount {algorithm.discount:g}) minus the other episodes' mean",
-    }[algorithm.advantage]
-    return f"{algorithm.advantage}: {rule}{', divided by the group deviation' if algorithm.normalize_std else ''}"
-
-
-def _loss(config: RunConfig) -> str:
-    algorithm = config.algorithm
-    clip = f"ratios clipped to [{1 - algorithm.clip_low:g}, {1 + algorithm.clip_high:g}]"
-    if config.trainer.minibatches == 1:
-        clip = "1 minibatch: the ratio is always 1 and clipping never acts"
-    weight = f"behavior weight always applied, {algorithm.behavior_weight_mode} above {algorithm.behavior_weight_cap:g}"
-    return f"decoupled PPO, {clip}, {weight}; AdamW lr {config.trainer.lr:g}"
-
-
-def _staleness_rule(config: RunConfig) -> str:
-    algorithm = config.algorithm
-    if algorithm.max_staleness == 0:
-        return "0: synchronous; each batch trains the weights that sampled it"
-    rule = {
-        "wait": "the trainer waits for groups that would become too old; nothing is discarded",
-        "mask": "older tokens are counted and left out of the loss",
-        "drop": "groups with older tokens are counted and dropped",
-    }[algorithm.staleness_policy]
-    return (
-        f"at most {algorithm.max_staleness} version(s) behind for every trained token; {algorithm.staleness_policy}: {rule}"
-    )
-
-
-def _updates(config: RunConfig) -> str:
-    mode = config.inference.pause_mode
-    meaning = {
-        "exact": "recorded log-probs equal a recompute",
-        "fast": "keeps stale KV: recorded log-probs deviate; the metrics report by how much",
-    }[mode]
-    route, sync = config.route, config.route.sync
-    way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
-    if route.method == "distributed":
-        backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
-        way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
-    engine = config.resolved_engine
-    when, often = "", "before each step,"
-    if engine.overlap_publication:
-        when, often = "; the next batch is trained meanwhile", f"before each step, or every {MAX_SKIPPED_CHECKS + 1}th,"
-    checks = (
-        f"checksum compared, probe within {engine.probe_tolerance:g} nats; {often} log-probs of every server "
-        f"recomputed, within {engine.logprob_tolerance:g} nats on average"
-    )
-    return f"{way}, {route.reason}{when}; {checks}; pause {mode} ({meaning})"
-
-
-def _evaluation(config: RunConfig) -> str:
-    engine = config.engine
-    weights = {
-        "live": "beside training, which changes the weights meanwhile",
-        "frozen": "of one version: the next one waits for their end",
-    }[engine.eval_weights]
-    when = f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, {weights}" if engine.eval_every else "none"
-    often = [f"every {engine.checkpoint_every} steps"] if engine.checkpoint_every else []
-    often += [f"every {engine.checkpoint_every_s:g} s"] if engine.checkpoint_every_s else []
-    saved = ", ".join([*often, "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"
-    return f"{when}; checkpoints: {saved}, the newest {engine.keep_checkpoints} are kept"
-
-
-def _trackers(config: RunConfig) -> str:
-    episodes = (
-        f"with {config.track_samples} episodes of each step and evaluation" if config.track_samples else "figures only"
-    )
-    return f"{', '.join(config.track)}, project {config.track_project}, {episodes}"
-
-
-def _failures(config: RunConfig) -> str:
-    rollout = config.rollout
-    group = "dropped" if rollout.incomplete_group == "drop" else f"kept if {rollout.min_group_size} episodes are left"
-    limits = f"{rollout.max_failure_rate:.0%} failures or {rollout.max_consecutive_failures} in a row"
-    stall = f"{config.engine.stall_timeout_s:g} s without progress"
-    retries = f"{rollout.episode_retries} retry per episode, then the group is {group}"
-    reached = (
-        "a turn, token or context limit, or a deadline that the policy reaches by taking turns, completes an episode with "
-        "the workflow's limit_reward (0.0 unless it sets one)"
-    )
-    return f"{retries}; {reached}; the run stops at {limits}, or after {stall}"

@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agentrl.cluster.split import Split
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, gpus_per_server, splittable_meshes
-from agentrl.plan.memory import model_shape_of
+from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, splittable_meshes
+from agentrl.plan.memory import gpus_per_server
+from agentrl.plan.model import ModelFacts, model_of
 from agentrl.plan.split import resolve_run, with_best_mesh
 from agentrl.simulate.advice import AdvisedChange, advise_changes, count_changes, describe_bottleneck, describe_driver
 from agentrl.simulate.costs.model import CostModel, HostCost, RunShape
@@ -101,14 +102,15 @@ def simulate_file(run: RunConfig, order: SimulationOrder) -> SimulationReport:
     for name, number in (("--gpus", order.gpus), ("--steps", order.steps), ("--output-tokens", order.output_tokens)):
         if number is not None and number < 1:
             raise ConfigError(f"{name}: expected at least 1, got {number}")
-    run = with_best_mesh(run, order.gpus, order.gpu) if order.gpus is not None else resolve_run(run)
+    model = model_of(run.model)
+    run = resolve_run(run, model).run if order.gpus is None else with_best_mesh(run, model, order.gpus, order.gpu)
     shape = shape_of_run(run.model_copy(update={"engine": run.engine.model_copy(update={"steps": 1_000_000})}), order.steps)
     shape = replace(shape, total_steps=None)
     if order.fitted_from is None:
-        basis = assumed_basis(run, order.gpu, output_tokens=order.output_tokens, seed=order.seed)
+        basis = assumed_basis(run, model, order.gpu, output_tokens=order.output_tokens, seed=order.seed)
     else:
         basis = fitted_basis(run, order.fitted_from, order.seed)
-    cluster, ratio = _cluster(run, order)
+    cluster, ratio = _cluster(run, model, order)
     splits = chosen_splits(rank_cluster(cluster, shape, basis.costs, basis.source), ratio)
     first, *_ = splits
     with _step_bar(order.steps * (len(splits) + count_changes(first.split, cluster, shape))) as on_step:
@@ -183,22 +185,22 @@ def _prediction_json(one: Prediction) -> dict[str, Any]:
     }
 
 
-def _cluster(run: RunConfig, order: SimulationOrder) -> tuple[Cluster, float | None]:
+def _cluster(run: RunConfig, model: ModelFacts, order: SimulationOrder) -> tuple[Cluster, float | None]:
     """Return the GPUs to split, and the ratio to play; without `--gpus`, the split of the run file."""
-    server_gpus, fleet = gpus_per_server(run), fleet_of_run(run)
+    server_gpus, fleet = gpus_per_server(run.inference), fleet_of_run(run)
     given = Split(train=fleet.trainer_gpus, rollout=fleet.servers * server_gpus)
     total, ratio = order.gpus or given.total, order.ratio
-    sizes = _train_sizes(run, total, order.gpu)
+    sizes = _train_sizes(run, model, total, order.gpu)
     if order.gpus is None and ratio is None:
         sizes, ratio = sorted({*sizes, given.train}), given.rollout / given.train
     return Cluster(gpus=total, train_sizes=sizes, server_gpus=server_gpus), ratio
 
 
-def _train_sizes(run: RunConfig, total: int, gpu: str) -> list[int]:
+def _train_sizes(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> list[int]:
     """Return the numbers of trainer processes that form a mesh and, where the model has a shape and runs on GPUs, fit."""
     on_gpus = run.inference.backend == "sglang" and run.trainer.device != "cpu"
-    if on_gpus and model_shape_of(run.model.local_path or run.model.path) is not None:
-        return list(splittable_meshes(run, total, gpu))
+    if on_gpus and model.shape is not None:
+        return list(splittable_meshes(run, model, total, gpu))
     mesh = run.trainer.parallel.shape
     others = mesh.world // mesh.dp
     return list(range(others, total, others))

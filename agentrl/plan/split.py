@@ -10,27 +10,38 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from agentrl.cluster.split import RankedSplit, Split
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.plan.advice import advise_move, split_of
-from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, gpus_per_server, local_gpu, splittable_meshes
-from agentrl.plan.gpus import count_gpus, index_of
-from agentrl.plan.memory import model_shape_of
-from agentrl.plan.mesh import mesh_forms, with_dp, with_mesh, with_parallel
-from agentrl.plan.split_record import RecordedSplit, read_splits
+from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, local_gpu, splittable_meshes
+from agentrl.plan.memory import gpus_per_server
+from agentrl.plan.mesh import has_auto, mesh_choice, other_axes, with_parallel
+from agentrl.plan.model import ModelFacts
+from agentrl.plan.places import count_gpus, index_of, trainer_places
+from agentrl.plan.resizing import RecordedSplit, advise_move, read_splits
 from agentrl.simulate.costs.settings import shape_of_run
 from agentrl.simulate.predict import Cluster, rank_cluster
+from agentrl.trainer.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
 
 
-def resolve_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -> RunConfig:
-    """Return `run` with numbers in place of each `auto` of its split and of its mesh.
+class ResolvedRun(NamedTuple):
+    """A run with numbers in place of each `auto` of its split and of its mesh."""
+
+    run: RunConfig
+    ranked: tuple[RankedSplit, ...] = ()
+    """The feasible splits, the shortest step first; none without `cluster.split` or where the model's shape is unknown."""
+
+
+def resolve_run(run: RunConfig, model: ModelFacts, root: Path = Path("/"), *, resumes: bool = False) -> ResolvedRun:
+    """Return the resolved run.
 
     Args:
         run: the run.
+        model: the model of the run.
         root: of the files that tell this machine's GPUs.
         resumes: whether the run continues. With `cluster.resize: at_restart` it then keeps the split that it last had, or
             takes the one that its own idle time asks for, as long as there are as many GPUs to divide.
@@ -39,79 +50,77 @@ def resolve_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False
         ConfigError: the GPUs are unknown or too few, no mesh fits, or a field contradicts the split.
     """
     if run.cluster.split is None:
-        return with_mesh(run, root)
+        return ResolvedRun(_with_mesh(run, model, root))
     _check_fields(run)
     total, gpu = _total(run, root), local_gpu(root) or DEFAULT_GPU
     run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"gpus": total})})
     last = read_splits(run.run_dir)[-1:] if resumes and run.cluster.resize == "at_restart" else []
     if last and last[0].gpus == total:
-        return _continued(run, last[0], gpu, root)
-    return _with_split(run, _named_split(run, total) or _agreeing_split(run, rank_run(run, total, gpu)), gpu)
+        resolved = _continued(run, model, last[0], gpu, root)
+    elif (named := _named_split(run, model, total)) is not None:
+        resolved = _with_split(run, model, named, gpu)
+    else:
+        ranked = rank_run(run, model, total, gpu)
+        return ResolvedRun(_with_split(run, model, _agreeing_split(run, ranked), gpu), tuple(ranked))
+    return ResolvedRun(resolved, () if model.shape is None else tuple(rank_run(resolved, model, total, gpu)))
 
 
-def split_rows(run: RunConfig, root: Path = Path("/")) -> list[tuple[str, str]]:
-    """Return the plan's rows on the split of a resolved run; none where the run file has no `cluster.split`."""
-    if run.cluster.split is None:
-        return []
-    split, known, total = split_of(run), local_gpu(root), _total(run, root)
-    after = {"off": "", "advise": "; the end of the run advises", "at_restart": "; a resumed run corrects it"}
-    row = ("split", f"{split} of {total}{after[run.cluster.resize]}")
-    if model_shape_of(run.model.local_path or run.model.path) is None:
-        return [row]
-    gpu = known or DEFAULT_GPU
-    ranked = rank_run(run, total, gpu)
-    best = [*(one for one in ranked if one.split == split), *(one for one in ranked if one.split != split)][:3]
-    times = "; ".join(f"{one.split}: {one.rollout_s:.3g} s of rollouts, {one.train_s:.3g} s of training" for one in best)
-    source = f"data sheet of the {gpu}{'' if known else ', as the GPU is unknown'}"
-    return [row, ("", f"formula, for a step, by the {source}: {times}")]
-
-
-def rank_run(run: RunConfig, total: int, gpu: str) -> list[RankedSplit]:
+def rank_run(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> list[RankedSplit]:
     """Return the feasible splits of `total` GPUs, each with the mesh that it would have, the shortest step first.
 
     Args:
         run: the run; its dp and its number of servers do not count.
+        model: the model of the run.
         total: GPUs.
         gpu: a key of the data sheets.
 
     Raises:
         ConfigError: no split is feasible, or the shape of the model is unknown.
     """
-    meshes = splittable_meshes(run, total, gpu)
-    groups: dict[int, tuple[RunConfig, list[int]]] = {}
-    for train, sized in meshes.items():
-        mesh = sized.trainer.parallel.shape
+    groups: dict[int, tuple[ParallelConfig, list[int]]] = {}
+    for train, sized in splittable_meshes(run, model, total, gpu).items():
+        mesh = sized.shape
         groups.setdefault(mesh.tp * mesh.cp, (sized, []))[1].append(train)
     if not groups:  # the ranking names what is missing
-        groups[0] = with_parallel(run, mesh_forms(run)[-1]), []
+        groups[0] = mesh_choice(run, model).forms()[-1], []
     ranked: list[RankedSplit] = []
     for sized, trains in groups.values():  # GPUs that share a sample change what a token costs
-        basis = assumed_basis(sized, gpu)
-        cluster = Cluster(gpus=total, train_sizes=trains, server_gpus=gpus_per_server(run))
+        basis = assumed_basis(with_parallel(run, sized), model, gpu)
+        cluster = Cluster(gpus=total, train_sizes=trains, server_gpus=gpus_per_server(run.inference))
         ranked += rank_cluster(cluster, shape_of_run(run), basis.costs, basis.source)
     return sorted(ranked, key=lambda one: one.rank)
 
 
-def with_best_mesh(run: RunConfig, total: int, gpu: str) -> RunConfig:
+def with_best_mesh(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> RunConfig:
     """Return `run` with the mesh of the best split of `total` GPUs, for `simulate --gpus`.
 
     Raises:
-        ConfigError: as for `rank_run`.
+        ConfigError: no split is feasible, or the shape of the model is unknown.
     """
-    if "auto" not in (run.trainer.parallel.tp, run.trainer.parallel.cp):
-        return with_mesh(with_dp(run, 1))
-    return splittable_meshes(run, total, gpu)[rank_run(run, total, gpu)[0].split.train]
+    parallel = run.trainer.parallel
+    if "auto" not in (parallel.tp, parallel.cp):
+        return _with_mesh(with_parallel(run, parallel.model_copy(update={"dp": 1})), model)
+    best = rank_run(run, model, total, gpu)[0].split.train
+    return with_parallel(run, splittable_meshes(run, model, total, gpu)[best])
 
 
-def _continued(run: RunConfig, last: RecordedSplit, gpu: str, root: Path) -> RunConfig:
+def _with_mesh(run: RunConfig, model: ModelFacts, root: Path = Path("/")) -> RunConfig:
+    """Return `run` with a number for each axis of its mesh; `dp: auto` takes the places that the other axes leave."""
+    if not has_auto(run.trainer.parallel):
+        return run
+    places = trainer_places(run, root) if run.trainer.parallel.dp == "auto" else None
+    return with_parallel(run, mesh_choice(run, model).resolved(places))
+
+
+def _continued(run: RunConfig, model: ModelFacts, last: RecordedSplit, gpu: str, root: Path) -> RunConfig:
     """Return the run with the split that it last had, or with a better one."""
-    before = _with_split(run, last.split, gpu)
-    move = advise_move(before, root)
+    before = _with_split(run, model, last.split, gpu)
+    move = advise_move(before, model, root)
     if move is None:
         logger.info("cluster.resize: at_restart: the run keeps its split (%s)", last.split)
         return before
     logger.warning("cluster.resize: at_restart: %s", move)
-    return _with_split(run, move.better, gpu)
+    return _with_split(run, model, move.better, gpu)
 
 
 def _check_fields(run: RunConfig) -> None:
@@ -123,7 +132,7 @@ def _check_fields(run: RunConfig) -> None:
             "inference.backend: sglang without inference.urls, and no device to cpu"
         )
     named = split.train != "auto" and split.rollout != "auto"
-    if inference.servers != 1 and not (named and inference.servers * gpus_per_server(run) == split.rollout):
+    if inference.servers != 1 and not (named and inference.servers * gpus_per_server(run.inference) == split.rollout):
         raise ConfigError("inference.servers: cluster.split sets the number of servers; remove one of the two")
     resolved = named and "auto" not in (parallel.tp, parallel.cp, parallel.replicate)
     if parallel.dp not in (1, "auto") and not (resolved and parallel.shape.world == split.train):
@@ -144,13 +153,13 @@ def _total(run: RunConfig, root: Path) -> int:
     return count
 
 
-def _named_split(run: RunConfig, total: int) -> Split | None:
+def _named_split(run: RunConfig, model: ModelFacts, total: int) -> Split | None:
     """Return the split whose two numbers the run file gives; None where one of them is `auto`."""
-    split, ways = run.cluster.split, gpus_per_server(run)
+    split, ways = run.cluster.split, gpus_per_server(run.inference)
     assert split is not None
     if split.train == "auto" or split.rollout == "auto":
         return None
-    others = min(form.shape.world for form in mesh_forms(run))
+    others = min(form.shape.world for form in mesh_choice(run, model).forms())
     if split.train + split.rollout > total or split.train % others or split.rollout % ways:
         raise ConfigError(
             f"cluster.split: {{train: {split.train}, rollout: {split.rollout}}} of {total} GPUs: their sum must not exceed "
@@ -169,16 +178,16 @@ def _agreeing_split(run: RunConfig, ranked: Sequence[RankedSplit]) -> Split:
     possible = ", ".join(str(one.split) for one in ranked[:3])
     raise ConfigError(
         f"cluster.split: {{train: {split.train}, rollout: {split.rollout}}} does not fit: it must not exceed the GPUs, "
-        f"match trainer.parallel and the GPUs of a server ({gpus_per_server(run)}), and leave the trainer enough memory; "
-        f"possible are: {possible}"
+        f"match trainer.parallel and the GPUs of a server ({gpus_per_server(run.inference)}), and leave the trainer enough "
+        f"memory; possible are: {possible}"
     )
 
 
-def _with_split(run: RunConfig, split: Split, gpu: str) -> RunConfig:
+def _with_split(run: RunConfig, model: ModelFacts, split: Split, gpu: str) -> RunConfig:
     """Return `run` with the fields that the split sets; on one machine the servers take the GPUs after the trainer's."""
-    sized, inference, asked = _with_mesh_of(run, split, gpu), run.inference, run.cluster.split
+    sized, inference, asked = with_parallel(run, _mesh_of(run, model, split, gpu)), run.inference, run.cluster.split
     assert asked is not None
-    changed: dict[str, object] = {"servers": split.rollout // gpus_per_server(run)}
+    changed: dict[str, object] = {"servers": split.rollout // gpus_per_server(run.inference)}
     first = index_of(run.trainer.device)
     before = () if asked.train == "auto" else (f"cuda:{first + asked.train}",)  # in a file that was resolved before
     if run.cluster.launcher == "local" and inference.device in ("auto", "cuda", *before):
@@ -192,12 +201,12 @@ def _with_split(run: RunConfig, split: Split, gpu: str) -> RunConfig:
     )
 
 
-def _with_mesh_of(run: RunConfig, split: Split, gpu: str) -> RunConfig:
-    """Return `run` with a mesh of the trainer's GPUs; where the file leaves no choice, the plan shows its memory."""
-    forms = mesh_forms(run)
+def _mesh_of(run: RunConfig, model: ModelFacts, split: Split, gpu: str) -> ParallelConfig:
+    """Return a mesh of the trainer's GPUs; where the file leaves no choice, the plan shows its memory."""
+    forms = mesh_choice(run, model).forms()
     if len(forms) == 1:
-        return with_dp(with_parallel(run, forms[0]), split.train // forms[0].shape.world)
-    meshes = splittable_meshes(run, split.total, gpu)
+        return forms[0].model_copy(update={"dp": split.train // other_axes(forms[0])})
+    meshes = splittable_meshes(run, model, split.total, gpu)
     if split.train not in meshes:
         raise ConfigError(
             f"trainer.parallel: auto finds no mesh of {split.train} GPU(s) ({gpu}) on which a trainer process fits, beside "

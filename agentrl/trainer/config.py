@@ -49,7 +49,7 @@ class ParallelConfig(Config):
         numbers = {name: number for name, number in ways.items() if isinstance(number, int)}
         if len(numbers) < len(ways):
             fields = ", ".join(f"trainer.parallel.{name}" for name in ways if name not in numbers)
-            raise ConfigError(f"{fields}: auto is resolved by agentrl.plan.mesh.with_mesh; call it, or give a number")
+            raise ConfigError(f"{fields}: auto is resolved by agentrl.plan.plan.plan_run; call it, or give a number")
         return MeshShape(**numbers)
 
 

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from rich.console import Console
 
-from agentrl.plan.memory import model_shape_of
+from agentrl.plan.model import read_model
 from agentrl.simulate.costs.hardware import AssumedUse, ModelSize, gpu_costs
 from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
 from agentrl.simulate.outcome import SimulatedRun
@@ -48,7 +48,7 @@ class Point:
 
 def costs_of(mean_tokens: float) -> CostModel:
     """Return the default costs of the model."""
-    shape = model_shape_of(MODEL)
+    shape = read_model(MODEL).shape
     assert shape is not None
     size = ModelSize(
         parameters=shape.num_parameters,

@@ -8,7 +8,9 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.data.load import load_tasks
-from agentrl.plan.plan import describe_plan, missing_here
+from agentrl.plan.checks import missing_here
+from agentrl.plan.plan import plan_run
+from agentrl.plan.text import describe_plan
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "examples" / "bundled").glob("*.yaml"))
@@ -19,7 +21,7 @@ def test_a_bundled_run_plans_and_lacks_the_model_only(path: Path, monkeypatch: p
     monkeypatch.chdir(ROOT)
     run = load_config(path)
     assert run.workflow.startswith("agentrl_workflows.")
-    assert run.workflow in describe_plan(run)
-    assert [lack for lack in missing_here(run) if not lack.startswith("model.path")] == []
+    assert run.workflow in describe_plan(plan_run(run))
+    assert [lack for lack in missing_here(plan_run(run)) if not lack.startswith("model.path")] == []
     tasks = load_tasks(run.tasks)
     assert {task.id for task in tasks.train.finite}.isdisjoint(task.id for task in tasks.evaluation)

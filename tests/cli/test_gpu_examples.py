@@ -9,10 +9,10 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.inference.launch.sglang import tensor_parallel
-from agentrl.plan.memory import GIB, model_shape_of, server_memory, shared_gpus, trainer_memory
-from agentrl.plan.mesh import mesh_problems
-from agentrl.plan.model import model_problems
-from agentrl.plan.plan import describe_plan, missing_here
+from agentrl.plan.checks import missing_here
+from agentrl.plan.memory import GIB
+from agentrl.plan.plan import plan_run
+from agentrl.plan.text import describe_plan
 from tests.support.cli import status_here
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +23,8 @@ EXAMPLES = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))
 def test_each_has_a_plan_without_weights_or_gpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     run = load_config(path)
-    assert re.search(r"^memory +(trainer|each trainer process) about [\d.]+ GiB", describe_plan(run), re.M)
-    assert any("there is no directory /models/" in line for line in missing_here(run))
+    assert re.search(r"^memory +(trainer|each trainer process) about [\d.]+ GiB", describe_plan(plan_run(run)), re.M)
+    assert any("there is no directory /models/" in line for line in missing_here(plan_run(run)))
 
 
 def test_the_command_prints_a_plan_and_last_what_this_machine_lacks(
@@ -41,14 +41,14 @@ def test_the_command_prints_a_plan_and_last_what_this_machine_lacks(
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_what_the_comment_says_fits_does_by_the_estimate(path: Path) -> None:
     run = load_config(path)
-    shape = model_shape_of(run.model.path)
+    plan = plan_run(run)
     stated = re.search(r"of (\d+) GB", path.read_text())
-    assert shape is not None
+    assert plan.memory is not None
     assert stated is not None
     gpu = int(stated[1]) * 1e9
-    trainer, server = trainer_memory(run, shape), server_memory(run, shape)
+    trainer, server = plan.memory.trainer, plan.memory.server
     fraction = float(run.inference.sglang_args[-1])
-    if shared_gpus(run):
+    if plan.shared_gpus:
         assert trainer.total + fraction * gpu < gpu
     assert trainer.total < gpu
     assert server.fixed + 16 * (run.inference.max_context_tokens or 0) * server.kv_per_token < fraction * gpu
@@ -72,16 +72,17 @@ def test_there_are_examples_from_one_to_512_gpus() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_trainer_and_servers_take_the_gpus_that_the_name_states(path: Path) -> None:
-    run = load_config(path)
+    plan = plan_run(load_config(path))
+    run = plan.run
     stated = {"one": 1, "eight": 8, "64": 64, "512": 512}[path.stem.split("-")[-2]]
-    assert mesh_problems(run) == []
+    assert [problem for problem in plan.problems if problem.startswith("trainer.")] == []
     servers = run.inference.servers * tensor_parallel(run.inference)
-    assert run.trainer.parallel.shape.world + servers - len(shared_gpus(run)) == stated
+    assert run.trainer.parallel.shape.world + servers - len(plan.shared_gpus) == stated
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_only_the_mixture_of_experts_is_refused_as_its_comment_states(path: Path) -> None:
-    refused = model_problems(load_config(path)) != []
+    refused = plan_run(load_config(path)).problems != ()
     assert refused == ("`--dry-run` refuses to train it" in path.read_text()) == ("235b-a22b" in path.stem)
 
 
@@ -90,7 +91,6 @@ def test_the_table_of_the_guide_gives_the_memory_of_the_files_that_it_names() ->
     named = re.findall(r"\[(\d+) GiB\]\(\.\./\.\./(examples/gpu/[\w.-]+\.yaml)\)", page)
     assert len(named) == 10
     for stated, file in named:
-        run = load_config(ROOT / file)
-        shape = model_shape_of(run.model.path)
-        assert shape is not None
-        assert stated == f"{trainer_memory(run, shape).total / GIB:.0f}", file
+        memory = plan_run(load_config(ROOT / file)).memory
+        assert memory is not None
+        assert stated == f"{memory.trainer.total / GIB:.0f}", file

@@ -10,9 +10,9 @@ from agentrl.cluster.resources import ray_resources
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.hosts import count_cores
-from agentrl.plan.gpus import missing_gpus
-from agentrl.plan.mesh import with_mesh
-from agentrl.plan.plan import describe_plan
+from agentrl.plan.places import missing_gpus
+from agentrl.plan.plan import plan_run
+from agentrl.plan.text import describe_plan
 from agentrl_workflows.demo.ray_nodes import HEAD_CPUS, NODE_CPUS, LocalRayCluster
 
 
@@ -23,10 +23,10 @@ def run_with(*flags: str) -> RunConfig:
 
 def test_the_plan_names_the_cluster_and_who_chose_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
-    assert "Ray at 10.0.0.9:6379 ($RAY_ADDRESS)" in describe_plan(run_with())
-    assert "Ray at 10.0.0.1:6379 (cluster.address)" in describe_plan(run_with("--cluster.address=10.0.0.1:6379"))
+    assert "Ray at 10.0.0.9:6379 ($RAY_ADDRESS)" in describe_plan(plan_run(run_with()))
+    assert "Ray at 10.0.0.1:6379 (cluster.address)" in describe_plan(plan_run(run_with("--cluster.address=10.0.0.1:6379")))
     monkeypatch.delenv("RAY_ADDRESS")
-    assert "a Ray cluster that starts on this machine for the run" in describe_plan(run_with())
+    assert "a Ray cluster that starts on this machine for the run" in describe_plan(plan_run(run_with()))
 
 
 def test_weights_go_from_memory_unless_a_shared_folder_is_named():
@@ -57,18 +57,18 @@ def test_dp_auto_takes_the_gpus_of_the_cluster_that_servers_leave(
     (tmp_path / "dev").mkdir()
     for number in range(8):
         (tmp_path / "dev" / f"nvidia{number}").touch()
-    run = with_mesh(run_with("--trainer.parallel.dp=auto", *flags), tmp_path)
-    assert run.trainer.parallel.dp == expected
-    assert f"places {run.trainer.parallel.shape.world} trainer rank(s)" in describe_plan(run)
+    plan = plan_run(run_with("--trainer.parallel.dp=auto", *flags), tmp_path)
+    assert plan.run.trainer.parallel.dp == expected
+    assert f"places {plan.run.trainer.parallel.shape.world} trainer rank(s)" in describe_plan(plan)
 
 
 def test_dp_auto_takes_cores_where_the_cluster_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     cores, auto = count_cores(), "--trainer.parallel.dp=auto"
     run = run_with(auto, "--inference.urls=[http://127.0.0.1:30000]", "--inference.backend=sglang")
-    assert with_mesh(run, tmp_path).trainer.parallel.dp == cores
+    assert plan_run(run, tmp_path).run.trainer.parallel.dp == cores
     with pytest.raises(ConfigError, match=rf"the Ray cluster has {cores} core\(s\), of which {cores} server\(s\) and 0 "):
-        with_mesh(run_with(auto, f"--inference.servers={cores}"), tmp_path)
+        plan_run(run_with(auto, f"--inference.servers={cores}"), tmp_path)
 
 
 @pytest.mark.ray
@@ -78,7 +78,7 @@ def test_a_cluster_is_asked_what_it_has(cluster: LocalRayCluster):
     assert cpus in [HEAD_CPUS + nodes * NODE_CPUS for nodes in range(2, 9)]  # other tests remove nodes and add some
     assert gpus == 0
     run = run_with("--trainer.parallel.dp=auto", f"--cluster.address={cluster.address}", "--inference.servers=2")
-    assert with_mesh(run).trainer.parallel.dp == cpus - 2
+    assert plan_run(run).run.trainer.parallel.dp == cpus - 2
 
 
 def test_doctor_names_what_a_cluster_lacks_for_the_run():

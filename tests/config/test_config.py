@@ -23,7 +23,7 @@ from agentrl.configbase import Config
 from agentrl.data.config import WeightedSource
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
-from agentrl.plan.plan import resolved_yaml
+from agentrl.plan.text import resolved_yaml
 from agentrl.trainer.config import ParallelConfig
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}

@@ -15,24 +15,27 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import parse_config
-from agentrl.plan.memory import (
-    GIB,
-    ModelShape,
-    TrainerMemory,
-    checkpoint_memory,
-    memory_rows,
-    model_shape_of,
-    server_memory,
-    shared_gpus,
-    trainer_memory,
-)
-from agentrl.plan.snapshot import memory_for_snapshot, snapshot_problems, snapshot_rows
+from agentrl.plan.memory import GIB, RunMemory, TrainerMemory, run_memory
+from agentrl.plan.model import ModelShape, read_model
+from agentrl.plan.places import shared_gpus
+from agentrl.plan.plan import plan_run
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
 from tests.trainer.helpers import random_batch
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
+
+
+def memory_of(values: dict[str, Any], free: int | None = None, *, on_cpu: bool = False) -> RunMemory:
+    run = parse_config(GOOD | values)
+    return run_memory(run, shape_in(run.model.path), free, trains_on_cpu=on_cpu, sends=run.route.method == "distributed")
+
+
+def shape_in(path: str | Path) -> ModelShape:
+    shape = read_model(str(path)).shape
+    assert shape is not None
+    return shape
 
 
 def built(config: Qwen2Config | Qwen3Config) -> PreTrainedModel:
@@ -43,8 +46,7 @@ def built(config: Qwen2Config | Qwen3Config) -> PreTrainedModel:
     "name", ["Qwen3-0.6B", "Qwen3-1.7B-Base", "qwen3-4b-instruct-2507", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"]
 )
 def test_the_parameters_of_a_published_model_are_those_transformers_builds(name: str) -> None:
-    shape = model_shape_of(f"/nowhere/{name}")
-    assert shape is not None
+    shape = shape_in(f"/nowhere/{name}")
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -72,21 +74,20 @@ def test_the_shape_comes_from_config_json_where_there_is_one(
         num_key_value_heads=2,
     )
     config.save_pretrained(tmp_path)
-    shape = model_shape_of(str(tmp_path))
-    assert shape is not None
+    shape = shape_in(tmp_path)
     assert shape.num_parameters == built(config).num_parameters()
 
 
 @pytest.mark.parametrize("content", ['{"num_experts": 8, "num_attention_heads": 4}', '{"model_type": "mamba"}', "{"])
 def test_a_model_that_is_no_dense_decoder_has_no_estimate(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    assert model_shape_of(str(tmp_path)) is None
-    assert memory_rows(parse_config(GOOD | {"model": {"path": str(tmp_path)}})) == []
+    assert read_model(str(tmp_path)).shape is None
+    assert plan_run(parse_config(GOOD | {"model": {"path": str(tmp_path)}})).memory is None
 
 
 @pytest.mark.parametrize("name", ["Qwen3-33B", "Qwen3-4B.old", "Llama-3", "model"])
 def test_a_path_that_names_no_known_model_has_no_estimate(name: str) -> None:
-    assert model_shape_of(f"/nowhere/{name}") is None
+    assert read_model(f"/nowhere/{name}").shape is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -105,8 +106,7 @@ def test_activations_are_what_autograd_saves(tmp_path: Path, dtype: str, checkpo
             head_dim=16,
         )
         config.save_pretrained(tmp_path)
-        shape = model_shape_of(str(tmp_path))
-        assert shape is not None
+        shape = shape_in(tmp_path)
         measured.append(saved_bytes(built(config), tokens=512, dtype=dtype, checkpointing=checkpointing))
         estimated.append(shape.saved_bytes(dtype, checkpointing=checkpointing) * 512)
     assert estimated[1] - estimated[0] == pytest.approx(measured[1] - measured[0], rel=0.05)
@@ -135,36 +135,13 @@ def saved_bytes(model: PreTrainedModel, *, tokens: int, dtype: str, checkpointin
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
-def test_training_takes_sixteen_bytes_a_parameter_and_more() -> None:
-    shape = model_shape_of("Qwen3-8B")
-    assert shape is not None
-    trainer = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16", "gradient_checkpointing": True}}), shape)
-    assert trainer.weights + trainer.gradients + trainer.optimizer == 16 * 8_190_735_360
-    vocabulary, layer = 2 * 151_936 * 4096, (8_190_735_360 - 2 * 151_936 * 4096 - 4096) // 36
-    assert trainer.copies == 2 * (vocabulary + 2 * layer)  # gathered in bfloat16: embeddings, head and two layers at once
-    assert trainer.reduced == 2 * vocabulary + (2 + 4) * layer  # a layer's gradients are reduced in float32
-    assert trainer.total > 141e9  # not on one H200 either
-
-
-def test_two_processes_hold_half_of_the_weights_each() -> None:
-    shape = model_shape_of("Qwen3-4B")
-    assert shape is not None
-    alone = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16"}}), shape)
-    split = trainer_memory(parse_config(GOOD | {"trainer": {"dtype": "bfloat16", "parallel": {"dp": 2}}}), shape)
-    assert (split.weights, split.gradients, split.optimizer) == tuple(
-        count // 2 for count in (alone.weights, alone.gradients, alone.optimizer)
-    )
-    assert (split.copies, split.activations) == (alone.copies, alone.activations)
-
-
 @pytest.mark.parametrize(
     ("name", "experts", "width", "billions"), [("Qwen3-30B-A3B", 128, 768, 30.5), ("qwen3-235b-a22b", 128, 1536, 235.1)]
 )
 def test_the_parameters_of_a_mixture_of_experts_are_those_transformers_builds(
     name: str, experts: int, width: int, billions: float
 ) -> None:
-    shape = model_shape_of(f"/nowhere/{name}")
-    assert shape is not None
+    shape = shape_in(f"/nowhere/{name}")
     config = AutoConfig.for_model(
         "qwen3_moe",
         vocab_size=shape.vocabulary,
@@ -186,21 +163,18 @@ def test_the_parameters_of_a_mixture_of_experts_are_those_transformers_builds(
 def test_a_mixture_of_experts_has_its_shape_in_config_json(tmp_path: Path) -> None:
     config = Qwen3MoeConfig(num_hidden_layers=2, num_experts=4, hidden_size=64, moe_intermediate_size=32)
     config.save_pretrained(tmp_path)
-    shape = model_shape_of(str(tmp_path))
-    assert shape is not None
+    shape = shape_in(tmp_path)
     assert (shape.experts, shape.experts_per_token, shape.intermediate) == (4, config.num_experts_per_tok, 32)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"mlp_only_layers": [0]}))
-    assert model_shape_of(str(tmp_path)) is None  # its layers differ
+    assert read_model(str(tmp_path)).shape is None  # its layers differ
 
 
 @given(dp=st.sampled_from([1, 2, 8]), cp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4, 8]))
 def test_each_axis_divides_what_it_splits(dp: int, cp: int, tp: int) -> None:
-    shape = model_shape_of("Qwen3-32B")
-    assert shape is not None
     settings = {"dtype": "bfloat16", "gradient_checkpointing": True, "microbatch_tokens": 32768}
 
     def memory(**axes: int) -> TrainerMemory:
-        return trainer_memory(parse_config(GOOD | {"trainer": {**settings, "parallel": axes}}), shape)
+        return memory_of({"model": {"path": "Qwen3-32B"}, "trainer": {**settings, "parallel": axes}}).trainer
 
     one, split, copied = memory(), memory(dp=dp, cp=cp, tp=tp), memory(dp=dp, cp=cp, tp=tp, replicate=2)
     assert split == copied  # each copy of the weights takes the same again
@@ -209,18 +183,6 @@ def test_each_axis_divides_what_it_splits(dp: int, cp: int, tp: int) -> None:
     assert (split.copies * tp, split.reduced * tp) == pytest.approx((one.copies, one.reduced))
     assert one.activations / (cp * tp) <= split.activations * 1.000001 <= one.activations / cp * 1.000002
     assert split.logits <= one.logits / tp
-
-
-def test_a_server_s_share_is_divided_over_its_gpus() -> None:
-    shape = model_shape_of("Qwen3-4B")
-    assert shape is not None
-    given = {"backend": "sglang", "dtype": "bfloat16", "max_running_requests": 10, "max_context_tokens": 1000}
-    one = server_memory(parse_config(GOOD | {"inference": given}), shape)
-    two = server_memory(parse_config(GOOD | {"inference": given | {"sglang_args": ["--tp", "2"]}}), shape)
-    assert one.weights == 2 * 4_022_468_096
-    assert one.kv_per_token == 36 * 8 * 128 * 2 * 2
-    assert one.kv_wanted == one.kv_per_token * 10_000
-    assert (two.weights, two.kv_per_token) == (one.weights // 2, one.kv_per_token // 2)
 
 
 @pytest.mark.parametrize(
@@ -242,32 +204,6 @@ def test_a_gpu_that_trainer_and_server_would_both_use_is_found(
     assert shared_gpus(parse_config(GOOD | given)) == expected
 
 
-def test_the_plan_s_rows_add_up(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({}))
-    rows = dict(memory_rows(parse_config(GOOD)))
-    assert "trainer about" in rows["memory"]
-    assert "4.02e9 parameters" in rows["memory"]
-    shape = model_shape_of(GOOD["model"]["path"])
-    assert isinstance(shape, ModelShape)
-    assert f"{trainer_memory(parse_config(GOOD), shape).total / GIB:.1f} GiB" in rows["memory"]
-
-
-@pytest.mark.parametrize(
-    ("axes", "launcher", "expected"),
-    [
-        ({}, "local", "45.0 GiB"),
-        ({"dp": 2, "tp": 2, "replicate": 2}, "local", "45.0 GiB, 5.6 GiB for each of 8 trainer processes"),
-        ({"dp": 2}, "ray", "22.5 GiB for each of 2 trainer processes on their machines"),
-    ],
-)
-def test_the_plan_counts_the_host_memory_of_a_checkpoint_s_copy(axes: dict[str, int], launcher: str, expected: str) -> None:
-    run = parse_config(GOOD | {"trainer": {"parallel": axes}, "cluster": {"launcher": launcher}})
-
-    assert f"host memory for the copy of a checkpoint while it is written: {expected}" in [
-        row for _, row in memory_rows(run)
-    ]
-
-
 def test_a_checkpoint_s_copy_is_as_large_as_what_a_trainer_stages(checkpoint: Path) -> None:
     trainer = PolicyTrainer(
         PolicyModel(checkpoint, device=torch.device("cpu")), TrainerConfig(), AlgorithmConfig(), total_steps=9
@@ -275,10 +211,8 @@ def test_a_checkpoint_s_copy_is_as_large_as_what_a_trainer_stages(checkpoint: Pa
     trainer.step(random_batch())
     parts = trainer.stage()
     staged = sum(len(part.data.data) for tensors in (parts.weights, parts.optimizer) for part in tensors.values())
-    shape = model_shape_of(str(checkpoint))
-    assert shape is not None
 
-    counted = checkpoint_memory(parse_config(GOOD | {"model": {"path": str(checkpoint)}}), shape)
+    counted = memory_of({"model": {"path": str(checkpoint)}}).checkpoint
 
     assert counted == pytest.approx(staged, rel=0.05)  # random states and step counters come on top
 
@@ -302,24 +236,23 @@ _SENT: dict[str, Any] = {"sync": {"method": "distributed"}, "inference": {"dtype
 def test_the_plan_names_the_host_memory_of_published_weights_and_whether_a_copy_stays(
     given: dict[str, Any], free_gib: int | None, expected: str
 ) -> None:
-    [(_, row)] = snapshot_rows(parse_config(GOOD | given), None if free_gib is None else free_gib * GIB)
-    assert expected in row
+    memory = memory_of(given, None if free_gib is None else free_gib * GIB)
+    assert expected in memory.snapshot.row(parse_config(GOOD | given).trainer)
 
 
 def test_a_snapshot_that_is_asked_for_and_does_not_fit_is_an_error_of_the_plan() -> None:
-    run = parse_config(GOOD | _SENT | {"trainer": {"snapshot": "host"}})
-    assert snapshot_problems(run, 15 * GIB) == []
-    assert snapshot_problems(run, 14 * GIB) == [
+    asked, auto = TrainerConfig(snapshot="host"), TrainerConfig()
+    assert memory_of(_SENT, 15 * GIB).snapshot.problems(asked) == []
+    assert memory_of(_SENT, 14 * GIB).snapshot.problems(asked) == [
         "trainer.snapshot: host takes 15.0 GiB of host memory on rank 0, and 14.0 GiB are free for it; set stream or auto"
     ]
-    assert snapshot_problems(parse_config(GOOD | _SENT), 1) == []
+    assert memory_of(_SENT, 1).snapshot.problems(auto) == []
 
 
 def test_a_trainer_on_the_cpu_leaves_less_memory_for_published_weights() -> None:
-    run, shape = parse_config(GOOD | {"trainer": {"device": "cpu"}}), model_shape_of(GOOD["model"]["path"])
-    assert shape is not None
-    assert memory_for_snapshot(run, 99 * GIB) == 99 * GIB - 12 * shape.num_parameters
-    assert memory_for_snapshot(run, GIB) == 0
-    assert memory_for_snapshot(run, None) is None
-    elsewhere = parse_config(GOOD | {"cluster": {"launcher": "attach"}})
-    assert memory_for_snapshot(elsewhere, 99 * GIB) is None
+    taken = 12 * shape_in(GOOD["model"]["path"]).num_parameters
+    assert memory_of({}, 99 * GIB).snapshot.free == 99 * GIB
+    assert memory_of({}, 99 * GIB, on_cpu=True).snapshot.free == 99 * GIB - taken
+    assert memory_of({}, GIB, on_cpu=True).snapshot.free == 0
+    assert memory_of({}, None, on_cpu=True).snapshot.free is None
+    assert memory_of({"cluster": {"launcher": "attach"}}, 99 * GIB).snapshot.free is None

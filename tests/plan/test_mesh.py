@@ -9,16 +9,22 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import parse_config
+from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
-from agentrl.plan.gpus import missing_gpus
-from agentrl.plan.mesh import mesh_problems, with_mesh
+from agentrl.plan.mesh import mesh_problems
+from agentrl.plan.model import model_of
+from agentrl.plan.places import missing_gpus
+from agentrl.plan.plan import plan_run
 from agentrl.trainer.parallel.shape import MeshShape
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
 
 
 _LONG = ["--trainer.microbatch_tokens", "262144", "--trainer.dtype", "bfloat16", "--trainer.gradient_checkpointing", "true"]
+
+
+def problems_of(run: RunConfig) -> list[str]:
+    return mesh_problems(run.trainer, model_of(run.model))
 
 
 @pytest.fixture
@@ -50,18 +56,18 @@ def test_dp_auto_takes_the_gpus_that_servers_and_other_axes_leave(
     eight_gpus: Path, flags: list[str], expected: MeshShape
 ) -> None:
     run = parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags)
-    assert with_mesh(run, eight_gpus).trainer.parallel.shape == expected
+    assert plan_run(run, eight_gpus).run.trainer.parallel.shape == expected
 
 
 def test_a_machine_without_gpus_trains_in_one_process(tmp_path: Path) -> None:
     run = parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}})
-    assert with_mesh(run, tmp_path).trainer.parallel.shape == MeshShape()
+    assert plan_run(run, tmp_path).run.trainer.parallel.shape == MeshShape()
 
 
 def test_a_number_of_gpus_that_the_other_axes_do_not_divide_is_an_error(eight_gpus: Path) -> None:
     run = parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto", "tp": 3}}})
     with pytest.raises(ConfigError, match=r"trainer\.parallel\.dp: auto, and the trainer has 8 place\(s\), which .* of 3"):
-        with_mesh(run, eight_gpus)
+        plan_run(run, eight_gpus)
 
 
 def test_an_axis_that_is_still_auto_has_no_shape() -> None:
@@ -79,7 +85,7 @@ def test_an_axis_is_a_number_or_auto(given: str) -> None:
 def test_auto_says_that_no_mesh_fits(eight_gpus: Path) -> None:
     flags = ["--model.path", "Qwen3-235B-A22B", "--trainer.parallel.cp", "auto", "--trainer.dtype", "bfloat16"]
     with pytest.raises(ConfigError, match=r"trainer\.parallel: auto finds no mesh .* use more GPUs"):
-        with_mesh(parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags), eight_gpus)
+        plan_run(parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags), eight_gpus)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -90,9 +96,9 @@ def test_dp_auto_under_attach_takes_the_ranks_of_the_scheduler(
     for name in ("WORLD_SIZE", "SLURM_NTASKS", "LWS_GROUP_SIZE", "SKYPILOT_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"attach counts the ranks by WORLD_SIZE.*SLURM_NTASKS.*or give dp a number"):
-        with_mesh(parse_config(GOOD | far), eight_gpus)
+        plan_run(parse_config(GOOD | far), eight_gpus)
     monkeypatch.setenv("SLURM_NTASKS", "16")
-    assert with_mesh(parse_config(GOOD | far), eight_gpus).trainer.parallel.shape == MeshShape(dp=8, tp=2)
+    assert plan_run(parse_config(GOOD | far), eight_gpus).run.trainer.parallel.shape == MeshShape(dp=8, tp=2)
 
 
 def test_gpus_of_other_machines_are_not_counted(eight_gpus: Path) -> None:
@@ -118,7 +124,7 @@ def test_gpus_of_other_machines_are_not_counted(eight_gpus: Path) -> None:
 def test_a_mesh_that_the_model_forbids_is_a_problem_of_the_plan(
     model: str, axes: dict[str, int], expected: str | None
 ) -> None:
-    problems = mesh_problems(parse_config(GOOD | {"model": {"path": model}, "trainer": {"parallel": axes}}))
+    problems = problems_of(parse_config(GOOD | {"model": {"path": model}, "trainer": {"parallel": axes}}))
     if expected is None:
         assert problems == []
     else:
@@ -140,20 +146,20 @@ def test_config_json_shows_what_the_trainer_cannot_split(
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
     given = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, **shape, **change}
     (tmp_path / "config.json").write_text(json.dumps(given))
-    problems = mesh_problems(parse_config(GOOD | {"model": {"path": str(tmp_path)}, "trainer": {"parallel": axes}}))
+    problems = problems_of(parse_config(GOOD | {"model": {"path": str(tmp_path)}, "trainer": {"parallel": axes}}))
     assert [problem.startswith(start) for problem, start in zip(problems, expected, strict=True)] == [True] * len(expected)
 
 
 @pytest.mark.parametrize("dp", [1, 2])
 def test_an_exchange_may_not_wait_as_long_as_the_call_that_it_is_part_of(dp: int) -> None:
     trainer = {"parallel": {"dp": dp}, "collective_timeout_s": 600}
-    problems = mesh_problems(parse_config(GOOD | {"trainer": trainer}))
+    problems = problems_of(parse_config(GOOD | {"trainer": trainer}))
     assert len(problems) == dp - 1
     assert all(problem.startswith("trainer.collective_timeout_s: 600 s is not less than the 600 s") for problem in problems)
 
 
 def test_deadlines_that_do_not_fit_leave_the_choice_of_the_mesh_as_it_is(eight_gpus: Path) -> None:
     flags = [*_LONG, "--trainer.parallel.cp", "auto", "--trainer.collective_timeout_s", "90000"]
-    run = with_mesh(parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags), eight_gpus)
-    assert run.trainer.parallel.shape == MeshShape(dp=2, cp=4)
-    assert any("collective_timeout_s" in problem for problem in mesh_problems(run))
+    plan = plan_run(parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags), eight_gpus)
+    assert plan.run.trainer.parallel.shape == MeshShape(dp=2, cp=4)
+    assert any("collective_timeout_s" in problem for problem in plan.problems)

@@ -13,9 +13,10 @@ from agentrl.client import Client
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.train import load_parts
-from agentrl.plan.gpus import missing_gpus
-from agentrl.plan.plan import describe_plan, missing_here, plan_problems, resolved_yaml
-from agentrl.plan.rewards import reward_warnings
+from agentrl.plan.checks import missing_here, reward_warnings
+from agentrl.plan.places import missing_gpus
+from agentrl.plan.plan import plan_run
+from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl.types import Task
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
@@ -63,7 +64,7 @@ HERE = GOOD | {"workflow": f"{__name__}:solve", "tasks": {"factory": f"{__name__
     ],
 )
 def test_the_plan_names_the_choice(flags: list[str], expected: str) -> None:
-    assert expected in describe_plan(parse_config(GOOD, flags))
+    assert expected in describe_plan(plan_run(parse_config(GOOD, flags)))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_the_plan_names_the_choice(flags: list[str], expected: str) -> None:
 def test_the_plan_says_whether_an_evaluation_holds_one_version(weights: str, expected: str) -> None:
     tasks = {"path": "tasks.jsonl", "eval_path": "held-out.jsonl"}
     run = parse_config(GOOD | {"tasks": tasks, "engine": {"eval_every": 5, "eval_weights": weights}})
-    assert expected in describe_plan(run)
+    assert expected in describe_plan(plan_run(run))
 
 
 @pytest.mark.parametrize("flags", [[], ["--seed", "3", "--trainer.betas", "[0.9, 0.99]", "--inference.threads", "2"]])
@@ -92,7 +93,7 @@ def test_the_plan_says_what_this_machine_lacks_and_demands_none_of_it(
     monkeypatch.setenv("AGENTRL_SGLANG_PYTHON", "/nowhere/python")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     flags = ["--trainer.device", "cuda", "--inference.device", "cuda:1", "--inference.backend", "sglang"]
-    assert missing_here(parse_config(HERE, flags)) == [
+    assert missing_here(plan_run(parse_config(HERE, flags))) == [
         "model.path: there is no directory model; put a HF checkpoint there, or name a model of the hub "
         "(hf://org/name) after `agentrl download hf://org/name`",
         "trainer.device: cuda, and there is no GPU",
@@ -100,7 +101,7 @@ def test_the_plan_says_what_this_machine_lacks_and_demands_none_of_it(
         "$AGENTRL_SGLANG_PYTHON: /nowhere/python is not an executable; expected the Python of SGLang's environment",
     ]
     (tmp_path / "model").mkdir()
-    assert missing_here(parse_config(HERE)) == []
+    assert missing_here(plan_run(parse_config(HERE))) == []
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_the_plan_lists_what_cannot_be_imported_or_read(
     (tmp_path / "model").mkdir()
     (tmp_path / "good.jsonl").write_text('{"q": 1}\n')
     (tmp_path / "bad.jsonl").write_text("oops\n")
-    [line] = missing_here(parse_config(HERE | change))
+    [line] = missing_here(plan_run(parse_config(HERE | change)))
     assert line.startswith(expected)
 
 
@@ -155,7 +156,7 @@ def test_the_plan_counts_the_gpus_a_run_asks_for(
 
 def test_a_gpu_that_is_not_here_is_an_error_before_anything_is_loaded_or_started() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.device: cuda:99, and .*; set it to auto or cpu"):
-        load_parts(parse_config(HERE, ["--trainer.device", "cuda:99"]))
+        load_parts(plan_run(parse_config(HERE, ["--trainer.device", "cuda:99"])))
 
 
 async def solve_by_turns(task: Task, client: Client) -> float:
@@ -187,15 +188,15 @@ def test_a_mixture_of_experts_is_refused_with_what_is_supported(
     if config is not None:
         (tmp_path / model).mkdir()
         (tmp_path / model / "config.json").write_text(json.dumps(config))
-    run = parse_config(HERE | {"model": {"path": model}})
-    [line] = plan_problems(run)
+    plan = plan_run(parse_config(HERE | {"model": {"path": model}}))
+    [line] = plan.problems
     assert f"is a mixture of {experts} experts" in line
     assert line.endswith("use a dense model of the architectures Qwen2, Qwen3, Llama or Mistral")
     with pytest.raises(ConfigError, match=f"is a mixture of {experts} experts"):
-        load_parts(run)
+        load_parts(plan)
 
 
 @pytest.mark.parametrize("config", [{"model_type": "qwen3"}, {"num_experts": 1}, {"num_experts": None}])
 def test_a_dense_model_is_not_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert plan_problems(parse_config(HERE | {"model": {"path": str(tmp_path)}})) == []
+    assert plan_run(parse_config(HERE | {"model": {"path": str(tmp_path)}})).problems == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ import pytest
 from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.ending import describe_end, describe_interrupted_run
-from agentrl.plan.advice import WINDOW_STEPS, advise_driver, advise_move, busy_windows, split_of
-from agentrl.plan.memory import model_shape_of, trainer_memory
-from agentrl.plan.plan import describe_plan, resolved_yaml
-from agentrl.plan.split import resolve_run, split_rows
-from agentrl.plan.split_record import read_splits, record_split
+from agentrl.plan.model import model_of
+from agentrl.plan.plan import plan_run
+from agentrl.plan.resizing import WINDOW_STEPS, advise_driver, advise_move, busy_windows, read_splits, record_split, split_of
+from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl.simulate.costs.hardware import gpu_sheet
 
 GOOD: dict[str, Any] = {
@@ -35,6 +35,10 @@ def eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(8):
         (tmp_path / "dev" / f"nvidia{number}").touch()
     return tmp_path
+
+
+def resolve_run(run: RunConfig, root: Path, *, resumes: bool = False) -> RunConfig:
+    return plan_run(run, root, resumes=resumes).run
 
 
 def gpus_of(run: RunConfig) -> tuple[int, int]:
@@ -97,16 +101,12 @@ def test_too_few_gpus_are_refused_when_the_file_is_read(flags: list[str]) -> Non
 
 
 def test_the_plan_gives_the_split_and_the_reason() -> None:
-    run = resolve_run(parse_config(GOOD, ["--cluster.gpus=16"]))
-    [(name, text), (_, reason), *_] = split_rows(run)
-    assert name == "split"
-    assert "of 16" in text
-    assert "s of rollouts" in reason
-    assert "\nsplit " in describe_plan(run)
+    text = describe_plan(plan_run(parse_config(GOOD, ["--cluster.gpus=16"])))
+    assert re.search(r"\nsplit +\d+ GPUs? train, \d+ serve of 16; .*\n +formula, .* s of rollouts", text)
 
 
 def test_a_run_without_a_split_has_no_row() -> None:
-    assert split_rows(parse_config({**GOOD, "cluster": {}})) == []
+    assert "\nsplit " not in describe_plan(plan_run(parse_config({**GOOD, "cluster": {}})))
 
 
 def write_steps(
@@ -136,7 +136,7 @@ def test_a_run_whose_trainer_idles_advises_to_move_gpus_to_rollouts(eight_gpus: 
     run = resolve_run(run_file(eight_gpus), eight_gpus)
     write_steps(run, IDLE_TRAINER)
     assert gpus_of(run) == (6, 2)
-    move = advise_move(run, eight_gpus)
+    move = advise_move(run, model_of(run.model), eight_gpus)
     assert move is not None
     assert move.better.train < 6
     assert "faster" in str(move)
@@ -188,7 +188,7 @@ def test_steps_under_an_earlier_split_advise_nothing(eight_gpus: Path) -> None:
     file = run_file(eight_gpus, "--cluster.resize=at_restart")
     write_steps(start(file, eight_gpus, 0, resumes=False), IDLE_TRAINER)
     second = start(file, eight_gpus, len(IDLE_TRAINER), resumes=True)
-    assert advise_move(second, eight_gpus) is None
+    assert advise_move(second, model_of(second.model), eight_gpus) is None
     write_steps(second, [(0.1, 1000.0)] * WINDOW_STEPS)
     assert resolve_run(file, eight_gpus, resumes=True) == second
 
@@ -220,7 +220,7 @@ def test_a_record_of_something_else_is_named(eight_gpus: Path) -> None:
 def test_a_driver_without_time_is_named_in_place_of_another_split(eight_gpus: Path, flags: list[str], change: str) -> None:
     run = resolve_run(run_file(eight_gpus, *flags), eight_gpus)
     write_steps(run, IDLE_TRAINER, driver=1.02)
-    assert advise_move(run, eight_gpus) is None
+    assert advise_move(run, model_of(run.model), eight_gpus) is None
     text = advise_driver(run)
     assert text is not None
     assert text.startswith("1.0 cores busy")
@@ -245,7 +245,7 @@ def test_a_driver_with_time_left_is_not_named(eight_gpus: Path) -> None:
 def test_steps_that_do_not_say_how_busy_the_trainer_was_are_no_idle_time(eight_gpus: Path) -> None:
     run = resolve_run(run_file(eight_gpus), eight_gpus)
     write_steps(run, IDLE_TRAINER, without=("trainer_busy_share", "driver_busy_cores"))
-    assert advise_move(run, eight_gpus) is None
+    assert advise_move(run, model_of(run.model), eight_gpus) is None
     assert advise_driver(run) is None
 
 
@@ -255,12 +255,12 @@ AXES = ["--trainer.parallel.tp=auto", "--trainer.parallel.cp=auto"]
 
 def test_split_and_mesh_are_decided_together(eight_gpus: Path) -> None:
     flags = [*LONG, "--trainer.microbatch_tokens=65536", *AXES]
-    run = resolve_run(parse_config(GOOD, flags), eight_gpus)
-    mesh, shape = run.trainer.parallel.shape, model_shape_of(run.model.path)
-    assert shape is not None
+    plan = plan_run(parse_config(GOOD, flags), eight_gpus)
+    run, mesh = plan.run, plan.run.trainer.parallel.shape
     assert mesh.cp * mesh.tp > 1
     assert mesh.world + 4 * run.inference.servers == 64
-    assert trainer_memory(run, shape).total <= gpu_sheet("h100").memory
+    assert plan.memory is not None
+    assert plan.memory.trainer.total <= gpu_sheet("h100").memory
     alone = resolve_run(parse_config(GOOD, [*flags, "--cluster.split={train: 32, rollout: 32}"]), eight_gpus)
     assert alone.trainer.parallel.shape.world == 32
     file = eight_gpus / "run.yaml"

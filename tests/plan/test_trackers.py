@@ -12,7 +12,9 @@ import pytest
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.observe.trackers.to_jsonl import JsonlTracker
-from agentrl.plan.plan import describe_plan, missing_here
+from agentrl.plan.checks import missing_here
+from agentrl.plan.plan import plan_run
+from agentrl.plan.text import describe_plan
 from agentrl.plan.trackers import BUNDLED, load_trackers
 
 TRACKER = """
@@ -89,5 +91,7 @@ def test_a_missing_package_names_its_extra(name: str) -> None:
 
 def test_the_plan_names_the_trackers_and_what_they_lack(here: Path) -> None:
     run = make_run(track=["my_trackers:Stranger"], track_project="p")
-    assert "trackers    my_trackers:Stranger, project p, with 3 episodes of each step and evaluation" in describe_plan(run)
-    assert any("is not a tracker" in line for line in missing_here(run))
+    assert "trackers    my_trackers:Stranger, project p, with 3 episodes of each step and evaluation" in describe_plan(
+        plan_run(run)
+    )
+    assert any("is not a tracker" in line for line in missing_here(plan_run(run)))

@@ -24,8 +24,8 @@ from agentrl.hosts import is_loopback
 from agentrl.inference.launch.anywhere import with_device
 from agentrl.inference.launch.sglang import runs_on_cpu
 from agentrl.jobs.rollouts import num_workers
-from agentrl.plan.basis import gpus_per_server
-from agentrl.plan.split import resolve_run
+from agentrl.plan.memory import gpus_per_server
+from agentrl.plan.plan import plan_run
 
 
 def check_cluster(report: CheckReport, run: RunConfig) -> None:
@@ -62,7 +62,7 @@ async def _ray_nodes(run: RunConfig) -> str:
         resources: dict[str, float] = ray.cluster_resources()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         gpus, cpus = resources.get("GPU", 0), resources.get("CPU", 0)
-        check_room(resolve_run(run), gpus, cpus)
+        check_room(plan_run(run).run, gpus, cpus)
         return f"version {ray.__version__}, {len(nodes)} node(s), {gpus:g} GPU(s), {cpus:g} core(s)"
 
 
@@ -79,7 +79,7 @@ def check_room(run: RunConfig, gpus: float, cpus: float) -> None:
     serves_on_gpus = inference.device.startswith("cuda")
     if inference.backend == "sglang":
         serves_on_gpus = not runs_on_cpu(inference)
-    asked_gpus = ranks * trains_on_gpus + servers * gpus_per_server(run) * serves_on_gpus
+    asked_gpus = ranks * trains_on_gpus + servers * gpus_per_server(run.inference) * serves_on_gpus
     asked_cpus = ranks + servers + workers
     if asked_gpus > gpus or asked_cpus > cpus:
         raise ConfigError(

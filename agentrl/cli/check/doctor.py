@@ -31,7 +31,7 @@ from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.wire import check_sglang_version
 from agentrl.jobs.train import load_renderer
-from agentrl.plan.split import resolve_run
+from agentrl.plan.plan import plan_run
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.sandbox import SandboxConfig, open_sandbox, python_program
 from agentrl.tokens.renderer import Renderer
@@ -214,7 +214,7 @@ async def _load_trainer(run: RunConfig) -> str:
     """Start the trainer worker, let it load the model, and end it, within `trainer.call_timeout_s`."""
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
         async with launch_trainer(
-            resolve_run(run).trainer,
+            plan_run(run).run.trainer,
             run.algorithm,
             model_path=run.model.directory,
             total_steps=run.engine.steps,

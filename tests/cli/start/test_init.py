@@ -13,7 +13,8 @@ import pytest
 from agentrl.cli.start.init import start_project, templates
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.plan.plan import missing_here
+from agentrl.plan.checks import missing_here
+from agentrl.plan.plan import plan_run
 from tests.support.cli import agentrl
 
 
@@ -29,7 +30,7 @@ def test_a_project_is_whole_and_its_run_lacks_nothing(project: Path, monkeypatch
     monkeypatch.chdir(project)
     run = load_config("run.yaml")
     assert run.name == "my-agent"
-    assert [lack for lack in missing_here(run) if "workflow" not in lack] == []
+    assert [lack for lack in missing_here(plan_run(run)) if "workflow" not in lack] == []
     assert {path.name for path in project.iterdir()} >= {
         "agent.py",
         "test_agent.py",

@@ -1,0 +1,85 @@
+"""Checks that import the user's modules and read task files: parts that are missing here, and rewards that do not fit.
+
+Invariant: no factory is called and nothing is started. What this machine lacks is listed and is no error.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from textwrap import dedent
+
+from agentrl.config import RunConfig
+from agentrl.data.load import load_held_out, load_training
+from agentrl.data.source import find_function
+from agentrl.engine.skipped import TURN_REWARDS_ADVICE
+from agentrl.errors import ConfigError
+from agentrl.inference.launch.sglang import find_sglang_python
+from agentrl.plan.plan import Plan
+from agentrl.plan.trackers import load_trackers
+from agentrl.workflow import import_user_module, load_workflow
+
+
+def missing_here(plan: Plan) -> list[str]:
+    """Return what the run needs and this machine lacks, as far as that can be found without starting anything."""
+    config = plan.run
+    tasks, inference = config.tasks, config.inference
+    probes: list[Callable[[], object]] = [partial(load_workflow, config.workflow, config.workflow_args)]
+    if all(source.factory is None for source in tasks.training):
+        probes.append(partial(load_training, tasks))
+    if tasks.held_out is not None and tasks.held_out.factory is None:
+        probes.append(partial(load_held_out, tasks))
+    named = {"factory": tasks.factory, "map": tasks.map, "curriculum": tasks.curriculum}
+    named |= {f"sources.{number}.factory": source.factory for number, source in enumerate(tasks.sources)}
+    probes += [partial(find_function, name, f"tasks.{field}") for field, name in named.items() if name is not None]
+    probes.append(partial(load_trackers, config))
+    if inference.backend == "sglang" and not inference.urls and config.cluster.launcher != "ray":
+        probes.append(partial(find_sglang_python, inference))
+    missing: list[str] = []
+    try:
+        if not Path(config.model.directory).is_dir():
+            missing.append(
+                f"model.path: there is no directory {config.model.path}; put a HF checkpoint there, or name a model of the "
+                "hub (hf://org/name) after `agentrl download hf://org/name`"
+            )
+    except ConfigError as error:
+        missing.append(str(error))
+    missing += [*plan.missing_gpus, *(plan.memory.snapshot.problems(config.trainer) if plan.memory else ())]
+    for probe in probes:
+        try:
+            probe()
+        except ConfigError as error:
+            missing.append(str(error))
+    return missing
+
+
+def reward_warnings(config: RunConfig) -> list[str]:
+    """Return a warning where the workflow rewards single turns and the estimator gives every turn the whole return."""
+    if config.algorithm.advantage != "episode":
+        return []
+    module, _, name = config.workflow.partition(":")
+    try:
+        found: object = getattr(import_user_module(module), name)
+        source = dedent(inspect.getsource(found if inspect.isfunction(found) or inspect.isclass(found) else type(found)))
+    except (ConfigError, AttributeError, OSError, TypeError):  # reported elsewhere, or without a source
+        return []
+    if not _rewards_turns(source):
+        return []
+    return [f"{config.workflow} rewards single turns (`client.reward`), but {TURN_REWARDS_ADVICE}"]
+
+
+def _rewards_turns(source: str) -> bool:
+    """Return whether the source calls `reward` of some object with a completion and a value.
+
+    Example:
+        >>> _rewards_turns("client.reward(completion, 1.0)"), _rewards_turns("grader.reward(text)")
+        (True, False)
+    """
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == "reward" and len(call.args) + len(call.keywords) == 2
+        for call in calls
+    )

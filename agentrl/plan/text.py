@@ -1,0 +1,297 @@
+"""The plan of a run as people read it, one aspect on each line, and its resolved run file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import yaml
+
+from agentrl.cluster.ray import ray_address
+from agentrl.config import RunConfig, inapplicable
+from agentrl.data.config import SourceConfig, WeightedSource
+from agentrl.data.source import never_ends
+from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
+from agentrl.engine.route import Route
+from agentrl.inference.launch.sglang import first_gpu, runs_on_cpu, tensor_parallel
+from agentrl.plan.basis import DEFAULT_GPU
+from agentrl.plan.memory import RunMemory, gib, longest_pass, running_requests
+from agentrl.plan.model import ModelShape
+from agentrl.plan.places import num_workers
+from agentrl.plan.plan import Plan
+from agentrl.trainer.parallel.shape import MeshShape
+
+
+def resolved_yaml(config: RunConfig) -> str:
+    """Return the resolved config with its defaults as YAML; `agentrl train` reads the same run from it."""
+    values = config.model_dump(mode="json")
+    # Fields that do not apply are left out, because a run file with them is refused.
+    for section, name in inapplicable(config):
+        del values[section][name]
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return the plan of a run, one aspect on each line."""
+    config = plan.run
+    rows = [
+        ("run", f"{config.name} (seed {config.seed}), files in {config.run_dir}/"),
+        ("workflow", f"{config.workflow} {config.workflow_args or ''}".rstrip()),
+        ("tasks", _tasks(config)),
+        ("weights", _weights(config)),
+        ("servers", _servers(config)),
+        *([("cluster", _ray_cluster(config))] if config.cluster.launcher == "ray" else []),
+        *_split(plan),
+        *_memory(plan),
+        ("sampling", _sampling(config)),
+        ("episodes", _episodes(config)),
+        ("batch", _batch(config)),
+        ("advantage", _advantage(config)),
+        ("loss", _loss(config)),
+        ("staleness", _staleness_rule(config)),
+        ("updates", _updates(config, plan.route)),
+        ("evaluation", _evaluation(config)),
+        ("failures", _failures(config)),
+        *([("trackers", _trackers(config))] if config.track else []),
+    ]
+    return "\n".join(f"{name:<11} {text}" for name, text in rows)
+
+
+def _split(plan: Plan) -> list[tuple[str, str]]:
+    """Return the rows on the split: the one that is taken, and its time in a step beside those of the next best."""
+    if plan.split is None:
+        return []
+    cluster, split, ranked = plan.run.cluster, plan.split, plan.ranked
+    after = {"off": "", "advise": "; the end of the run advises", "at_restart": "; a resumed run corrects it"}
+    row = ("split", f"{split} of {cluster.gpus}{after[cluster.resize]}")
+    if not ranked:
+        return [row]
+    best = [*(one for one in ranked if one.split == split), *(one for one in ranked if one.split != split)][:3]
+    times = "; ".join(f"{one.split}: {one.rollout_s:.3g} s of rollouts, {one.train_s:.3g} s of training" for one in best)
+    source = f"data sheet of the {plan.gpu or DEFAULT_GPU}{'' if plan.gpu else ', as the GPU is unknown'}"
+    return [row, ("", f"formula, for a step, by the {source}: {times}")]
+
+
+def _memory(plan: Plan) -> list[tuple[str, str]]:
+    """Return the rows on memory; none where the shape of the model is unknown."""
+    run, memory, shape = plan.run, plan.memory, plan.model.shape
+    if memory is None or shape is None:
+        return []
+    rows = [("memory", _trainer_memory(run, memory, shape)), ("", _checkpoint_memory(run, memory.checkpoint))]
+    if not run.inference.urls:
+        server = memory.server
+        room = f"a cache in which no request waits holds {server.kv_tokens} tokens and takes {gib(server.kv_wanted)} GiB"
+        cached = f"{server.kv_per_token / 1024:.1f} KiB of KV cache per token"
+        each = f"each server: {gib(server.weights)} GiB of weights and {cached}"
+        ways = tensor_parallel(run.inference)
+        rows.append(("", f"{each}{f', on each of its {ways} GPUs' if ways > 1 else ''}; {room}"))
+        if plan.shared_gpus:
+            least = gib(memory.trainer.total + server.fixed)
+            bound = "limit the server with inference.sglang_args: [--mem-fraction-static, share of the GPU]"
+            where = f"trainer and server share GPU {plan.shared_gpus[0]}"
+            rows.append(("", f"{where}: {least} GiB before the first cached token; {bound}"))
+    return [*rows, ("", memory.snapshot.row(run.trainer))]
+
+
+def _trainer_memory(run: RunConfig, memory: RunMemory, shape: ModelShape) -> str:
+    trainer, mesh = memory.trainer, run.trainer.parallel.shape
+    states = f"weights {gib(trainer.weights)} + gradients {gib(trainer.gradients)} + AdamW {gib(trainer.optimizer)}, float32"
+    copies = f"; gathered {gib(trainer.copies)} + gradients before they are split {gib(trainer.reduced)}"
+    copies = copies if trainer.copies else ""
+    tokens = -(-longest_pass(run.trainer, run.inference.context_limit) // mesh.cp)
+    batch = f"activations of {tokens} tokens {gib(trainer.activations)}; logits {gib(trainer.logits)}"
+    experts = ", each layer gathered with all its experts" if shape.experts else ""
+    count = f"{shape.num_parameters / 1e9:.2f}e9 parameters{experts}"
+    each_process = "each trainer process" if mesh.world > 1 else "trainer"
+    return f"{each_process} about {gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}"
+
+
+def _checkpoint_memory(run: RunConfig, each: int) -> str:
+    world = run.trainer.parallel.shape.world
+    row = "host memory for the copy of a checkpoint while it is written:"
+    if world == 1:
+        return f"{row} {gib(each)} GiB"
+    if run.cluster.launcher != "local":
+        return f"{row} {gib(each)} GiB for each of {world} trainer processes on their machines"
+    return f"{row} {gib(each * world)} GiB, {gib(each)} GiB for each of {world} trainer processes"
+
+
+def _tasks(config: RunConfig) -> str:
+    tasks = config.tasks
+    sources = ", ".join(_source(source) + _share(source.weight, tasks.training) for source in tasks.training)
+    order = f"; curriculum {tasks.curriculum}" if tasks.curriculum else "" if tasks.shuffle else "; in their own order"
+    return f"{sources}{order}; held out: {'none' if tasks.held_out is None else _source(tasks.held_out)}"
+
+
+def _source(source: SourceConfig) -> str:
+    mapped = f" mapped by {source.map}" if source.map else ""
+    kept = f" where {', '.join(f'{name} is {value}' for name, value in source.filter.items())}" if source.filter else ""
+    count = f", the first {source.limit}" if source.limit else ", endless" if never_ends(source) else ""
+    return f"{source.origin}{mapped}{kept}{count}"
+
+
+def _share(weight: float, sources: Sequence[WeightedSource]) -> str:
+    return "" if len(sources) == 1 else f" ({weight / sum(source.weight for source in sources):.0%})"
+
+
+def _weights(config: RunConfig) -> str:
+    trainer = config.trainer
+    local = config.model.local_path
+    at = f" at {local}" if local not in (None, config.model.path) else ""
+    processes = _trainer_processes(trainer.parallel.shape)
+    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {processes}"
+
+
+def _trainer_processes(shape: MeshShape) -> str:
+    if shape.world == 1:
+        return "1 process"
+    parts = f"1/{shape.shards * shape.tp} of the weights" if shape.shards * shape.tp > 1 else "a copy of the weights"
+    return f"{shape.world} processes ({shape}), each with {parts}"
+
+
+def _device(config: RunConfig) -> str:
+    return "CUDA if there is a device, else the CPU" if config.trainer.device == "auto" else config.trainer.device
+
+
+def _servers(config: RunConfig) -> str:
+    inference = config.inference
+    if inference.urls:
+        return f"{len(inference.urls)} running {inference.backend} server(s): {', '.join(inference.urls)}"
+    name = "embedded" if inference.backend == "embedded" else "SGLang"
+    running = running_requests(inference)
+    requests = "as many requests as fit" if running is None else f"{running} requests"
+    context = f"{inference.context_limit} tokens" if inference.context_limit else "up to the model's positions"
+    limits = f"{requests} of {context}, {config.resolved_inference.dtype}"
+    if config.cluster.launcher == "ray":
+        return f"{inference.servers} {name}, placed by Ray, device {inference.device}, {limits}"
+    return f"{inference.servers} {name}, launched on {inference.host}, {_server_device(config)}, {limits}"
+
+
+def _ray_cluster(config: RunConfig) -> str:
+    address, ranks = ray_address(config.cluster), config.trainer.parallel.shape.world
+    each = {"cpu": "a core", "auto": "a GPU, where the cluster has any,"}.get(config.trainer.device, "a GPU")
+    placed = f"places {ranks} trainer rank(s), with {each} each, and the servers"
+    if address == "local":
+        return f"a Ray cluster that starts on this machine for the run (cluster.address names another one) {placed}"
+    source = "cluster.address" if config.cluster.address else "$RAY_ADDRESS"
+    return f"Ray at {address} ({source}) {placed}"
+
+
+def _server_device(config: RunConfig) -> str:
+    inference = config.inference
+    if inference.backend == "embedded":
+        return f"device {inference.device}"
+    if runs_on_cpu(inference):
+        return "on the CPU" + (", as there is no GPU" if inference.device == "auto" else "")
+    ways = tensor_parallel(inference)
+    gpus = [first_gpu(inference, index) + way for index in range(inference.servers) for way in range(ways)]
+    return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
+
+
+def _sampling(config: RunConfig) -> str:
+    sampling = config.sampling
+    return (
+        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} tokens a call, "
+        f"history: {sampling.history}"
+    )
+
+
+def _episodes(config: RunConfig) -> str:
+    rollout = config.rollout
+    turns = f"at most {rollout.max_turns} turns" if rollout.max_turns else "turns unlimited by the run file"
+    where = "" if rollout.runner == "local" else f", in {num_workers(rollout)} worker(s) ({rollout.runner})"
+    return f"{rollout.max_concurrent_episodes} at once{where}, at most {rollout.episode_timeout_s:g} s each, {turns}"
+
+
+def _batch(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    return (
+        f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes, {config.trainer.minibatches} optimizer "
+        f"step(s) a batch, {config.engine.steps} batches"
+    )
+
+
+def _advantage(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    rule = {
+        "episode": "episode return minus group mean, for every token",
+        "turn": f"return-to-go of each turn (discount {algorithm.discount:g}) minus the other episodes' mean",
+    }[algorithm.advantage]
+    return f"{algorithm.advantage}: {rule}{', divided by the group deviation' if algorithm.normalize_std else ''}"
+
+
+def _loss(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    clip = f"ratios clipped to [{1 - algorithm.clip_low:g}, {1 + algorithm.clip_high:g}]"
+    if config.trainer.minibatches == 1:
+        clip = "1 minibatch: the ratio is always 1 and clipping never acts"
+    weight = f"behavior weight always applied, {algorithm.behavior_weight_mode} above {algorithm.behavior_weight_cap:g}"
+    return f"decoupled PPO, {clip}, {weight}; AdamW lr {config.trainer.lr:g}"
+
+
+def _staleness_rule(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    if algorithm.max_staleness == 0:
+        return "0: synchronous; each batch trains the weights that sampled it"
+    rule = {
+        "wait": "the trainer waits for groups that would become too old; nothing is discarded",
+        "mask": "older tokens are counted and left out of the loss",
+        "drop": "groups with older tokens are counted and dropped",
+    }[algorithm.staleness_policy]
+    return (
+        f"at most {algorithm.max_staleness} version(s) behind for every trained token; {algorithm.staleness_policy}: {rule}"
+    )
+
+
+def _updates(config: RunConfig, route: Route) -> str:
+    mode = config.inference.pause_mode
+    meaning = {
+        "exact": "recorded log-probs equal a recompute",
+        "fast": "keeps stale KV: recorded log-probs deviate; the metrics report by how much",
+    }[mode]
+    sync = route.sync
+    way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
+    if route.method == "distributed":
+        backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
+        way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
+    engine = config.resolved_engine
+    when, often = "", "before each step,"
+    if engine.overlap_publication:
+        when, often = "; the next batch is trained meanwhile", f"before each step, or every {MAX_SKIPPED_CHECKS + 1}th,"
+    checks = (
+        f"checksum compared, probe within {engine.probe_tolerance:g} nats; {often} log-probs of every server "
+        f"recomputed, within {engine.logprob_tolerance:g} nats on average"
+    )
+    return f"{way}, {route.reason}{when}; {checks}; pause {mode} ({meaning})"
+
+
+def _evaluation(config: RunConfig) -> str:
+    engine = config.engine
+    weights = {
+        "live": "beside training, which changes the weights meanwhile",
+        "frozen": "of one version: the next one waits for their end",
+    }[engine.eval_weights]
+    when = f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, {weights}" if engine.eval_every else "none"
+    often = [f"every {engine.checkpoint_every} steps"] if engine.checkpoint_every else []
+    often += [f"every {engine.checkpoint_every_s:g} s"] if engine.checkpoint_every_s else []
+    saved = ", ".join([*often, "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"
+    return f"{when}; checkpoints: {saved}, the newest {engine.keep_checkpoints} are kept"
+
+
+def _trackers(config: RunConfig) -> str:
+    episodes = (
+        f"with {config.track_samples} episodes of each step and evaluation" if config.track_samples else "figures only"
+    )
+    return f"{', '.join(config.track)}, project {config.track_project}, {episodes}"
+
+
+def _failures(config: RunConfig) -> str:
+    rollout = config.rollout
+    group = "dropped" if rollout.incomplete_group == "drop" else f"kept if {rollout.min_group_size} episodes are left"
+    limits = f"{rollout.max_failure_rate:.0%} failures or {rollout.max_consecutive_failures} in a row"
+    stall = f"{config.engine.stall_timeout_s:g} s without progress"
+    retries = f"{rollout.episode_retries} retry per episode, then the group is {group}"
+    reached = (
+        "a turn, token or context limit, or a deadline that the policy reaches by taking turns, completes an episode with "
+        "the workflow's limit_reward (0.0 unless it sets one)"
+    )
+    return f"{retries}; {reached}; the run stops at {limits}, or after {stall}"

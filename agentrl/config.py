@@ -19,7 +19,6 @@ from pydantic_core import ErrorDetails
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
-from agentrl.cluster.config import ClusterConfig
 from agentrl.configbase import Config, Seed
 from agentrl.data.config import TasksConfig
 from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE, EngineConfig
@@ -29,6 +28,7 @@ from agentrl.fields import config_fields
 from agentrl.hub import local_model
 from agentrl.inference.config import InferenceConfig
 from agentrl.misspelled import guess_field
+from agentrl.processes.config import ClusterConfig
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.config import ParallelConfig, SftConfig, TrainerConfig
 from agentrl.weights.config import SyncConfig

@@ -1,1 +1,1 @@
-"""Starting the processes of a run, on this machine or on the nodes of a cluster, and watching them."""
+"""The split of a cluster's GPUs between training and serving."""

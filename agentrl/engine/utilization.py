@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from agentrl.hosts import count_cores
+from agentrl.processes.machine import count_cores
 
 TRAINER_WORK = ("train_s", "sync_wait_s", "trainer.seconds_spot_check")
 """The keys of a `step` line whose seconds the trainer works."""

@@ -24,8 +24,6 @@ import orjson
 import yaml
 from msgspec.structs import replace
 
-from agentrl.cluster.base import Launcher
-from agentrl.cluster.launchers import open_launcher
 from agentrl.concurrency import enter_both
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets, load_tasks, write_task_files
@@ -50,11 +48,13 @@ from agentrl.plan.plan import Plan, plan_run
 from agentrl.plan.resizing import record_split
 from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl.plan.trackers import load_trackers, make_feed
+from agentrl.processes.base import Launcher
+from agentrl.processes.start import open_launcher
 from agentrl.runs.reading import read_metrics
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.checkpoints.read import latest_checkpoint
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
-from agentrl.trainer.worker.processes import worker_ended
+from agentrl.trainer.worker.ranks import worker_ended
 from agentrl.watchdog.garbage_collector import tuned_garbage_collector
 from agentrl.watchdog.loop import watched_loop
 from agentrl.watchdog.signals import describe_results

@@ -14,8 +14,7 @@ from agentrl.config import RunConfig
 from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig
 from agentrl.inference.launch.sglang import runs_on_cpu, tensor_parallel
 from agentrl.plan.model import ModelShape
-from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.worker.memory import snapshot_kind
+from agentrl.trainer.config import TrainerConfig, snapshot_kind
 
 GIB = 2**30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}

@@ -11,15 +11,14 @@ import os
 from math import ceil
 from pathlib import Path
 
-from agentrl.cluster.rank_numbers import world_in
-from agentrl.cluster.ray import ray_address
-from agentrl.cluster.resources import ClusterResources, ray_resources
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.hosts import count_cores
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.anywhere import with_device
 from agentrl.inference.launch.sglang import first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.processes.machine import count_cores
+from agentrl.processes.rank_numbers import world_in
+from agentrl.processes.ray import ClusterResources, ray_address, ray_resources
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.config import TrainerConfig
 

@@ -19,7 +19,7 @@ from agentrl.plan.model import ModelFacts, model_of
 from agentrl.plan.places import missing_gpus, shared_gpus, trainer_gpus
 from agentrl.plan.resizing import split_of
 from agentrl.plan.split import resolve_run
-from agentrl.trainer.worker.memory import free_memory
+from agentrl.processes.machine import free_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

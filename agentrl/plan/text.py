@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import yaml
 
-from agentrl.cluster.ray import ray_address
 from agentrl.config import RunConfig, inapplicable
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.source import never_ends
@@ -18,6 +17,7 @@ from agentrl.plan.memory import RunMemory, gib, longest_pass, running_requests
 from agentrl.plan.model import ModelShape
 from agentrl.plan.places import num_workers
 from agentrl.plan.plan import Plan
+from agentrl.processes.ray import ray_address
 from agentrl.trainer.parallel.shape import MeshShape
 
 

@@ -15,9 +15,9 @@ from agentrl.cassette.tape import ask
 from agentrl.configbase import Config
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault
+from agentrl.processes.job_process import WorkerLost, WorkerReply, WorkerSettings
+from agentrl.processes.jobs import WorkerPool
 from agentrl.types import JsonValue
-from agentrl.workers.pool import WorkerPool
-from agentrl.workers.process import WorkerLost, WorkerReply, WorkerSettings
 
 _ATTEMPTS = 2
 

@@ -16,7 +16,7 @@ import anyio
 from aiohttp import web
 
 from agentrl.errors import ConfigError
-from agentrl.hosts import is_loopback
+from agentrl.processes.machine import is_loopback
 
 HEADERS_S: Final = 10.0
 """Seconds that a client has to send the headers of a request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from agentrl.hosts import is_loopback
+from agentrl.processes.machine import is_loopback
 
 
 def names_loopback(host: str) -> bool:

@@ -23,13 +23,13 @@ import orjson
 from agentrl.configbase import DEVICE_PATTERN
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
+from agentrl.processes.parent import open_parent
 from agentrl.servers.embedded.faults import SGLangFault, parse_faults
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.app import AddRoutes, create_app
 from agentrl.servers.http.guard import BODY_S
 from agentrl.servers.http.origins import AllowedOrigins
 from agentrl.servers.listening import HEADERS_S, Connections, check_address, listening
-from agentrl.watchdog.parent import open_parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ from anyio.lowlevel import RunVar
 from agentrl.cassette.tape import ask
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault
+from agentrl.processes.job_process import WorkerLost, WorkerSettings
+from agentrl.processes.jobs import WorkerPool
 from agentrl.tools.errors import ToolError
 from agentrl.types import JsonValue
-from agentrl.workers.pool import WorkerPool
-from agentrl.workers.process import WorkerLost, WorkerSettings
 
 MAX_PROCESSES: Final = max(2, min(8, os.cpu_count() or 1))
 """Worker processes of one event loop; further calls wait."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -14,6 +14,8 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 _MOST_WAYS = 4096
+AUTO_SHARE: Final = 3
+"""With `trainer.snapshot: auto`, a snapshot takes at most the free memory divided by this."""
 
 
 def _ways(given: object) -> object:
@@ -94,6 +96,18 @@ class TrainerConfig(Config):
     """Deadline of one call to the worker, seconds; a worker that is late, such as a stopped one, is killed."""
     restarts: int = Field(default=3, ge=0)
     """How often within an hour a run whose trainer worker died continues from its newest checkpoint, as `--resume` does."""
+
+
+def snapshot_kind(setting: Literal["auto", "host", "stream"], num_bytes: int, free: int | None) -> Literal["host", "stream"]:
+    """Return what `trainer.snapshot` takes for weights of `num_bytes`, where `free` bytes are free; None: not known.
+
+    Example:
+        >>> snapshot_kind("auto", 100, 300), snapshot_kind("auto", 101, 300), snapshot_kind("host", 101, 300)
+        ('host', 'stream', 'host')
+    """
+    if setting != "auto":
+        return setting
+    return "stream" if free is not None and num_bytes * AUTO_SHARE > free else "host"
 
 
 class SftConfig(Config):

@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.hosts import is_loopback
+from agentrl.processes.machine import is_loopback
 from agentrl.weights.types import GroupAddress
 
 

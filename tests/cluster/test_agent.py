@@ -7,8 +7,8 @@ from collections.abc import Generator
 
 import pytest
 
-from agentrl.cluster.agent import MAX_UNREAD, HostedProcess, node_environment
-from agentrl.cluster.network import interface_of
+from agentrl.processes.agent import MAX_UNREAD, HostedProcess, node_environment
+from agentrl.processes.machine import interface_of
 from tests.support.processes import until_ended
 
 _STARTED: list[HostedProcess] = []

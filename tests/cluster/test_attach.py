@@ -15,9 +15,9 @@ import anyio.to_thread
 import pytest
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.cluster.base import TOKEN_VARIABLE
-from agentrl.cluster.config import ClusterConfig
 from agentrl.errors import TrainerDied
+from agentrl.processes.base import TOKEN_VARIABLE
+from agentrl.processes.config import ClusterConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.starting import WORKER_MODULE

@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.cluster.base import Exit, ProcessSpec
-from agentrl.cluster.local import LocalChild, LocalLauncher
+from agentrl.processes.base import Exit, ProcessSpec
+from agentrl.processes.local import LocalChild, LocalLauncher
 from tests.support.processes import until_ended
 
 

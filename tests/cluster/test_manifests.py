@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.cluster.base import TOKEN_VARIABLE
-from agentrl.cluster.config import LISTEN_PORT
-from agentrl.cluster.rank_numbers import RankNumbers, numbers_in
+from agentrl.processes.base import TOKEN_VARIABLE
+from agentrl.processes.config import LISTEN_PORT
+from agentrl.processes.rank_numbers import RankNumbers, numbers_in
 from agentrl.trainer.worker.starting import WORKER_MODULE
 from tests.support.cli import write_run
 from tests.support.leftovers import processes_with

@@ -15,13 +15,13 @@ from anyio.abc import SocketAttribute, SocketStream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cluster import handshake
-from agentrl.cluster.handshake import Challenge, Hello, Refused, Signed, Welcome
-from agentrl.cluster.joining import Seat, join_driver
-from agentrl.cluster.meeting import MAX_STRANGERS, Meeting, open_meeting
-from agentrl.cluster.network import interface_of
-from agentrl.cluster.rank_numbers import RankNumbers, numbers_in
 from agentrl.errors import ConfigError, InvariantError, LaunchError
+from agentrl.processes import handshake
+from agentrl.processes.handshake import Challenge, Hello, Refused, Signed, Welcome
+from agentrl.processes.joining import Seat, join_driver
+from agentrl.processes.machine import interface_of
+from agentrl.processes.meeting import MAX_STRANGERS, Meeting, open_meeting
+from agentrl.processes.rank_numbers import RankNumbers, numbers_in
 
 TOKEN = "a secret of some length"
 
@@ -78,7 +78,7 @@ async def test_ranks_that_are_missing_are_listed(caplog: pytest.LogCaptureFixtur
         r"missing rank 0; joined: 1 \(here, pid 1\)\. Each needs an address of the driver"
     )
     async with meeting_of(2) as meeting:
-        with caplog.at_level(logging.INFO, "agentrl.cluster.meeting"):
+        with caplog.at_level(logging.INFO, "agentrl.processes.meeting"):
             connection = await greeting(meeting, rank=1)
             await joined(caplog, rank=1)
         with pytest.raises(LaunchError, match=message):
@@ -106,7 +106,7 @@ async def test_a_second_process_with_the_rank_of_another_is_refused_until_that_o
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with meeting_of(2) as meeting:
-        with caplog.at_level(logging.INFO, "agentrl.cluster.meeting"):
+        with caplog.at_level(logging.INFO, "agentrl.processes.meeting"):
             first = await greeting(meeting, rank=1)
             await joined(caplog, rank=1)
         second = await greeting(meeting, rank=1)

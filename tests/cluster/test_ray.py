@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl.cluster.base import ProcessSpec
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.ray import AgentPlace, RayLauncher, open_ray, order_by_node
 from agentrl.errors import ConfigError, LaunchError
+from agentrl.processes.base import ProcessSpec
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.ray import AgentPlace, RayLauncher, open_ray, order_by_node
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster
 from tests.support.processes import until_ended
 

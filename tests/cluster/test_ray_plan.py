@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.check.cluster import check_room
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.resources import ray_resources
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
-from agentrl.hosts import count_cores
 from agentrl.plan.places import missing_gpus
 from agentrl.plan.plan import plan_run
 from agentrl.plan.text import describe_plan
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.machine import count_cores
+from agentrl.processes.ray import ray_resources
 from agentrl_workflows.demo.ray_nodes import HEAD_CPUS, NODE_CPUS, LocalRayCluster
 
 

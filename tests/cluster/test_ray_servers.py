@@ -8,10 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.ray import open_ray
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.ray import open_ray
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster
 from tests.support.scripted import request
 

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.ray import open_ray
 from agentrl.errors import TrainerDied
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.ray import open_ray
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster

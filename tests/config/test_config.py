@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentrl.cluster.config import SplitConfig
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.configbase import Config
 from agentrl.data.config import WeightedSource
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
 from agentrl.plan.text import resolved_yaml
+from agentrl.processes.config import SplitConfig
 from agentrl.trainer.config import ParallelConfig
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}

@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 
 from agentrl.runs.reading import read_index, read_metrics
-from agentrl.trainer.worker.processes import worker_ended
+from agentrl.trainer.worker.ranks import worker_ended
 from tests.support.cli import AGENTRL, write_run
 
 GROUP_SIZE, GROUPS_PER_STEP = 2, 2

@@ -21,18 +21,15 @@ from agentrl.trainer.worker.packing import (
     unpack_sequences,
 )
 from agentrl.trainer.worker.protocol import (
-    HEADER_BYTES,
-    MAX_FRAME_BYTES,
     Array,
     Failed,
     LogprobsReply,
     Publish,
     Stepped,
     TrainStep,
-    body_length,
     decode_reply,
     decode_request,
-    encode_frame,
+    encode,
 )
 from agentrl.types import Sample
 
@@ -49,18 +46,14 @@ def _sample(random: np.random.Generator, length: int) -> TrainSample:
     return TrainSample(sample=sample, advantages=random.normal(size=length).astype(np.float32))
 
 
-def _body(frame: bytes) -> bytes:
-    assert body_length(frame[:HEADER_BYTES]) == len(frame) - HEADER_BYTES
-    return frame[HEADER_BYTES:]
-
-
 @given(lengths=st.lists(st.integers(0, 30), max_size=6), version=st.integers(0, 1 << 40), seed=st.integers(0, 99))
 def test_a_batch_comes_back_bit_for_bit(lengths: list[int], version: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     batch = TrainBatch(samples=tuple(_sample(random, length) for length in lengths), policy_version=version)
 
-    request = decode_request(_body(encode_frame(pack_batch(batch))))
+    number, request = decode_request(encode(pack_batch(batch), 7))
 
+    assert number == 7
     assert isinstance(request, TrainStep)
     back = unpack_batch(request)
     assert back.policy_version == version
@@ -88,7 +81,7 @@ def test_logprobs_of_each_sequence_find_their_way_back(lengths: list[int]) -> No
 def test_the_report_of_a_step_comes_back_with_the_log_probs_of_its_samples(lengths: dict[int, int]) -> None:
     found = {at: np.linspace(-1, 0, length, dtype=np.float32) for at, length in lengths.items()}
     report = StepReport(metrics={"loss": 0.5}, skipped=None, proximal_logprobs=found)
-    reply = decode_reply(encode_frame(pack_report(report))[HEADER_BYTES:])
+    _, reply = decode_reply(encode(pack_report(report)))
     assert isinstance(reply, Stepped)
     back = unpack_report(reply)
     assert (back.metrics, back.skipped, [*back.proximal_logprobs]) == (report.metrics, None, [*found])
@@ -104,12 +97,7 @@ def test_arrays_of_unequal_lengths_are_refused_before_they_are_sent() -> None:
         pack_batch(batch)
 
 
-def test_an_announced_length_over_the_limit_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(InvariantError, match="a frame header announces 1073741825 bytes"):
-        body_length((MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "little"))
-
-
-@pytest.mark.parametrize("body", [b"", b"garbage", b"\x81\xa4type\xa4Eval", _body(encode_frame(Failed("TrainError", "x")))])
+@pytest.mark.parametrize("body", [b"", b"garbage", b"\x81\xa4type\xa4Eval", encode(Failed("TrainError", "x"))])
 def test_what_is_not_a_request_is_refused(body: bytes) -> None:
     with pytest.raises(InvariantError, match="not a request to the trainer worker"):
         decode_request(body)
@@ -117,7 +105,7 @@ def test_what_is_not_a_request_is_refused(body: bytes) -> None:
 
 def test_a_request_is_not_a_reply() -> None:
     with pytest.raises(InvariantError, match="not a reply of the trainer worker"):
-        decode_reply(_body(encode_frame(Publish(1, "x"))))
+        decode_reply(encode(Publish(1, "x")))
 
 
 @pytest.mark.parametrize(

@@ -21,16 +21,17 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.cluster.base import ProcessSpec
 from agentrl.errors import ConfigError, InvariantError, StaleDataError, TrainError
+from agentrl.processes.base import ProcessSpec
+from agentrl.processes.frames import EMPTY_FRAME, framed
+from agentrl.processes.start import local_links
 from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
-from agentrl.trainer.worker.processes import WorkerProcesses
-from agentrl.trainer.worker.protocol import HEARTBEAT, SaveBegun, encode_frame
-from agentrl.trainer.worker.starting import local_ranks
+from agentrl.trainer.worker.protocol import SaveBegun, encode
+from agentrl.trainer.worker.ranks import TrainerRanks
 from agentrl.weights.disk import verify_directory
 from tests.support.cli import children
 from tests.trainer.helpers import load_plain, random_batch
@@ -46,8 +47,8 @@ _DIES = "import sys; sys.stdin.buffer.read(20); sys.exit('no more memory')"
 _PRINTS = "import sys; sys.stdin.buffer.read(20); print('hello, this is no frame', flush=True); sys.stdin.read()"
 _BEATS_LATE = (
     "import sys; sys.stdin.buffer.read(20); out = sys.stdout.buffer; "
-    f"open('first').readline(); out.write({HEARTBEAT!r}); out.flush(); open('beaten', 'w').close(); "
-    f"open('second').readline(); out.write({encode_frame(SaveBegun())!r}); out.flush(); sys.stdin.read()"
+    f"open('first').readline(); out.write({EMPTY_FRAME!r}); out.flush(); open('beaten', 'w').close(); "
+    f"open('second').readline(); out.write({framed(encode(SaveBegun(), 1))!r}); out.flush(); sys.stdin.read()"
 )
 _LONG_NAME = "a long name, so that twenty bytes are there"
 
@@ -100,8 +101,8 @@ async def _impostor(
         name="impostor", role="trainer", command=(sys.executable, "-c", program), environment={}, log_path=folder / "log"
     )
     async with (
-        local_ranks([spec]) as ranks,
-        WorkerProcesses.watching(ranks, silent_s=silent_s) as processes,
+        local_links([spec]) as ranks,
+        TrainerRanks.watching(ranks, silent_s=silent_s) as processes,
         RemoteTrainer.connected(processes, timeout_s) as trainer,
     ):
         yield trainer

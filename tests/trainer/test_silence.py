@@ -13,19 +13,20 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.cluster.base import ProcessSpec
 from agentrl.concurrency import task_group
 from agentrl.errors import TrainerDied
+from agentrl.processes.base import ProcessSpec
+from agentrl.processes.frames import EMPTY_FRAME
+from agentrl.processes.link import LifeSigns
+from agentrl.processes.machine import pulse
+from agentrl.processes.start import local_links
 from agentrl.trainer.worker.client import RemoteTrainer
-from agentrl.trainer.worker.processes import WorkerProcesses
-from agentrl.trainer.worker.protocol import HEARTBEAT
-from agentrl.trainer.worker.signs import pulse
+from agentrl.trainer.worker.ranks import TrainerRanks
 from agentrl.trainer.worker.silence import Silences
-from agentrl.trainer.worker.starting import local_ranks
 from tests.support.processes import until_ended
 
 _SILENT = "import sys; sys.stdin.buffer.read()"
-_BEATS = f"import sys, time; out = sys.stdout.buffer\nwhile True: out.write({HEARTBEAT!r}); out.flush(); time.sleep(0.01)"
+_BEATS = f"import sys, time; out = sys.stdout.buffer\nwhile True: out.write({EMPTY_FRAME!r}); out.flush(); time.sleep(0.01)"
 _LONG = 3600.0
 
 
@@ -34,6 +35,7 @@ class _Rank:
 
     def __init__(self, pulses: Iterator[int | None]) -> None:
         self.where = "pid 1"
+        self.signs = LifeSigns()
         self.looks = 0
         self._pulses = pulses
 
@@ -110,8 +112,8 @@ async def _impostors(programs: tuple[str, str], folder: Path) -> AsyncGenerator[
         for number, program in enumerate(programs)
     ]
     async with (
-        local_ranks(specs) as ranks,
-        WorkerProcesses.watching(ranks, silent_s=0.05, lost_s=1.5) as processes,
+        local_links(specs) as ranks,
+        TrainerRanks.watching(ranks, silent_s=0.05, lost_s=1.5) as processes,
         RemoteTrainer.connected(processes, _LONG) as trainer,
     ):
         yield trainer

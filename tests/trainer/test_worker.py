@@ -10,19 +10,20 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import pytest
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.errors import InvariantError, TrainError
+from agentrl.errors import InvariantError
+from agentrl.processes.frames import EMPTY_FRAME, PREFIX_BYTES, FrameBuffer, framed, read_frames
+from agentrl.processes.machine import free_memory
+from agentrl.processes.parent import BEAT_S, FrameWriter
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.worker.memory import free_memory
+from agentrl.trainer.worker.inbox import Inbox
 from agentrl.trainer.worker.packing import pack_batch
 from agentrl.trainer.worker.process import answer_requests
 from agentrl.trainer.worker.protocol import (
-    HEADER_BYTES,
-    HEARTBEAT,
     BeginSending,
     Failed,
     FinishSending,
@@ -39,9 +40,8 @@ from agentrl.trainer.worker.protocol import (
     WeightsHeld,
     WorkerReply,
     WorkerRequest,
-    body_length,
     decode_reply,
-    encode_frame,
+    encode,
 )
 from agentrl.weights.types import GroupRequest
 from tests.trainer.helpers import random_batch
@@ -55,20 +55,33 @@ def _setup(path: Path, **settings: object) -> Setup:
     return Setup(model_path=str(path), trainer=config, algorithm=algorithm, sync="{}", total_steps=1, seed=0)
 
 
+def _work(
+    requests: io.BufferedReader | io.BytesIO,
+    replies: BinaryIO,
+    *,
+    beat_s: float = BEAT_S,
+    free: Callable[[], int | None] = free_memory,
+) -> None:
+    writer = FrameWriter(replies, beat_s)
+    try:
+        answer_requests(Inbox(requests, ends="after the request"), writer, free=free)
+    finally:
+        writer.close()
+
+
+def _frame(request: WorkerRequest) -> bytes:
+    return framed(encode(request))
+
+
 def _serve(frames: bytes) -> list[WorkerReply]:
     output = io.BytesIO()
-    answer_requests(io.BytesIO(frames), output)
+    _work(io.BytesIO(frames), output)
     return _replies(output.getvalue())
 
 
 def _replies(data: bytes) -> list[WorkerReply]:
     """Return the replies in a stream, without the heartbeats."""
-    replies: list[WorkerReply] = []
-    while data:
-        end = HEADER_BYTES + body_length(data[:HEADER_BYTES])
-        replies += [decode_reply(data[HEADER_BYTES:end])] if end > HEADER_BYTES else []
-        data = data[end:]
-    return replies
+    return [decode_reply(body)[1] for body in FrameBuffer().cut(data) if body]
 
 
 def test_it_ends_when_its_input_closes() -> None:
@@ -76,7 +89,7 @@ def test_it_ends_when_its_input_closes() -> None:
 
 
 def test_the_first_request_must_set_it_up() -> None:
-    [reply] = _serve(encode_frame(Save("x")))
+    [reply] = _serve(_frame(Save("x")))
 
     assert reply == Failed("InvariantError", "the first request to a trainer worker must be Setup, not Save")
 
@@ -89,7 +102,7 @@ class _Beaten(io.BytesIO):
         self.beaten = threading.Event()
 
     def write(self, data: ReadableBuffer, /) -> int:
-        if bytes(data) == HEARTBEAT:
+        if bytes(data) == EMPTY_FRAME:
             self.beaten.set()
         return super().write(data)
 
@@ -100,13 +113,13 @@ class _Beaten(io.BytesIO):
 
 def test_it_gives_signs_of_life_until_it_replies(checkpoint: Path) -> None:
     output = _Beaten()
-    frames = encode_frame(_setup(checkpoint)) + encode_frame(HoldWeights(1, "bfloat16", again=False))
-    answer_requests(io.BytesIO(frames), output, beat_s=0.001, free=output.wait)  # asked while the weights are held
+    frames = _frame(_setup(checkpoint)) + _frame(HoldWeights(1, "bfloat16", again=False))
+    _work(io.BytesIO(frames), output, beat_s=0.001, free=output.wait)  # asked while the weights are held
     assert [type(reply) for reply in _replies(output.getvalue())] == [Ready, WeightsHeld]
 
 
 def test_a_second_set_up_is_refused(checkpoint: Path) -> None:
-    ready, refused = _serve(encode_frame(_setup(checkpoint)) * 2)
+    ready, refused = _serve(_frame(_setup(checkpoint)) * 2)
 
     assert isinstance(ready, Ready)
     assert refused == Failed("InvariantError", "the trainer worker was set up twice")
@@ -124,15 +137,14 @@ def _asked(
         os.fdopen(to_driver, "wb") as replies,
         os.fdopen(from_worker, "rb") as received,
     ):
-        worker = threading.Thread(target=answer_requests, args=(requests, replies), kwargs={"free": free})
+        worker = threading.Thread(target=_work, args=(requests, replies), kwargs={"free": free})
         worker.start()
+        frames = read_frames(received)
 
         def ask(request: WorkerRequest) -> WorkerReply:
-            stream.write(encode_frame(request))
+            stream.write(_frame(request))
             stream.flush()
-            while (header := received.read(HEADER_BYTES)) == HEARTBEAT:
-                pass
-            return decode_reply(received.read(body_length(header)))
+            return decode_reply(next(filter(None, frames)))[1]
 
         try:
             with os.fdopen(to_worker, "wb") as stream:
@@ -205,10 +217,9 @@ def test_auto_keeps_no_snapshot_where_two_would_take_most_of_the_free_memory(che
         assert isinstance(begun, SendingBegun if fits else Failed)
 
 
-@pytest.mark.parametrize("keep", [3, HEADER_BYTES, 12])
-def test_input_that_ends_inside_a_frame_ends_it_with_an_error(keep: int) -> None:
-    with pytest.raises(TrainError, match="in the middle of a frame"):
-        _serve(encode_frame(Save("x" * 20))[:keep])
+@pytest.mark.parametrize("keep", [3, PREFIX_BYTES, 12])
+def test_input_that_ends_inside_a_frame_ends_it_without_an_answer(keep: int) -> None:
+    assert _serve(_frame(Save("x" * 20))[:keep]) == []
 
 
 def test_input_that_is_not_a_frame_ends_it_with_an_error() -> None:
@@ -221,8 +232,8 @@ def test_prints_of_python_and_of_native_code_do_not_touch_the_replies() -> None:
         "import os; from agentrl.trainer.worker import process; process.main(); print('noise'); os.write(1, b'native noise')"
     )
 
-    result = subprocess.run([sys.executable, "-c", program], input=encode_frame(Save("x")), capture_output=True, check=True)
+    result = subprocess.run([sys.executable, "-c", program], input=_frame(Save("x")), capture_output=True, check=True)
 
-    assert body_length(result.stdout[:HEADER_BYTES]) == len(result.stdout) - HEADER_BYTES
-    assert isinstance(decode_reply(result.stdout[HEADER_BYTES:]), Failed)
+    [reply] = _replies(result.stdout)
+    assert isinstance(reply, Failed)
     assert b"native noise" in result.stderr

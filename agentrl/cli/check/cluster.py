@@ -13,19 +13,19 @@ from pathlib import Path
 import anyio
 
 from agentrl.cli.check.report import CheckReport
-from agentrl.cluster.base import TOKEN_VARIABLE
-from agentrl.cluster.config import ClusterConfig, listen_address
-from agentrl.cluster.handshake import checked_token, new_token
-from agentrl.cluster.meeting import open_meeting
-from agentrl.cluster.ray import import_ray, open_ray
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.hosts import is_loopback
 from agentrl.inference.launch.anywhere import with_device
 from agentrl.inference.launch.sglang import runs_on_cpu
 from agentrl.jobs.rollouts import num_workers
 from agentrl.plan.memory import gpus_per_server
 from agentrl.plan.plan import plan_run
+from agentrl.processes.base import TOKEN_VARIABLE
+from agentrl.processes.config import ClusterConfig, listen_address
+from agentrl.processes.handshake import checked_token, new_token
+from agentrl.processes.machine import is_loopback
+from agentrl.processes.meeting import open_meeting
+from agentrl.processes.ray import import_ray, open_ray
 
 
 def check_cluster(report: CheckReport, run: RunConfig) -> None:

@@ -24,7 +24,6 @@ from agentrl.cli.check.report import CheckReport
 from agentrl.config import RunConfig, load_config
 from agentrl.data.load import TaskSets, load_tasks
 from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError
-from agentrl.hosts import count_cores
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
@@ -32,6 +31,7 @@ from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.wire import check_sglang_version
 from agentrl.jobs.train import load_renderer
 from agentrl.plan.plan import plan_run
+from agentrl.processes.machine import count_cores
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.sandbox import SandboxConfig, open_sandbox, python_program
 from agentrl.tokens.renderer import Renderer

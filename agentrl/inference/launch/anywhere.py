@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from agentrl.cluster.base import HOST_WORD, PORT_WORD
 from agentrl.errors import ConfigError
-from agentrl.hosts import is_loopback
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.process import Recipe
 from agentrl.inference.launch.sglang import LAUNCHER, find_sglang_python, flag_value
+from agentrl.processes.base import HOST_WORD, PORT_WORD
+from agentrl.processes.machine import is_loopback
 
 RecipeBuilder: TypeAlias = Callable[[InferenceConfig, Path, int, int, int | str, Path], Recipe]
 """Builds the recipe from config, model, seed, number of the server, port and log."""

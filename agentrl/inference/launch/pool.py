@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import anyio
 
-from agentrl.cluster.base import Launcher
-from agentrl.cluster.local import LocalLauncher
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, ServerError, ServerUnavailable
 from agentrl.inference.backend import CONTEXT_HEADROOM
@@ -32,6 +30,8 @@ from agentrl.inference.launch.sglang import find_sglang_python, sglang_recipe
 from agentrl.inference.pool.members import Server
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
+from agentrl.processes.base import Launcher
+from agentrl.processes.local import LocalLauncher
 
 logger = logging.getLogger(__name__)
 

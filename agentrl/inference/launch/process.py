@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.cluster.base import HOST_WORD, PORT_WORD, Child, Launcher, ProcessSpec
 from agentrl.errors import LaunchError, ServerTimeout, ServerUnavailable
+from agentrl.processes.base import HOST_WORD, PORT_WORD, Child, Launcher, ProcessSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

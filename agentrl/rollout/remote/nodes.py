@@ -1,7 +1,7 @@
 """Where workers start: as processes of this machine, or on the nodes of a Ray cluster.
 
 Invariant: each worker ends with the block that started it, on whichever node it runs. A worker of a cluster joins the driver
-as a trainer rank does (`agentrl.cluster.meeting`), with a token of its own.
+as a trainer rank does (`agentrl.processes.meeting`), with a token of its own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TypeAlias
 
 import anyio
 
-from agentrl.cluster.base import TOKEN_VARIABLE, Child, Launcher, ProcessSpec
-from agentrl.cluster.config import ClusterConfig, listen_address
-from agentrl.cluster.handshake import new_token
-from agentrl.cluster.meeting import Attendee, check_reachable, open_meeting
-from agentrl.cluster.ray import node_hosts, open_ray
 from agentrl.concurrency import task_group
+from agentrl.processes.base import TOKEN_VARIABLE, Child, Launcher, ProcessSpec
+from agentrl.processes.config import ClusterConfig, listen_address
+from agentrl.processes.handshake import new_token
+from agentrl.processes.meeting import Attendee, check_reachable, open_meeting
+from agentrl.processes.ray import node_hosts, open_ray
 from agentrl.rollout.remote.wire import StartWorker, StreamWire, Wire, local_worker, module_path
 
 LEAVE_S = 2.0

@@ -30,13 +30,14 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from agentrl.client.config import SamplingConfig
-from agentrl.cluster.base import TOKEN_VARIABLE
-from agentrl.cluster.handshake import checked_token
-from agentrl.cluster.joining import join_driver
-from agentrl.cluster.rank_numbers import RankNumbers
 from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, WorkflowError, boundary
 from agentrl.foreign import shortened
+from agentrl.processes.base import TOKEN_VARIABLE
+from agentrl.processes.handshake import checked_token
+from agentrl.processes.joining import join_driver
+from agentrl.processes.parent import ParentPipe
+from agentrl.processes.rank_numbers import RankNumbers
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.failure import RUN_ENDING, episode_failure
@@ -76,7 +77,6 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Trajectory, Turn
 from agentrl.watchdog.garbage_collector import tuned_garbage_collector
 from agentrl.watchdog.loop import watched_loop
-from agentrl.watchdog.parent import ParentPipe
 from agentrl.watchdog.threads import run_without_waiting
 from agentrl.workflow import load_workflow
 

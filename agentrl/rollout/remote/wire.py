@@ -15,8 +15,8 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio.abc import ByteStream
 
-from agentrl.cluster.base import ProcessSpec
-from agentrl.cluster.local import LocalChild, LocalLauncher
+from agentrl.processes.base import ProcessSpec
+from agentrl.processes.local import LocalChild, LocalLauncher
 
 STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 """What a stream raises whose other side has ended."""

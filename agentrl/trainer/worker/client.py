@@ -12,30 +12,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 import anyio
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.cluster.base import Launcher
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.local import LocalLauncher
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError
-from agentrl.hosts import is_loopback
+from agentrl.processes.base import Launcher
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.link import STREAM_ENDS, Link, LinkEnd
+from agentrl.processes.local import LocalLauncher
+from agentrl.processes.machine import is_loopback
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.parallel.together import raise_named
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.channel import AnyReply, TrainerChannel
-from agentrl.trainer.worker.connection import WorkerConnection
-from agentrl.trainer.worker.joined import attached_ranks, launched_ranks
 from agentrl.trainer.worker.packing import pack_batch, pack_sequences, split_logprobs, unpack_report
-from agentrl.trainer.worker.processes import STREAM_ENDS, RankEnd, WorkerProcesses, WorkerRank
 from agentrl.trainer.worker.protocol import SendingRequest
-from agentrl.trainer.worker.starting import ranks_with_pipes
+from agentrl.trainer.worker.ranks import TrainerRanks
+from agentrl.trainer.worker.starting import started_ranks
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.types import Publication
@@ -53,6 +52,83 @@ class RestoreReport:
     """The note that was passed to `save`."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _RequestUnderWay:
+    number: int
+    body: bytes
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the reply is there or none will come."""
+    reply: protocol.WorkerReply | None = None
+
+
+class _Exchanges:
+    """The requests under way on the link of rank 0; `read` must run for as long as they are made.
+
+    A reply goes to the request whose number it carries, so that several can be under way; the last words of a worker go to
+    all of them. When the link ends or carries what is no reply, every request under way fails with that error, and so does
+    every later one.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._waiting: dict[int, _RequestUnderWay] = {}
+        self._made = 0
+        self._failure: Exception | None = None
+        # Concurrent requests must not mix their frames.
+        self._sending = anyio.Lock()
+
+    def numbered(self, request: protocol.WorkerRequest) -> _RequestUnderWay:
+        """Return `request` for `exchange`; raises InvariantError where it is too large."""
+        self._made += 1
+        return _RequestUnderWay(number=self._made, body=protocol.encode(request, self._made))
+
+    async def exchange(self, request: _RequestUnderWay) -> protocol.WorkerReply:
+        """Send `request` and return its reply, or raise what ended the link.
+
+        Cancellation: a request that was sent in part breaks the link; otherwise its reply is dropped.
+        """
+        self._waiting[request.number] = request
+        try:
+            await self._send(request.body)
+            await request.ended.wait()
+        finally:
+            del self._waiting[request.number]
+        if request.reply is None:
+            assert self._failure is not None
+            raise self._failure
+        return request.reply
+
+    async def read(self) -> None:
+        """Hand out the replies until the link ends."""
+        try:
+            while True:
+                number, reply = protocol.decode_reply(await self._link.receive())
+                waiting = self._waiting.get(number)
+                last_words = isinstance(reply, protocol.Failed) and reply.kind == TrainerDied.__name__
+                for request in self._waiting.values() if last_words else [waiting] if waiting is not None else []:
+                    request.reply = reply
+                    request.ended.set()
+        except (*STREAM_ENDS, InvariantError) as error:
+            self._fail(error)
+
+    async def _send(self, body: bytes) -> None:
+        async with self._sending:
+            if self._failure is not None:
+                raise self._failure
+            sent = False
+            try:
+                await self._link.send(body)
+                sent = True
+            finally:
+                if not sent:
+                    self._fail(anyio.BrokenResourceError())
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        for waiting in self._waiting.values():
+            waiting.ended.set()
+
+
 class RemoteTrainer:
     """A `Trainer` in a process of its own; `launch_trainer` makes one. The worker answers one call at a time, in order.
 
@@ -61,18 +137,18 @@ class RemoteTrainer:
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, processes: WorkerProcesses, timeout_s: float) -> AsyncGenerator[Self]:
-        """Yield a trainer that speaks to `processes`, whose model is not loaded yet; a call may take `timeout_s` seconds."""
+    async def connected(cls, ranks: TrainerRanks, timeout_s: float) -> AsyncGenerator[Self]:
+        """Yield a trainer that speaks to `ranks`, whose model is not loaded yet; a call may take `timeout_s` seconds."""
         async with task_group() as tasks:
-            trainer = cls(processes, timeout_s)
-            tasks.start_soon(trainer._connection.read)
+            trainer = cls(ranks, timeout_s)
+            tasks.start_soon(trainer._exchanges.read)
             yield trainer
             tasks.cancel_scope.cancel()
 
-    def __init__(self, processes: WorkerProcesses, timeout_s: float) -> None:
-        self.pid: int = processes.first.pid
+    def __init__(self, ranks: TrainerRanks, timeout_s: float) -> None:
+        self.pid: int = ranks.first.pid
         """Id of the worker process that answers."""
-        self.pids: tuple[int, ...] = tuple(rank.pid for rank in processes.ranks)
+        self.pids: tuple[int, ...] = tuple(rank.pid for rank in ranks.ranks)
         """Ids of all worker processes, by rank, each on its own machine."""
         self.device = ""
         """Device the model is on, such as `cpu` or `cuda`."""
@@ -80,10 +156,10 @@ class RemoteTrainer:
         """Trained numbers of the model."""
         self.channel = TrainerChannel(self._call)
         """Process groups with servers, for `sync.method: distributed`."""
-        self._processes = processes
+        self._ranks = ranks
         self._timeout_s = timeout_s
-        self._name = processes.silences.name(0)
-        self._connection = WorkerConnection(processes.first.stream, processes.silences.signs[0].note)
+        self._name = ranks.silences.name(0)
+        self._exchanges = _Exchanges(ranks.first)
         self._broken: str | None = None
         self._died = False
         # Held by the call that needs the weights: the worker answers such calls one after the other.
@@ -199,39 +275,39 @@ class RemoteTrainer:
 
     async def set_up(self, setup: protocol.Setup) -> None:
         """Load the model; `launch_trainer` calls this once."""
-        frame = protocol.encode_frame(setup)
-        for rank in self._processes.others:
+        body = protocol.encode(setup)
+        for rank in self._ranks.others:
             with suppress(*STREAM_ENDS):  # it has died, and its death is reported with the reply's absence
-                await rank.stream.send(frame)
+                await rank.send(body)
         reply = await self._call(setup, protocol.Ready, f"loading {setup.model_path}")
         self.device = reply.device
         self.num_parameters = reply.num_parameters
 
     async def _call(self, request: protocol.WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
-        numbered = self._connection.numbered(request)
+        numbered = self._exchanges.numbered(request)
         turn: AbstractAsyncContextManager[object] = nullcontext() if isinstance(request, SendingRequest) else self._turn
         async with turn:
             if self._broken is not None:
                 kind = TrainerDied if self._died else TrainError
                 raise kind(f"{what}: the trainer worker cannot be used again: {self._broken}; start a new one")
             try:
-                with anyio.fail_after(self._timeout_s), self._processes.silences.working(what, self._timeout_s):
-                    reply = await self._connection.exchange(numbered)
+                with anyio.fail_after(self._timeout_s), self._ranks.silences.working(what, self._timeout_s):
+                    reply = await self._exchanges.exchange(numbered)
             except TimeoutError:
                 # It may be stopped. If it continued later, it would write to files that another process has taken over.
-                self._processes.kill()
+                self._ranks.kill()
                 late = f"{what} took more than {self._timeout_s:g} s (trainer.call_timeout_s), so it was killed"
-                self._died, self._broken = True, f"{late}; {await self._processes.obituary()}"
+                self._died, self._broken = True, f"{late}; {await self._ranks.obituary()}"
                 raise TrainerDied(f"the driver waited for the trainer {self._name}: {self._broken}") from None
             except STREAM_ENDS:
-                self._died, self._broken = True, f"it died while {what}; {await self._processes.obituary()}"
+                self._died, self._broken = True, f"it died while {what}; {await self._ranks.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}") from None
             except BaseException:  # cancelled, or the reply was none
                 self._broken = f"{what} got no reply"
                 raise
             if isinstance(reply, protocol.Failed) and reply.kind == TrainerDied.__name__:
-                self._processes.report_end(0, RankEnd(reason=reply.message, is_cause=False))
-                self._died, self._broken = True, f"it died while {what}; {await self._processes.obituary()}"
+                self._ranks.report_end(0, LinkEnd(reason=reply.message, was_killed=False))
+                self._died, self._broken = True, f"it died while {what}; {await self._ranks.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}")
         if isinstance(reply, protocol.Failed):
             raise_named(reply.kind, reply.message)
@@ -273,17 +349,17 @@ async def launch_trainer(
     Cancellation: the worker is ended, or killed if it is busy, within 5 seconds.
     """
     _check_model(Path(model_path))
-    starting = _ranks(config, cluster or ClusterConfig(), launcher or LocalLauncher(), Path(log_path))
+    starting = started_ranks(config, cluster or ClusterConfig(), launcher or LocalLauncher(), Path(log_path))
     async with (
-        starting as ranks,
-        WorkerProcesses.watching(ranks, lost_s=config.collective_timeout_s if len(ranks) > 1 else None) as processes,
-        RemoteTrainer.connected(processes, config.call_timeout_s) as trainer,
+        starting as links,
+        TrainerRanks.watching(links, lost_s=config.collective_timeout_s if len(links) > 1 else None) as ranks,
+        RemoteTrainer.connected(ranks, config.call_timeout_s) as trainer,
     ):
         setup = protocol.Setup(
             model_path=_whole_path(str(model_path)),
             trainer=config.model_dump_json(),
             algorithm=algorithm.model_dump_json(),
-            sync=_sync_from(ranks[0], sync or SyncConfig()).model_dump_json(),
+            sync=_sync_from(links[0], sync or SyncConfig()).model_dump_json(),
             total_steps=total_steps,
             seed=seed,
         )
@@ -293,32 +369,14 @@ async def launch_trainer(
         finally:
             if trainer.idle:
                 with anyio.CancelScope(shield=True):
-                    await processes.end()
+                    await ranks.end()
 
 
-def _sync_from(first: WorkerRank, sync: SyncConfig) -> SyncConfig:
+def _sync_from(first: Link, sync: SyncConfig) -> SyncConfig:
     """Return `sync` with an address of rank 0's machine, where a launcher placed it on another than the driver's."""
     if first.host is None or is_loopback(first.host) or not is_loopback(sync.address):
         return sync
     return sync.model_copy(update={"address": first.host})
-
-
-def _ranks(
-    config: TrainerConfig, cluster: ClusterConfig, launcher: Launcher, log_path: Path
-) -> AbstractAsyncContextManager[Sequence[WorkerRank]]:
-    world = config.parallel.shape.world
-    if cluster.launcher == "attach":
-        return attached_ranks(world, cluster)
-    if cluster.launcher == "local":
-        return ranks_with_pipes(world, log_path, _environment(config))
-    return launched_ranks(world, cluster, launcher, log_path, _environment(config), device=config.device)
-
-
-def _environment(config: TrainerConfig) -> dict[str, str]:
-    return {
-        "OMP_NUM_THREADS": str(config.threads),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
 
 
 def _training_on(samples: int) -> str:

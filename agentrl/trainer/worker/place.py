@@ -6,13 +6,13 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from agentrl.cluster.base import TOKEN_VARIABLE
-from agentrl.cluster.config import LISTEN_PORT
-from agentrl.cluster.handshake import checked_token
-from agentrl.cluster.joining import Seat, join_driver
-from agentrl.cluster.network import interface_of
-from agentrl.cluster.rank_numbers import numbers_in
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.processes.base import TOKEN_VARIABLE
+from agentrl.processes.config import LISTEN_PORT
+from agentrl.processes.handshake import checked_token
+from agentrl.processes.joining import Seat, join_driver
+from agentrl.processes.machine import interface_of
+from agentrl.processes.rank_numbers import numbers_in
 
 if TYPE_CHECKING:
     import torch

@@ -12,13 +12,12 @@ of them answer it together. The reply carries the error of any rank: none is lef
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,16 +27,16 @@ import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, LaunchError, TrainerDied, UpdatePending
+from agentrl.processes.frames import ByteSource
+from agentrl.processes.machine import free_memory
+from agentrl.processes.parent import FrameWriter, take_standard_streams
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.checkpoints.write import BackgroundWriter, CheckpointJob
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.config import TrainerConfig, snapshot_kind
 from agentrl.trainer.parallel.together import together
 from agentrl.trainer.worker import packing, protocol
-from agentrl.trainer.worker.lifeline import Lifeline
-from agentrl.trainer.worker.memory import free_memory, snapshot_kind
+from agentrl.trainer.worker.inbox import Inbox, NumberedCall
 from agentrl.trainer.worker.place import RankPlace
-from agentrl.trainer.worker.streams import BEAT_S, NumberedCall, Replies, Requests, read_request
-from agentrl.watchdog.parent import ParentPipe
 from agentrl.weights.config import SyncConfig
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class _Worker:
         changes = isinstance(request, protocol.TrainStep | protocol.Restore | protocol.HoldWeights)
         if changes and self.outgoing.must_not_change:
             raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
-        self.ranks.share(protocol.encode_body(request))
+        self.ranks.share(protocol.encode(request))
         return together(self.ranks, partial(self.answer, request))
 
     def answer(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
@@ -162,93 +161,83 @@ LAST_WORDS = 16_000
 
 
 def answer_requests(
-    requests: BinaryIO,
-    replies: BinaryIO,
+    inbox: Inbox,
+    writer: FrameWriter,
     *,
-    beat_s: float = BEAT_S,
     place: RankPlace | None = None,
-    lifeline: Lifeline | None = None,
     free: Callable[[], int | None] = free_memory,
 ) -> None:
-    """Read `requests` to its end and write one reply for each request to `replies`; the first request must be `Setup`.
-
-    A heartbeat is written every `beat_s` seconds until the reply.
+    """Answer the requests of the driver until they end, each by one reply that heartbeats precede; the first is `Setup`.
 
     Args:
-        requests: frames of the driver.
-        replies: frames to the driver.
-        beat_s: seconds between two heartbeats.
+        inbox: the requests.
+        writer: to the driver.
         place: which of several processes this is; None: the only one.
-        lifeline: what `requests` reads from; None: the end of the driver does not interrupt a request.
         free: returns the bytes that this machine can still give; None: not known.
 
     Raises:
-        InvariantError: when the stream is not a sequence of frames.
+        InvariantError: what comes is no request.
     """
-    answers = Replies(replies, beat_s)
     with ExitStack() as stack:
         set_up = partial(_set_up, place=place or RankPlace(), stack=stack, free=free)
-        worker = _set_up_first(requests, answers, set_up, lifeline)
+        worker = _set_up_first(inbox, writer, set_up)
         if worker is None:
             return
         stack.callback(worker.outgoing.close)
         stack.push(partial(_close_writer, worker.checkpoints))
-        inbox = Requests(requests, partial(_answer_aside, worker, answers))
         while (call := inbox.next()) is not None:
-            answers.answer(call, partial(_at_work, lifeline, worker.share))
+            with inbox.working():
+                _answer(writer, worker.share, call)
         worker.ranks.share(b"")  # the other ranks end too
 
 
-def _set_up_first(
-    requests: BinaryIO,
-    answers: Replies,
-    set_up: Callable[[protocol.WorkerRequest], _Worker],
-    lifeline: Lifeline | None,
-) -> _Worker | None:
-    """Answer requests until one has set the worker up; None: the driver closed the stream before."""
+def _set_up_first(inbox: Inbox, writer: FrameWriter, set_up: Callable[[protocol.WorkerRequest], _Worker]) -> _Worker | None:
+    """Answer requests until one has set the worker up; None: the driver left before."""
     made: list[_Worker] = []
 
     def answer(request: protocol.WorkerRequest) -> protocol.WorkerReply:
         made.append(set_up(request))
+        inbox.answer_aside(partial(_answer, writer, made[0].answer))  # before the driver knows that it may send such
         return made[0].ready()
 
-    while not made and (call := read_request(requests)) is not None:
-        answers.answer(call, partial(_at_work, lifeline, answer))
+    while not made and (call := inbox.next()) is not None:
+        with inbox.working():
+            _answer(writer, answer, call)
     return made[0] if made else None
 
 
-def _at_work(
-    lifeline: Lifeline | None,
-    action: Callable[[protocol.WorkerRequest], protocol.WorkerReply],
-    request: protocol.WorkerRequest,
-) -> protocol.WorkerReply:
-    with lifeline.working() if lifeline else nullcontext():
-        return action(request)
+def _answer(
+    writer: FrameWriter, action: Callable[[protocol.WorkerRequest], protocol.WorkerReply], call: NumberedCall
+) -> None:
+    """Send what `action` returns for the request, or its error of `agentrl.errors`; heartbeats precede it."""
+    try:
+        with writer.beating():
+            reply = action(call.request)
+    except AgentRLError as error:
+        reply = protocol.Failed(type(error).__name__, str(error))
+    writer.send(protocol.encode(reply, call.number))
 
 
-def _answer_aside(worker: _Worker, answers: Replies, call: NumberedCall) -> None:
-    answers.answer(call, worker.answer)
-
-
-def follow_rank_0(setup: BinaryIO, replies: BinaryIO, place: RankPlace, lifeline: Lifeline) -> None:
-    """Set up from the first frame of `setup`, then answer what rank 0 shares, until it ends; heartbeats go to `replies`."""
+def follow_rank_0(inbox: Inbox, writer: FrameWriter, place: RankPlace) -> None:
+    """Set up from the first request, then answer what rank 0 shares, until it ends; heartbeats go to the driver."""
     import torch.distributed as dist
 
-    call = read_request(setup)
+    call = inbox.next()
     if call is None:
         return
-    with Replies(replies, BEAT_S).heartbeats(), ExitStack() as stack:
+    with writer.beating(), ExitStack() as stack:
         try:
             worker = _set_up(call.request, place=place, stack=stack, free=free_memory)
         except AgentRLError as error:
             if place.seat is not None and not dist.is_initialized():  # else rank 0 has it too, and replies with it
-                _send_last_words(replies, str(error))
-            lifeline.wait()
+                _send_last_words(writer, str(error))
+            inbox.wait()
             return
         stack.push(partial(_close_writer, worker.checkpoints))
         while body := worker.ranks.share(None):
             with suppress(AgentRLError):  # as above
-                together(worker.ranks, partial(worker.answer, protocol.decode_request(body)))
+                _, request = protocol.decode_request(body)
+                together(worker.ranks, partial(worker.answer, request))
 
 
 def _close_writer(writer: BackgroundWriter, kind: type[BaseException] | None, *_: object) -> None:
@@ -267,25 +256,23 @@ def main() -> None:
                 sys.exit(f"agentrl: {error}")
             _ignore_signals()
             assert place.seat is not None
-            requests: BinaryIO = place.seat.connection.makefile("rb")
+            requests: ByteSource = place.seat.connection.makefile("rb")
             replies: BinaryIO = place.seat.connection.makefile("wb")
-            lifeline = Lifeline(requests, ends="at once" if place.rank else "when dismissed")
+            ends = "when dismissed"
         case arguments:
             _ignore_signals()
             place = RankPlace.parse(arguments)
-            requests, replies = _standard_streams()
-            lifeline = Lifeline(requests, ends="at once" if place.rank else "when idle") if place.world > 1 else None
-    frames = requests if lifeline is None else io.BufferedReader(lifeline)
+            requests, replies = take_standard_streams()
+            ends = "when idle" if place.world > 1 else "after the request"
+    inbox, writer = Inbox(requests, ends="at once" if place.rank else ends), FrameWriter(replies)
     try:
         if place.rank:
-            assert lifeline is not None
-            follow_rank_0(frames, replies, place, lifeline)
+            follow_rank_0(inbox, writer, place)
         else:
-            answer_requests(frames, replies, place=place, lifeline=lifeline)
-    except ConnectionError:
-        sys.exit("the driver has ended")
+            answer_requests(inbox, writer, place=place)
+        writer.close()
     except BaseException as error:  # noqa: BLE001 - this process ends with it
-        _fail(error, replies if place.seat else None)
+        _fail(error, writer if place.seat else None)
 
 
 def _ignore_signals() -> None:
@@ -294,19 +281,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Return standard input and output; nothing else in this process can touch the two any more."""
-    requests = io.BufferedReader(ParentPipe(os.dup(0)))
-    replies = os.fdopen(os.dup(1), "wb")
-    # Other code that reads or prints in this process, native libraries included, must not touch the two streams.
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _fail(error: BaseException, replies: BinaryIO | None) -> NoReturn:
+def _fail(error: BaseException, writer: FrameWriter | None) -> NoReturn:
     """Print the traceback, send it to a driver that cannot read this log, and end at once.
 
     Nothing is torn down: a process group would wait for ranks that wait for this one.
@@ -314,15 +289,14 @@ def _fail(error: BaseException, replies: BinaryIO | None) -> NoReturn:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     sys.stderr.flush()
-    if replies is not None:
-        _send_last_words(replies, text[-LAST_WORDS:])
+    if writer is not None:
+        _send_last_words(writer, text[-LAST_WORDS:])
     os._exit(1)
 
 
-def _send_last_words(replies: BinaryIO, text: str) -> None:
-    with suppress(OSError):
-        replies.write(protocol.encode_frame(protocol.Failed(TrainerDied.__name__, text)))
-        replies.flush()
+def _send_last_words(writer: FrameWriter, text: str) -> None:
+    writer.send(protocol.encode(protocol.Failed(TrainerDied.__name__, text)))
+    writer.close()
 
 
 def _set_up(

@@ -1,9 +1,7 @@
-"""Requests and replies between the driver and a trainer worker: length-prefixed msgpack over a pair of byte streams.
+"""Requests and replies between the driver and a trainer worker: msgpack in frames.
 
-Invariant: a frame decodes into exactly one of the declared types or is refused. Nothing that is read can run code.
-
-A frame is the length of the body, the number of the request, each 8 bytes little-endian, and the body. A reply carries the
-number of its request. Heartbeats are frames without a body; they may come between replies.
+Invariant: a body decodes into a number and one of the declared types, or is refused. A reply carries the number of its
+request, so that several can be under way.
 """
 
 from __future__ import annotations
@@ -14,16 +12,10 @@ import msgspec
 import numpy as np
 
 from agentrl.errors import InvariantError
+from agentrl.processes.frames import MAX_BODY_BYTES, decoded
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 
 Scalar = TypeVar("Scalar", bound=np.generic)
-
-_FIELD_BYTES = 8
-HEADER_BYTES = 2 * _FIELD_BYTES
-HEARTBEAT = bytes(HEADER_BYTES)
-"""What a worker writes now and then while it works on a request: a header without a body."""
-MAX_FRAME_BYTES = 1 << 30
-"""Largest body: about 40 million tokens of a training batch."""
 
 MAX_LAST_WORDS = 65_536
 """Largest body with which a rank other than 0 tells how it fails."""
@@ -258,73 +250,25 @@ WorkerReply: TypeAlias = (
     | Failed
 )
 
-_REQUESTS: msgspec.msgpack.Decoder[WorkerRequest] = msgspec.msgpack.Decoder(WorkerRequest)
-_REPLIES: msgspec.msgpack.Decoder[WorkerReply] = msgspec.msgpack.Decoder(WorkerReply)
+_REQUESTS: msgspec.msgpack.Decoder[tuple[int, WorkerRequest]] = msgspec.msgpack.Decoder(tuple[int, WorkerRequest])
+_REPLIES: msgspec.msgpack.Decoder[tuple[int, WorkerReply]] = msgspec.msgpack.Decoder(tuple[int, WorkerReply])
 
 
-def encode_frame(message: WorkerRequest | WorkerReply, number: int = 0) -> bytes:
-    """Return `message` as a frame of the request `number`.
-
-    Raises:
-        InvariantError: when the body is longer than `MAX_FRAME_BYTES`.
-    """
-    body = encode_body(message)
-    if len(body) > MAX_FRAME_BYTES:
+def encode(message: WorkerRequest | WorkerReply, number: int = 0) -> bytes:
+    """Return `message` of the request `number` as the body of a frame; raises InvariantError where it is too long."""
+    body = msgspec.msgpack.encode((number, message))
+    if len(body) > MAX_BODY_BYTES:
         raise InvariantError(
-            f"{type(message).__name__} has {len(body)} bytes, but a message may have {MAX_FRAME_BYTES}; use smaller batches"
+            f"{type(message).__name__} has {len(body)} bytes, but a message may have {MAX_BODY_BYTES}; use smaller batches"
         )
-    return len(body).to_bytes(_FIELD_BYTES, "little") + number.to_bytes(_FIELD_BYTES, "little") + body
+    return body
 
 
-def encode_body(message: WorkerRequest | WorkerReply) -> bytes:
-    """Return the body of a frame."""
-    return msgspec.msgpack.encode(message)
+def decode_request(body: bytes) -> tuple[int, WorkerRequest]:
+    """Return the request in `body` and its number; raises InvariantError where it is none."""
+    return decoded(_REQUESTS, body, "a request to the trainer worker")
 
 
-def announced_length(header: bytes | bytearray) -> int:
-    """Return the length of the body that `header` announces, whether or not a body may be that long."""
-    return int.from_bytes(header[:_FIELD_BYTES], "little")
-
-
-def body_length(header: bytes | bytearray) -> int:
-    """Return the length of the body that follows `header`.
-
-    Raises:
-        InvariantError: when the length is over the limit.
-    """
-    length = announced_length(header)
-    if length > MAX_FRAME_BYTES:
-        raise InvariantError(
-            f"a frame header announces {length} bytes, but at most {MAX_FRAME_BYTES} are allowed; the stream is not one of "
-            "frames"
-        )
-    return length
-
-
-def request_number(header: bytes | bytearray) -> int:
-    """Return the number of the request that `header` belongs to."""
-    return int.from_bytes(header[_FIELD_BYTES:HEADER_BYTES], "little")
-
-
-def decode_request(body: bytes | bytearray) -> WorkerRequest:
-    """Return the request in `body`.
-
-    Raises:
-        InvariantError: when the body is not a request.
-    """
-    try:
-        return _REQUESTS.decode(body)
-    except msgspec.DecodeError as error:
-        raise InvariantError(f"not a request to the trainer worker: {error}") from error
-
-
-def decode_reply(body: bytes | bytearray) -> WorkerReply:
-    """Return the reply in `body`.
-
-    Raises:
-        InvariantError: when the body is not a reply.
-    """
-    try:
-        return _REPLIES.decode(body)
-    except msgspec.DecodeError as error:
-        raise InvariantError(f"not a reply of the trainer worker: {error}") from error
+def decode_reply(body: bytes) -> tuple[int, WorkerReply]:
+    """Return the reply in `body` and the number of its request; raises InvariantError where it is none."""
+    return decoded(_REPLIES, body, "a reply of the trainer worker")

@@ -14,16 +14,17 @@ from typing import Protocol
 
 import anyio
 
-from agentrl.trainer.worker.signs import TICK_S, LifeSigns
+from agentrl.processes.link import TICK_S, LifeSigns
 
 logger = logging.getLogger(__name__)
 
 
 class Followed(Protocol):
-    """A rank whose signs of life are followed."""
+    """A rank whose signs of life are followed, such as a `Link`."""
 
     where: str
     """For messages, such as `pid 123`."""
+    signs: LifeSigns
 
     def pulse(self) -> int | None:
         """Return a number that grows while the rank works; None: it is stopped, or the driver cannot see its process."""
@@ -47,16 +48,7 @@ class Silences:
         lost_s: float | None,
         on_lost: Callable[[int, str], None],
     ) -> None:
-        """Follow no rank yet.
-
-        Args:
-            ranks: of one trainer.
-            silent_s: seconds without a sign of life after which a rank is reported.
-            lost_s: seconds without one after which a rank is lost; None: never.
-            on_lost: called with the number of a lost rank, and the reason.
-        """
-        self.signs = [LifeSigns() for _ in ranks]
-        """Of each rank; the reader of its stream notes them."""
+        """Follow no rank yet; `on_lost` is called with the number of a lost rank, and the reason."""
         self._ranks, self._on_lost = ranks, on_lost
         self._warn_s = silent_s if lost_s is None else min(silent_s, lost_s)
         self._lost_s = lost_s
@@ -85,10 +77,7 @@ class Silences:
                 self._work_began = anyio.Event()
 
     async def follow(self, number: int) -> None:
-        """Report each silence of a rank, until it is lost.
-
-        Cancellation: nothing is left behind.
-        """
+        """Report each silence of a rank, until it is lost."""
         is_lost = False
         while not is_lost:
             if number == 0:
@@ -107,17 +96,17 @@ class Silences:
 
     async def _wait_for_sign(self, number: int) -> bool:
         """Wait for the next sign of a rank, and log when it is late; return whether the rank is lost."""
-        rank, signs, tick = self._ranks[number], self.signs[number], min(TICK_S, self._warn_s)
+        rank, tick = self._ranks[number], min(TICK_S, self._warn_s)
         silent = idle = 0.0
         pulse = rank.pulse()
-        while not await signs.come_within(tick):
+        while not await rank.signs.come_within(tick):
             if number == 0 and not self._requests:
                 self._since.pop(0, None)
                 return False
             before, pulse = pulse, rank.pulse()
             is_working = pulse is not None and pulse != before
             idle = idle + tick if self._requests and not is_working else 0.0
-            silent = 0.0 if is_working and not signs.have_begun else silent + tick  # its start may take long
+            silent = 0.0 if is_working and not rank.signs.have_begun else silent + tick  # its start may take long
             if silent >= self._warn_s and number not in self._since:
                 self._since[number] = anyio.current_time() - silent
                 self._warn(number)

@@ -1,115 +1,79 @@
-"""Starts the ranks of a trainer on this machine; their standard streams carry the frames.
-
-Invariant: no rank outlives the block that started it.
-"""
+"""Starts the ranks of a trainer on this machine or a cluster, or waits for those of a scheduler."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
-import anyio
-from anyio.streams.stapled import StapledByteStream
-
-from agentrl.cluster.base import ProcessSpec
-from agentrl.cluster.local import LOOPBACK, LocalChild, LocalLauncher
-from agentrl.cluster.network import interface_of
-from agentrl.concurrency import task_group
+from agentrl.processes.base import Launcher, ProcessSpec
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.link import Link
+from agentrl.processes.machine import LOOPBACK, interface_of
+from agentrl.processes.start import attached_links, launched_links, local_links
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.place import RankPlace
-from agentrl.trainer.worker.processes import RankEnd, rank_log
-from agentrl.trainer.worker.signs import pulse
+from agentrl.trainer.worker.ranks import rank_log
 
 WORKER_MODULE = "agentrl.trainer.worker.process"
 
 
-class LocalRank:
-    """A rank on this machine; a `WorkerRank`."""
+def started_ranks(
+    config: TrainerConfig, cluster: ClusterConfig, launcher: Launcher, log_path: Path
+) -> AbstractAsyncContextManager[Sequence[Link]]:
+    """Return the block in which the ranks of `trainer.parallel` run, and which yields their links, rank 0 first.
 
-    def __init__(self, child: LocalChild) -> None:
-        """Speak to the standard streams of `child`."""
-        self._child = child
-        self.where = child.where
-        self.pid = child.pid
-        self.host: str | None = child.host
-        self.stream = StapledByteStream(child.stdin, child.stdout)
-
-    async def ended(self) -> RankEnd:
-        """Wait for the exit code."""
-        end = await self._child.ended()
-        return RankEnd(reason=f"{end.reason}{await self.log_end()}", is_cause=end.was_killed)
-
-    async def log_end(self) -> str:
-        """Return the end of its log."""
-        return f"; the end of {self._child.spec.log_path}:\n{await self._child.log_tail()}"
-
-    def pulse(self) -> int | None:
-        """Return a number that grows while its process works."""
-        return pulse(self.pid)
-
-    async def dismiss(self) -> None:
-        """Close its standard input."""
-        await self._child.stdin.aclose()
-
-    def kill(self) -> None:
-        """Kill it."""
-        self._child.kill()
+    The block raises:
+        ConfigError: a log cannot be written, or the address, the token or the cluster is wrong.
+        LaunchError: a rank cannot be started or does not join in time.
+    """
+    world = config.parallel.shape.world
+    if cluster.launcher == "attach":
+        return attached_links(cluster, world)
+    environment = {"OMP_NUM_THREADS": str(config.threads), "TOKENIZERS_PARALLELISM": "false"}
+    if cluster.launcher == "local":
+        return _ranks_with_pipes(world, log_path, environment)
+    return _launched_ranks(world, cluster, launcher, log_path, environment, device=config.device)
 
 
 @asynccontextmanager
-async def local_ranks(specs: Sequence[ProcessSpec]) -> AsyncGenerator[Sequence[LocalRank]]:
-    """Yield one rank for each of `specs`, which are processes of this machine; they end with the block.
-
-    Raises:
-        ConfigError: a log cannot be written.
-        LaunchError: a process cannot be started.
-
-    Cancellation: they are killed.
-    """
-    children = await LocalLauncher().start(specs)
-    try:
-        yield [LocalRank(child) for child in children]
-    finally:
-        with anyio.CancelScope(shield=True):
-            async with task_group() as reaping:
-                for child in children:
-                    reaping.start_soon(child.reap)
-
-
-@asynccontextmanager
-async def ranks_with_pipes(
-    world: int, log_path: Path, environment: Mapping[str, str]
-) -> AsyncGenerator[Sequence[LocalRank]]:
-    """Yield `world` ranks that find each other through a file beside their logs; they end with the block.
-
-    Raises:
-        ConfigError: a log cannot be written.
-        LaunchError: a process cannot be started.
-
-    Cancellation: they are killed.
-    """
-    # Beside the logs and not in a temporary directory, which a killed driver would leave behind.
+async def _ranks_with_pipes(world: int, log_path: Path, environment: Mapping[str, str]) -> AsyncGenerator[Sequence[Link]]:
+    """Yield ranks that find each other through a file beside their logs."""
+    # Not in a temporary directory, which a killed driver would leave behind.
     store = log_path.with_suffix(".ranks").absolute()
     # The name of a machine often stands for its address in a network, and gloo would listen there.
     loopback = interface_of(LOOPBACK)
     environment = environment if loopback is None else {**environment, "GLOO_SOCKET_IFNAME": loopback}
     specs = [
-        rank_spec(rank, log_path, RankPlace(rank=rank, world=world, store=str(store)).arguments(), environment)
+        _rank_spec(rank, log_path, environment, RankPlace(rank=rank, world=world, store=str(store)).arguments())
         for rank in range(world)
     ]
     _remove_store(store)
     try:
-        async with local_ranks(specs) as ranks:
-            yield ranks
+        async with local_links(specs) as links:
+            yield links
     finally:
         _remove_store(store)
 
 
-def rank_spec(
-    rank: int, log_path: Path, arguments: Sequence[str], environment: Mapping[str, str], *, gpus: int = 0
+@asynccontextmanager
+async def _launched_ranks(
+    world: int, cluster: ClusterConfig, launcher: Launcher, log_path: Path, environment: Mapping[str, str], *, device: str
+) -> AsyncGenerator[Sequence[Link]]:
+    """Yield ranks that each reserve a GPU, unless `device` is `cpu`, or `auto` and the launcher has none."""
+    gpus = 0 if device == "cpu" or (device == "auto" and not await launcher.reserves_gpus()) else 1
+    specs = [
+        _rank_spec(rank, log_path, {**environment, "RANK": str(rank), "WORLD_SIZE": str(world)}, gpus=gpus)
+        for rank in range(world)
+    ]
+    async with launched_links(launcher, cluster, specs, names="trainer ranks") as links:
+        yield links
+
+
+def _rank_spec(
+    rank: int, log_path: Path, environment: Mapping[str, str], arguments: Sequence[str] = (), *, gpus: int = 0
 ) -> ProcessSpec:
-    """Return what a launcher starts for one rank."""
     return ProcessSpec(
         name=f"trainer rank {rank}",
         role="trainer",

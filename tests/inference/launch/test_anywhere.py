@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cluster.base import Child, ProcessSpec
 from agentrl.errors import ConfigError, LaunchError, ServerUnavailable
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.anywhere import node_command, recipe_anywhere
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import LAUNCHER, flag_value, sglang_recipe
+from agentrl.processes.base import Child, ProcessSpec
 
 
 def test_a_node_fills_in_its_address_port_and_python(tmp_path: Path):

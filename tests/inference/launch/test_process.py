@@ -15,13 +15,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.cluster.base import ProcessSpec, read_tail
-from agentrl.cluster.local import LocalChild, LocalLauncher
 from agentrl.errors import ConfigError, ServerTimeout, ServerUnavailable
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch import pool as launch
 from agentrl.inference.launch.process import Recipe, ServerProcess
 from agentrl.inference.pool.members import State
+from agentrl.processes.base import ProcessSpec, read_tail
+from agentrl.processes.local import LocalChild, LocalLauncher
 from agentrl.servers.scripted.server import Fault, ScriptedServer
 from tests.support.processes import until_ended
 from tests.support.scripted import OFTEN, VOCAB, all_serving, pool_of, publication, seen

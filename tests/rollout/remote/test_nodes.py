@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.local import LocalLauncher
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.local import LocalLauncher
 from agentrl.rollout.remote.nodes import launched_worker, ray_nodes
 from agentrl.rollout.remote.wire import StartWorker
 from agentrl.tokens.renderer import Renderer

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.cluster.base import ProcessSpec
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, TrainerDied, TrainError
+from agentrl.processes.base import ProcessSpec
+from agentrl.processes.start import local_links
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.place import RankPlace
-from agentrl.trainer.worker.processes import WorkerProcesses
-from agentrl.trainer.worker.starting import local_ranks
+from agentrl.trainer.worker.ranks import TrainerRanks
 from agentrl.weights.disk import verify_directory
 from tests.support.cli import child_commands, children
 from tests.support.processes import listening_addresses, until_ended
@@ -178,7 +178,7 @@ async def test_the_cause_is_shown_and_not_the_rank_that_lost_its_connection_firs
         )
         for number, program in enumerate([_LOSES_ANOTHER.format(pipe="one"), cause, third])
     ]
-    async with local_ranks(specs) as ranks, WorkerProcesses.watching(ranks, grace_s=300) as processes:
+    async with local_links(specs) as ranks, TrainerRanks.watching(ranks, grace_s=300) as processes:
         with anyio.fail_after(300):
             await ranks[2].ended()
         assert re.match(rf"rank 1 \(pid \d+\): {named}", await processes.obituary(), re.DOTALL)

@@ -18,12 +18,11 @@ from typing import BinaryIO
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
-from agentrl.cluster.base import DRAIN_S, PORT_WORD, STOP_S, TOKEN_VARIABLE, Exit, ProcessSpec, describe_code, read_tail
-from agentrl.cluster.network import free_port
 from agentrl.errors import ConfigError, LaunchError
 from agentrl.folders import make_private
+from agentrl.processes.base import DRAIN_S, PORT_WORD, STOP_S, TOKEN_VARIABLE, Exit, ProcessSpec, describe_code, read_tail
+from agentrl.processes.machine import LOOPBACK, free_port
 
-LOOPBACK = "127.0.0.1"
 MAX_LINE = 65_536
 """Bytes of a line; the beginning of a longer one is left out, so that output without an end fills no memory."""
 _REAP_S = 2.0

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
-from agentrl.cluster.base import DRAIN_S, HOST_WORD, PORT_WORD, STOP_S, TAIL_BYTES
-from agentrl.cluster.network import free_port, interface_of
+from agentrl.processes.base import DRAIN_S, HOST_WORD, PORT_WORD, STOP_S, TAIL_BYTES
+from agentrl.processes.machine import free_port, interface_of
 
 MAX_UNREAD = 1 << 20
 """Bytes of one stream that wait for the driver."""

@@ -65,7 +65,7 @@ class WorkerProcess:
         self._name = settings.name
         self._ready = False
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        command = [sys.executable, "-P", "-m", "agentrl.workers.main", settings.loader, str(settings.cpu_s or 0)]
+        command = [sys.executable, "-P", "-m", "agentrl.processes.job_worker", settings.loader, str(settings.cpu_s or 0)]
         self._process = subprocess.Popen(
             [*command, str((settings.memory_mb or 0) * 2**20)],
             stdin=subprocess.PIPE,

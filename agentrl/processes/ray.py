@@ -20,18 +20,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from agentrl.cluster.agent import HostedProcess, StreamName
-from agentrl.cluster.base import STOP_S, Exit, ProcessSpec, describe_code, read_tail, shorten_tail
-from agentrl.cluster.config import ClusterConfig
-from agentrl.cluster.local import LOOPBACK, MAX_LINE, open_log
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError
+from agentrl.processes.agent import HostedProcess, StreamName
+from agentrl.processes.base import STOP_S, Exit, ProcessSpec, describe_code, read_tail, shorten_tail
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.local import MAX_LINE, open_log
+from agentrl.processes.machine import LOOPBACK
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,13 @@ _LAST_GASP_S = 1.0
 """Seconds by which an agent outlives a killed process, unless its node dies."""
 _MARGIN_S = 1.5
 """Seconds that a call to an agent gets beyond what the agent itself may take."""
+
+
+class ClusterResources(NamedTuple):
+    """What the nodes of a cluster have together, whether it is free or not."""
+
+    cpus: int
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +321,24 @@ async def open_ray(config: ClusterConfig) -> AsyncGenerator[RayLauncher]:
         if not connected_before:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(ray.shutdown)
+
+
+def ray_resources(config: ClusterConfig) -> ClusterResources:
+    """Return what the Ray cluster at `cluster.address` has; connects to it for the question where this program is not.
+
+    Call it outside of an event loop, except where this program is connected.
+    """
+    return _counted() if import_ray().is_initialized() else anyio.run(_connect_and_count, config)
+
+
+async def _connect_and_count(config: ClusterConfig) -> ClusterResources:
+    async with open_ray(config):
+        return _counted()
+
+
+def _counted() -> ClusterResources:
+    found: dict[str, float] = import_ray().cluster_resources()
+    return ClusterResources(cpus=int(found.get("CPU", 0)), gpus=int(found.get("GPU", 0)))
 
 
 def ray_address(config: ClusterConfig) -> str:

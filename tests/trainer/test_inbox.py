@@ -8,13 +8,13 @@ import struct
 import subprocess
 import sys
 
-from agentrl.trainer.worker.lifeline import Lifeline
+from agentrl.trainer.worker.inbox import Inbox
 
 INSIDE_A_REQUEST = """
 import socket, sys, threading
-from agentrl.trainer.worker.lifeline import Lifeline
+from agentrl.trainer.worker.inbox import Inbox
 driver = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-lifeline = Lifeline(driver.makefile("rb"), ends="at once")
+inbox = Inbox(driver.makefile("rb"), ends="at once")
 print("joined", flush=True)
 threading.Event().wait()
 """
@@ -48,5 +48,4 @@ def test_a_reset_stream_is_the_end_of_input_between_two_requests() -> None:
         def readinto(self, buffer: object) -> int:
             raise ConnectionResetError("Connection reset by peer")
 
-    lifeline = io.BufferedReader(Lifeline(io.BufferedReader(Reset()), ends="when idle"))
-    assert lifeline.read(4) == b""
+    assert Inbox(io.BufferedReader(Reset()), ends="when idle").next() is None

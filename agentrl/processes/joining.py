@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from agentrl.cluster import handshake
-from agentrl.cluster.base import TOKEN_VARIABLE
-from agentrl.cluster.handshake import Challenge, Hello, Refused, Signed, Welcome
-from agentrl.cluster.rank_numbers import RankNumbers
 from agentrl.errors import InvariantError, LaunchError
 from agentrl.foreign import one_line
+from agentrl.processes import handshake
+from agentrl.processes.base import TOKEN_VARIABLE
+from agentrl.processes.handshake import Challenge, Hello, Refused, Signed, Welcome
+from agentrl.processes.rank_numbers import RankNumbers
 
 logger = logging.getLogger(__name__)
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import fcntl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream
 
 from agentrl.concurrency import task_group
 from agentrl.errors import InvariantError
+from agentrl.processes.link import STREAM_ENDS, Link, LinkEnd
 from agentrl.trainer.worker import protocol
-from agentrl.trainer.worker.silence import Followed, Silences
+from agentrl.trainer.worker.silence import Silences
 
 QUIT_S = 2.0
 """Seconds that idle ranks get to end by themselves after they were dismissed."""
@@ -40,64 +39,14 @@ _LOST_ANOTHER = (
     "Socket Timeout",
 )
 """What gloo, NCCL and their store say in a rank that has lost another one."""
-STREAM_ENDS = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
-"""What reading from a rank raises when it has ended, or when this side has closed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnd:
-    """How a rank ended."""
-
-    reason: str
-    """For messages, with the end of its log where the driver can read it."""
-    is_cause: bool
-    """Whether it was killed or its machine is gone; otherwise it ended itself, perhaps because another rank was gone."""
-    is_lost: bool = False
-    """Whether it still runs, perhaps, but gave no sign of life for too long."""
-
-
-class WorkerRank(Followed, Protocol):
-    """One rank."""
-
-    pid: int
-    """Its process id, on its own machine."""
-    host: str | None
-    """Address at which others reach its machine; None where the driver does not know it."""
-
-    @property
-    def stream(self) -> ByteStream:
-        """Frames to the rank and, from rank 0, replies; the others send heartbeats."""
-        ...
-
-    async def ended(self) -> RankEnd:
-        """Wait until the rank has ended, and return how.
-
-        Cancellation: the rank continues.
-        """
-        ...
-
-    async def log_end(self) -> str:
-        """Return the end of its log for a message, which begins with a separator; empty where the driver has no log."""
-        ...
-
-    async def dismiss(self) -> None:
-        """Let the rank end by itself once it is idle.
-
-        Cancellation: it may still run.
-        """
-        ...
-
-    def kill(self) -> None:
-        """End the rank at once; does nothing where it has ended."""
-        ...
-
-
-class WorkerProcesses:
+class TrainerRanks:
     """The ranks of one trainer; the first speaks to the driver."""
 
     def __init__(
         self,
-        ranks: Sequence[WorkerRank],
+        ranks: Sequence[Link],
         *,
         silent_s: float = SILENT_S,
         lost_s: float | None = None,
@@ -111,7 +60,7 @@ class WorkerProcesses:
         """Set with the first report."""
         self._died = anyio.Event()
         """Set when the cause is known."""
-        self._ends: dict[int, RankEnd] = {}
+        self._ends: dict[int, LinkEnd] = {}
         """Of each rank, what was reported of it first, in the order of the reports."""
         self._found = anyio.Event()
         """Set when one of them is a cause."""
@@ -119,12 +68,12 @@ class WorkerProcesses:
         self._ending = False
 
     @property
-    def first(self) -> WorkerRank:
+    def first(self) -> Link:
         """Rank 0."""
         return self.ranks[0]
 
     @property
-    def others(self) -> Sequence[WorkerRank]:
+    def others(self) -> Sequence[Link]:
         """The other ranks, in order."""
         return self.ranks[1:]
 
@@ -132,7 +81,7 @@ class WorkerProcesses:
     @asynccontextmanager
     async def watching(
         cls,
-        ranks: Sequence[WorkerRank],
+        ranks: Sequence[Link],
         *,
         silent_s: float = SILENT_S,
         lost_s: float | None = None,
@@ -145,8 +94,6 @@ class WorkerProcesses:
             silent_s: seconds without a heartbeat after which a rank that should give one is reported.
             lost_s: seconds of a request without one after which all are killed because of that rank; None: never.
             grace_s: seconds after the error of one rank in which another may turn out to be its cause.
-
-        Cancellation: they still run; who started them ends them.
         """
         processes = cls(ranks, silent_s=silent_s, lost_s=lost_s, grace_s=grace_s)
         async with task_group() as watching:
@@ -166,24 +113,21 @@ class WorkerProcesses:
         self.report_end(number, await self.ranks[number].ended())
 
     async def _listen(self, number: int) -> None:
-        """Note the heartbeats of a rank other than 0, and take its last words, if it sends any."""
-        stream = self.ranks[number].stream
-        while (header := await _received(stream, protocol.HEADER_BYTES)) is not None:
-            if length := protocol.body_length(header):
-                body = await _received(stream, min(length, protocol.MAX_LAST_WORDS))
-                self.report_end(number, RankEnd(reason=_last_words(body or b""), is_cause=False))
-                return
-            self.silences.signs[number].note()
+        """Read a rank other than 0, which sends nothing but heartbeats and its last words."""
+        link = self.ranks[number]
+        link.limit(protocol.MAX_LAST_WORDS)
+        with suppress(*STREAM_ENDS):  # `_watch` reports the end
+            self.report_end(number, LinkEnd(reason=await _last_words(link), was_killed=False))
 
     def _lose(self, number: int, reason: str) -> None:
-        self.report_end(number, RankEnd(reason=reason, is_cause=True, is_lost=True))
+        self.report_end(number, LinkEnd(reason=reason, was_killed=True, is_lost=True))
 
-    def report_end(self, number: int, end: RankEnd) -> None:
+    def report_end(self, number: int, end: LinkEnd) -> None:
         """Take note of how a rank ends; all ranks are killed because of it, and one of the first reports is shown."""
         if not self._ending:
             self._ends.setdefault(number, end)
             self._ended.set()
-            if end.is_cause or len(self._ends) == len(self.ranks):
+            if end.was_killed or len(self._ends) == len(self.ranks):
                 self._found.set()
 
     async def _judge(self) -> None:
@@ -207,10 +151,7 @@ class WorkerProcesses:
         return f"{silent}; then {_in_one_line(reason)}" if silent else reason
 
     async def obituary(self) -> str:
-        """Return how the rank ended that is the cause, and the end of its log.
-
-        Cancellation: nothing is left behind.
-        """
+        """Return how the rank ended that is the cause, and the end of its log."""
         with anyio.move_on_after(self._grace_s + KILL_S):
             await self._died.wait()
         return self._first_death or f"still running but its output is closed{await self.first.log_end()}"
@@ -224,8 +165,6 @@ class WorkerProcesses:
         """Dismiss rank 0, which ends the others, and return when all have ended, or after `QUIT_S`.
 
         After `QUIT_S` the others are dismissed too: it ends one that waits in a collective at once.
-
-        Cancellation: they may still run.
         """
         self._ending = True
         await self.first.dismiss()
@@ -237,10 +176,7 @@ class WorkerProcesses:
 
 
 async def worker_ended(log_path: Path) -> None:
-    """Return when no process holds a log of this trainer: one whose driver was killed ends after the request in progress.
-
-    Cancellation: nothing is left behind but a thread that waits.
-    """
+    """Return when no process holds a log of this trainer: one whose driver was killed ends after the request in progress."""
 
     def wait() -> None:
         for path in [log_path, *log_path.parent.glob(f"{log_path.stem}-*{log_path.suffix}")]:
@@ -255,9 +191,9 @@ def rank_log(log_path: Path, rank: int) -> Path:
     return log_path if rank == 0 else log_path.with_stem(f"{log_path.stem}-{rank}")
 
 
-def _suspicion(end: RankEnd) -> int:
+def _suspicion(end: LinkEnd) -> int:
     """Return a number that is lower for what is rather the cause of the other ends."""
-    if end.is_cause:
+    if end.was_killed:
         return 0
     return 2 if any(words in end.reason for words in _LOST_ANOTHER) else 1
 
@@ -268,20 +204,9 @@ def _in_one_line(reason: str) -> str:
     return f"{first} {last}".rstrip()
 
 
-async def _received(stream: ByteStream, count: int) -> bytes | None:
-    """Return the next `count` bytes; None at the end of the stream."""
-    data = b""
+async def _last_words(link: Link) -> str:
     try:
-        while len(data) < count:
-            data += await stream.receive(count - len(data))
-    except STREAM_ENDS:
-        return None
-    return data
-
-
-def _last_words(body: bytes) -> str:
-    try:
-        reply = protocol.decode_reply(body)
+        _, reply = protocol.decode_reply(await link.receive())
     except InvariantError:
         reply = None
     return reply.message if isinstance(reply, protocol.Failed) else "it sent what is not a heartbeat"

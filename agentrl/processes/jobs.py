@@ -16,8 +16,8 @@ import anyio
 import anyio.to_thread
 
 from agentrl.errors import ConfigError
+from agentrl.processes.job_process import WorkerLost, WorkerProcess, WorkerReply, WorkerSettings
 from agentrl.types import JsonValue
-from agentrl.workers.process import WorkerLost, WorkerProcess, WorkerReply, WorkerSettings
 
 
 class WorkerPool:

@@ -1,0 +1,218 @@
+"""The framed link to a child process, started here or joined over TCP: its messages, its signs of life and its end.
+
+Invariant: one task reads a link, and reads it always, so that the end of the child is noticed although no caller waits for a
+reply. Silence is counted in waits, so that a parent which was stopped itself takes no child for dead.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute
+from anyio.streams.stapled import StapledByteStream
+
+from agentrl.concurrency import task_group
+from agentrl.processes import machine
+from agentrl.processes.base import Child
+from agentrl.processes.frames import EMPTY_FRAME, MAX_BODY_BYTES, READ_BYTES, FrameBuffer, framed
+from agentrl.processes.local import LocalChild
+from agentrl.processes.meeting import Attendee
+
+STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+"""What a link raises whose child has ended, or which this side has closed."""
+TICK_S = 1.0
+"""Seconds of one wait for a sign of life, at most."""
+_LAST_WORDS_S = 0.5
+"""Seconds in which the last words of a child, and how its process ended, arrive one after the other."""
+_END_S = 10.0
+"""Seconds that a process has to end after its stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEnd:
+    """How a child ended."""
+
+    reason: str
+    """For messages, with the end of its log where this process can read it."""
+    was_killed: bool
+    """Whether it was killed or its machine is gone; otherwise it ended itself."""
+    is_lost: bool = False
+    """Whether it still runs, perhaps, but gave no sign of life for too long."""
+
+
+class LifeSigns:
+    """The frames of one child, heartbeats included, as signs of its life."""
+
+    def __init__(self) -> None:
+        """Start before the first sign."""
+        self.have_begun = False
+        """Whether there has been one."""
+        self._next = anyio.Event()
+
+    def note(self) -> None:
+        """Take note of a sign."""
+        self.have_begun = True
+        sign, self._next = self._next, anyio.Event()
+        sign.set()
+
+    async def come_within(self, seconds: float) -> bool:
+        """Wait for the next sign; return whether it came within `seconds`."""
+        sign = self._next
+        with anyio.move_on_after(seconds):
+            await sign.wait()
+        return sign.is_set()  # perhaps together with the end of the wait
+
+
+class Link:
+    """The frames to and from one child."""
+
+    def __init__(self, stream: ByteStream, *, where: str, pid: int, child: Child | None = None) -> None:
+        """Speak over `stream`; `child` is the process at its other end, where a launcher of this program started it."""
+        self.where = where
+        """For messages, such as `pid 123`."""
+        self.pid = pid
+        """On its own machine."""
+        self.child = child
+        self.signs = LifeSigns()
+        self._stream = stream
+        self._socket: socket.socket | None = stream.extra(SocketAttribute.raw_socket, None)
+        """None: the standard streams of a process of this machine."""
+        self._buffer = FrameBuffer(MAX_BODY_BYTES)
+        self._bodies: deque[bytes] = deque()
+        self._closed = anyio.Event()
+
+    @classmethod
+    def piped(cls, child: LocalChild) -> Self:
+        """Return the link over the standard streams of `child`."""
+        return cls(StapledByteStream(child.stdin, child.stdout), where=child.where, pid=child.pid, child=child)
+
+    @classmethod
+    def joined(cls, member: Attendee, child: Child | None) -> Self:
+        """Return the link over the connection of `member`."""
+        where = f"{member.where}, {child.where}" if child is not None else member.where
+        return cls(member.stream, where=where, pid=member.pid, child=child)
+
+    @property
+    def host(self) -> str | None:
+        """Address at which others reach the child's machine; None where this process does not know it."""
+        return self.child.host if self.child is not None else None
+
+    @property
+    def shares_clock(self) -> bool:
+        """Whether `time.perf_counter` of the child is that of this process, as on one machine."""
+        return self._socket is None
+
+    def limit(self, max_bytes: int) -> None:
+        """Refuse longer bodies from now on."""
+        self._buffer.max_bytes = max_bytes
+
+    async def send(self, *bodies: bytes) -> None:
+        """Write `bodies`; raises one of `STREAM_ENDS` where the child has ended.
+
+        Cancellation: a part may be written, and the link is of no use any more.
+        """
+        await self._stream.send(b"".join(map(framed, bodies)))
+
+    async def receive(self) -> bytes:
+        """Return the next body that is no heartbeat.
+
+        Raises:
+            anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError: the child has ended.
+            InvariantError: it sends what is no frame.
+
+        Cancellation: nothing is lost.
+        """
+        while True:
+            while self._bodies:
+                if body := self._bodies.popleft():
+                    return body
+            try:
+                data = await self._stream.receive(READ_BYTES)
+            except STREAM_ENDS:
+                self._closed.set()
+                raise
+            self.signs.note()
+            self._bodies += self._buffer.cut(data)
+
+    async def ended(self) -> LinkEnd:
+        """Wait until the process has ended, or the connection of one that joined, and return how; several tasks may wait."""
+        end = None
+        async with task_group() as waiting:
+
+            async def closed() -> None:
+                await self._closed.wait()
+                with anyio.move_on_after(_LAST_WORDS_S):
+                    await anyio.sleep_forever()  # its last words are read meanwhile, or its process ends, and say more
+                waiting.cancel_scope.cancel()
+
+            if self._socket is not None:
+                waiting.start_soon(closed)
+            if self.child is not None:
+                end = await self.child.ended()
+                waiting.cancel_scope.cancel()
+        if end is not None and self.child is not None:
+            log = f"; the end of {self.child.spec.log_path}:\n{end.log_tail}"
+            return LinkEnd(reason=end.reason + log, was_killed=end.was_killed)
+        where = self.child.spec.log_path if self.child is not None else "where its scheduler keeps it"
+        reason = f"its connection closed: it was killed or its machine is gone; its log is {where}"
+        return LinkEnd(reason=reason, was_killed=True)
+
+    async def obituary(self) -> str:
+        """Return how a child ended that has closed its stream, for a message with the end of its log."""
+        if self.child is None:
+            return (await self.ended()).reason
+        how = "its output is closed, but it still runs"
+        with anyio.move_on_after(_END_S):
+            how = (await self.child.ended()).reason
+        return f"{self.where}, {how}{await self.log_end()}"
+
+    async def log_end(self) -> str:
+        """Return the end of its log for a message, behind a separator; empty where this process has no log of it."""
+        if self.child is None:
+            return ""
+        return f"; the end of {self.child.spec.log_path}:\n{await self.child.log_tail()}"
+
+    def pulse(self) -> int | None:
+        """Return a number that grows while the child works; None: it is stopped, or its process cannot be seen from here."""
+        return machine.pulse(self.pid) if self._socket is None else None
+
+    async def dismiss(self) -> None:
+        """Let the child end by itself once it is idle."""
+        if self._socket is None:
+            await self.hang_up()
+        else:
+            with suppress(*STREAM_ENDS):
+                await self._stream.send(EMPTY_FRAME)
+
+    async def hang_up(self) -> None:
+        """Send no more, which the child notices at once."""
+        if self._socket is not None:
+            self.shut()
+        elif isinstance(self.child, LocalChild):
+            with suppress(*STREAM_ENDS):
+                await self.child.stdin.aclose()
+
+    def shut(self) -> None:
+        """Close the connection of a child that joined at once, for both sides."""
+        if self._socket is not None:
+            with suppress(OSError):  # it is closed
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> None:
+        """End the child at once; does nothing where it has ended."""
+        self.shut()
+        if self.child is not None:
+            self.child.kill()
+
+    async def shut_with_process(self) -> None:
+        """Shut the connection when the process ends: a machine that is gone cannot close it any more."""
+        if self.child is not None:
+            await self.child.ended()
+            with anyio.move_on_after(_LAST_WORDS_S):
+                await self._closed.wait()
+            self.shut()

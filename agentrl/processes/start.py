@@ -1,0 +1,175 @@
+"""Starts children and links them to this process: over their standard streams, or over TCP, where they join a meeting.
+
+Invariant: no child outlives the block that started it, on whichever machine it runs. Its link closes first; it then has
+`leave_s` seconds to end by itself. What a scheduler started ends with its connection, and is the scheduler's to start again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import zip_longest
+
+import anyio
+
+from agentrl.concurrency import task_group
+from agentrl.processes.base import TOKEN_VARIABLE, Child, Launcher, ProcessSpec
+from agentrl.processes.config import ClusterConfig, listen_address
+from agentrl.processes.handshake import checked_token, new_token
+from agentrl.processes.link import Link
+from agentrl.processes.local import LocalLauncher
+from agentrl.processes.meeting import Meeting, check_reachable, open_meeting
+from agentrl.processes.ray import open_ray
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_launcher(config: ClusterConfig) -> AsyncGenerator[Launcher]:
+    """Yield the launcher of `config`; it serves the servers and the trainer of one run.
+
+    Under `attach` it starts processes on this machine: only the trainer ranks come from elsewhere.
+
+    Raises:
+        ConfigError: a package is missing, or there is no cluster at `cluster.address`.
+
+    Cancellation: what the launcher itself started, such as a Ray cluster on this machine, ends.
+    """
+    if config.launcher == "ray":
+        async with open_ray(config) as launcher:
+            yield launcher
+    else:
+        yield LocalLauncher()
+
+
+@asynccontextmanager
+async def local_links(specs: Sequence[ProcessSpec], *, leave_s: float = 0.0) -> AsyncGenerator[Sequence[Link]]:
+    """Yield a link to each of `specs`, which are processes of this machine.
+
+    Raises:
+        ConfigError: a log cannot be written.
+        LaunchError: a process cannot be started.
+
+    Cancellation: they end.
+    """
+    children = await LocalLauncher().start(specs)
+    async with _ending(children, leave_s):
+        links = [Link.piped(child) for child in children]
+        try:
+            yield links
+        finally:
+            if leave_s:
+                with anyio.CancelScope(shield=True):
+                    for link in links:
+                        await link.hang_up()
+
+
+@asynccontextmanager
+async def launched_links(
+    launcher: Launcher,
+    config: ClusterConfig,
+    specs: Sequence[ProcessSpec],
+    *,
+    names: str,
+    port: int | None = None,
+    leave_s: float = 0.0,
+) -> AsyncGenerator[Sequence[Link]]:
+    """Start `specs` through `launcher`, and yield a link to each once all have joined at `cluster.listen`.
+
+    Args:
+        launcher: of this machine or of a cluster.
+        config: of the meeting.
+        specs: `--attach HOST:PORT` is added to each command, and a fresh token to its environment.
+        names: of the children together, for messages.
+        port: at which they join, instead of that of `cluster.listen`; 0: a free one.
+        leave_s: seconds that a child gets to end by itself after its connection has closed.
+
+    Raises:
+        ConfigError: this machine does not have the address, or the cluster can never place the children.
+        LaunchError: a child cannot be started, ended before it joined, or has not joined within `cluster.start_timeout_s`.
+
+    Cancellation: they end.
+    """
+    host, listen_port = listen_address(config)
+    token = new_token()
+    async with open_meeting((host, listen_port if port is None else port), len(specs), token, names) as meeting:
+        joining = ("--attach", host_and_port(meeting.address))
+        children = await launcher.start(
+            [
+                replace(spec, command=spec.command + joining, environment={**spec.environment, TOKEN_VARIABLE: token})
+                for spec in specs
+            ]
+        )
+        async with _ending(children, leave_s):
+            check_reachable(config, {child.spec.name: child.host for child in children})
+            async with _members(meeting, children, config) as links:
+                yield links
+
+
+@asynccontextmanager
+async def attached_links(config: ClusterConfig, count: int) -> AsyncGenerator[Sequence[Link]]:
+    """Wait for `count` children that a scheduler starts, and yield a link to each.
+
+    Raises:
+        ConfigError: the token or the address is missing or wrong.
+        LaunchError: some have not joined within `cluster.start_timeout_s`; the message lists them.
+
+    Cancellation: every connection closes, which ends the children.
+    """
+    token = checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE)
+    async with open_meeting(listen_address(config), count, token) as meeting:
+        logger.warning(
+            "waiting for %d trainer rank(s) to join at %s:%d: Slurm, Kubernetes or torchrun starts them, also again after a "
+            "failure (cluster.launcher: attach)",
+            count,
+            *meeting.address,
+        )
+        async with _members(meeting, (), config) as links:
+            yield links
+
+
+def host_and_port(address: tuple[str, int]) -> str:
+    """Return an address as one word.
+
+    Example:
+        >>> host_and_port(("10.0.0.1", 80)), host_and_port(("::1", 80))
+        ('10.0.0.1:80', '[::1]:80')
+    """
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@asynccontextmanager
+async def _members(meeting: Meeting, children: Sequence[Child], config: ClusterConfig) -> AsyncGenerator[Sequence[Link]]:
+    members = await meeting.gather(config.start_timeout_s, children)
+    links = [Link.joined(member, child) for member, child in zip_longest(members, children)]
+    async with task_group() as watching:
+        for link in links:
+            watching.start_soon(link.shut_with_process)
+        try:
+            yield links
+        finally:
+            for link in links:
+                link.shut()
+            watching.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _ending(children: Sequence[Child], leave_s: float) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            async with task_group() as ending:
+                for child in children:
+                    ending.start_soon(_end, child, leave_s)
+
+
+async def _end(child: Child, leave_s: float) -> None:
+    with anyio.move_on_after(leave_s):
+        await child.ended()
+    child.kill()  # and with it the programs that it started
+    await child.stop()

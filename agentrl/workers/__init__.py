@@ -1,1 +1,0 @@
-"""Worker processes for code that must not run in this process: graders, and tools that no thread can hold."""

@@ -6,6 +6,7 @@ the same command and environment give the same process under each of them, on th
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -156,6 +157,11 @@ class Launcher(Protocol):
         Cancellation: what was started is killed, or still returned, for the caller to stop.
         """
         ...
+
+
+def module_path() -> str:
+    """Return where this process finds modules, as PYTHONPATH of one that starts in another directory."""
+    return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
 
 
 def describe_code(code: int) -> str:

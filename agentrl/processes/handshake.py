@@ -19,6 +19,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.processes.frames import decoded
 
 HEADER_BYTES = 4
 MAX_BYTES = 4096
@@ -126,10 +127,7 @@ def length_of(header: bytes) -> int:
 
 def decode_greeting(body: bytes, expected: type[Handshake]) -> Handshake:
     """Return the message in `body`; raises InvariantError when it is not of the type expected."""
-    try:
-        return msgspec.msgpack.decode(body, type=expected)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvariantError(f"not a {expected.__name__}: {error}") from error
+    return decoded(msgspec.msgpack.Decoder(expected), body, f"a {expected.__name__}")
 
 
 def sign(message: msgspec.Struct, token: str, signer: Signer, nonce: bytes) -> Signed:

@@ -9,15 +9,17 @@ import logging
 import os
 import socket
 import time
+from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from agentrl.errors import InvariantError, LaunchError
+from agentrl.errors import ConfigError, InvariantError, LaunchError
 from agentrl.foreign import one_line
 from agentrl.processes import handshake
 from agentrl.processes.base import TOKEN_VARIABLE
-from agentrl.processes.handshake import Challenge, Hello, Refused, Signed, Welcome
+from agentrl.processes.config import LISTEN_PORT
+from agentrl.processes.handshake import Challenge, Hello, Refused, Signed, Welcome, checked_token
 from agentrl.processes.rank_numbers import RankNumbers
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,22 @@ class Seat:
 
 class _TryAgain(Exception):
     pass
+
+
+def join_at(
+    address: str, environment: MutableMapping[str, str], numbers: RankNumbers, timeout_s: float, *, hosts_store: bool = True
+) -> Seat:
+    """Join the driver at `HOST:PORT` with the token of the environment, which is removed from there.
+
+    Raises:
+        ConfigError: the address or the token is missing or wrong.
+        LaunchError: from `join_driver`.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--attach {address!r}: expected HOST:PORT of the driver, such as 10.0.0.1:{LISTEN_PORT}")
+    token = checked_token(environment.pop(TOKEN_VARIABLE, None), TOKEN_VARIABLE)
+    return join_driver((host.strip("[]"), int(port)), token, numbers, timeout_s, hosts_store=hosts_store)
 
 
 def join_driver(

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-from agentrl.processes.frames import EMPTY_FRAME, framed
+from agentrl.processes.frames import EMPTY_FRAME, ByteSource, framed
 
 BEAT_S = 2.0
 """Seconds between two heartbeats of a child that works and has nothing to say."""
@@ -53,7 +53,7 @@ class ParentPipe(io.RawIOBase):
         return os.readv(self._descriptor, [buffer])
 
 
-def take_standard_streams() -> tuple[io.BufferedReader, BinaryIO]:
+def take_standard_streams() -> tuple[ByteSource, BinaryIO]:
     """Return standard input, which ends with the parent, and standard output.
 
     Other code that reads or prints in this process, native libraries included, cannot touch the two any more: it reads

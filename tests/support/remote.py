@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,16 +18,20 @@ from anyio.abc import UNIXSocketStream
 from agentrl.client import Client
 from agentrl.errors import AgentRLError, InvariantError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation
+from agentrl.processes.frames import read_frames
+from agentrl.processes.link import Link
+from agentrl.processes.parent import FrameWriter
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.remote.frames import MAX_MESSAGE_BYTES, FrameBuffer, WorkerSetup
-from agentrl.rollout.remote.nodes import OpenNodes, this_machine
-from agentrl.rollout.remote.process import MessageWriter, set_up_worker
+from agentrl.rollout.remote.frames import MAX_MESSAGE_BYTES, WorkerSetup
+from agentrl.rollout.remote.nodes import OpenNodes, StartWorker, this_machine
+from agentrl.rollout.remote.process import set_up_worker
 from agentrl.rollout.remote.runner import RemoteRunner
-from agentrl.rollout.remote.wire import StartWorker, StreamWire, Wire
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
 MODULE = __name__
+SLOW_END_S = 3.0
+"""Seconds, more than a child gets without a limit of its own."""
 PATIENCE_S = 60.0
 """Seconds that a worker in a thread has to end. A busy machine may be slow, and the process of a worker that does not end
 in time exits, which here is that of the tests."""
@@ -98,6 +101,16 @@ class Ranked(GroupWorkflow):
         if not self._open:
             raise ValueError("not opened")
         return [float(place) for place in range(len(episodes))]
+
+
+class LeavesSlowly(Acts):
+    """Takes seconds to close, and writes a file then."""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None]:
+        yield
+        await anyio.sleep(SLOW_END_S)
+        await anyio.Path("closed").touch()
 
 
 class Unopened(Acts):
@@ -201,18 +214,15 @@ class GatedBackend:
 
 
 @asynccontextmanager
-async def thread_worker(_name: str, _log_path: Path) -> AsyncGenerator[Wire]:
+async def thread_worker(_name: str, _log_path: Path) -> AsyncGenerator[Link]:
     """Yield a worker that runs in a thread of this process: the whole worker but its process."""
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=_work_in_thread, args=(theirs,), daemon=True)
     thread.start()
 
-    async def obituary() -> str:
-        return "its thread has ended"
-
     try:
         async with await UNIXSocketStream.from_socket(ours) as stream:
-            yield StreamWire(stream, obituary)
+            yield Link(stream, where="a thread", pid=os.getpid())
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(thread.join, PATIENCE_S)
@@ -227,15 +237,17 @@ async def threads() -> AsyncGenerator[StartWorker]:
 
 def _work_in_thread(connection: socket.socket) -> None:
     requests, replies = connection.makefile("rb"), connection.makefile("wb")
-    writer = MessageWriter(replies)
+    writer = FrameWriter(replies)
     try:
         with suppress(AgentRLError):  # the driver has it
-            buffer = FrameBuffer()
-            worker = set_up_worker(requests, buffer, writer)
+            frames = read_frames(requests)
+            worker = set_up_worker(frames, writer)
             if worker is not None:
-                anyio.run(partial(worker.serve, requests, buffer, leave_s=PATIENCE_S))
+                anyio.run(worker.serve, frames, PATIENCE_S)
     finally:
         writer.close()
+        with suppress(ConnectionError):
+            replies.close()
         with suppress(OSError):  # the driver has closed it
             connection.shutdown(socket.SHUT_RDWR)  # ends the thread that reads
         requests.close()

@@ -1,9 +1,6 @@
-"""Frames between the driver and a rollout worker: length-prefixed msgpack, one of the declared messages each.
+"""Messages between the driver and a rollout worker, as msgpack in frames.
 
-Invariant: a frame decodes into exactly one of the declared messages or is refused. Nothing that is read can run code, and
-the length of a frame is checked before its body is read.
-
-A frame is the length of the body, 8 bytes little-endian, and the body.
+Invariant: a body decodes into exactly one of the declared messages or is refused. Nothing that is read can run code.
 """
 
 from __future__ import annotations
@@ -12,11 +9,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from agentrl.errors import InvariantError, WorkflowError
+from agentrl.errors import WorkflowError
 from agentrl.inference.backend import Context
+from agentrl.processes.frames import decoded
 from agentrl.rollout.remote.packing import PackedGeneration, PackedScore, PackedTrajectory, PackedTurn
 
-PREFIX_BYTES = 8
 MAX_MESSAGE_BYTES = 1 << 28
 """Largest body: a trajectory of about 20 million tokens."""
 
@@ -205,71 +202,22 @@ _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker
 _TO_DRIVER: msgspec.msgpack.Decoder[ToDriver] = msgspec.msgpack.Decoder(ToDriver)
 
 
-def framed(message: ToWorker | ToDriver, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """Return `message` as a frame.
-
-    Raises:
-        WorkflowError: the body is longer than `max_bytes`.
-    """
+def encode(message: ToWorker | ToDriver, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+    """Return `message` as the body of a frame; raises WorkflowError where it is longer than `max_bytes`."""
     body = msgspec.msgpack.encode(message)
     if len(body) > max_bytes:
         raise WorkflowError(
             f"{type(message).__name__} has {len(body)} bytes, but a message between driver and rollout worker may have at "
             f"most {max_bytes}; make tasks, messages and episodes smaller, or set rollout.runner: local"
         )
-    return len(body).to_bytes(PREFIX_BYTES, "little") + body
+    return body
 
 
 def read_to_worker(body: bytes) -> ToWorker:
-    """Return the driver's message in `body`; raises `InvariantError` when it is none."""
-    try:
-        return _TO_WORKER.decode(body)
-    except msgspec.DecodeError as error:
-        raise InvariantError(f"not a message to a rollout worker: {error}") from error
+    """Return the driver's message in `body`; raises InvariantError when it is none."""
+    return decoded(_TO_WORKER, body, "a message to a rollout worker")
 
 
 def read_to_driver(body: bytes) -> ToDriver:
-    """Return the worker's message in `body`; raises `InvariantError` when it is none."""
-    try:
-        return _TO_DRIVER.decode(body)
-    except msgspec.DecodeError as error:
-        raise InvariantError(f"not a message of a rollout worker: {error}") from error
-
-
-class FrameBuffer:
-    """Cuts a stream of bytes into the bodies of frames.
-
-    Example:
-        >>> buffer = FrameBuffer()
-        >>> frame = framed(CancelEpisode(7))
-        >>> buffer.cut(frame[:5]), [read_to_worker(body) for body in buffer.cut(frame[5:])]
-        ([], [CancelEpisode(number=7)])
-    """
-
-    def __init__(self) -> None:
-        """Start without bytes."""
-        self._data = bytearray()
-
-    def cut(self, data: bytes) -> list[bytes]:
-        """Add bytes, and return the bodies that are whole.
-
-        Raises:
-            InvariantError: a length is over the limit.
-        """
-        self._data += data
-        bodies: list[bytes] = []
-        start = 0
-        while len(self._data) - start >= PREFIX_BYTES:
-            begin = start + PREFIX_BYTES
-            length = int.from_bytes(self._data[start:begin], "little")
-            if length > MAX_MESSAGE_BYTES:
-                raise InvariantError(
-                    f"the header of a frame announces {length} bytes, but at most {MAX_MESSAGE_BYTES} are allowed; the "
-                    "stream is not one between driver and rollout worker"
-                )
-            if len(self._data) - begin < length:
-                break
-            start = begin + length
-            bodies.append(bytes(self._data[begin:start]))
-        del self._data[:start]
-        return bodies
+    """Return the worker's message in `body`; raises InvariantError when it is none."""
+    return decoded(_TO_DRIVER, body, "a message of a rollout worker")

@@ -1,7 +1,7 @@
-"""Where workers start: as processes of this machine, or on the nodes of a Ray cluster.
+"""Starts rollout workers: as processes of this machine, or on the nodes of a Ray cluster, where each joins over TCP.
 
-Invariant: each worker ends with the block that started it, on whichever node it runs. A worker of a cluster joins the driver
-as a trainer rank does (`agentrl.processes.meeting`), with a token of its own.
+Invariant: each worker ends with the block that started it. The limit within which it ends by itself is the one that it was
+started with, so that nothing stops it before.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import anyio
-
-from agentrl.concurrency import task_group
-from agentrl.processes.base import TOKEN_VARIABLE, Child, Launcher, ProcessSpec
-from agentrl.processes.config import ClusterConfig, listen_address
-from agentrl.processes.handshake import new_token
-from agentrl.processes.meeting import Attendee, check_reachable, open_meeting
+from agentrl.processes.base import Launcher, ProcessSpec, module_path
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.link import Link
+from agentrl.processes.meeting import check_reachable
 from agentrl.processes.ray import node_hosts, open_ray
-from agentrl.rollout.remote.wire import StartWorker, StreamWire, Wire, local_worker, module_path
+from agentrl.processes.start import launched_links, local_links
 
-LEAVE_S = 2.0
-"""Seconds that a worker gets to end by itself before its node stops it."""
-_LAST_WORDS_S = 0.5
-"""Seconds after the end of a process in which its last messages may arrive."""
-_END_S = 10.0
-"""Seconds that a worker has to end after its connection."""
+LEAVE_S = 3.0
+"""Seconds that episodes and the workflow get to end after the driver has left; then the worker ends itself."""
+_EXIT_S = 1.0
+"""Seconds that its process gets for that end."""
+StartWorker: TypeAlias = Callable[[str, Path], AbstractAsyncContextManager[Link]]
+"""Starts the worker of a name, which logs to a file; it ends with the block."""
 OpenNodes: TypeAlias = Callable[[], AbstractAsyncContextManager[StartWorker]]
 """Connects to the nodes, and yields what starts a worker there."""
 
@@ -36,7 +33,7 @@ OpenNodes: TypeAlias = Callable[[], AbstractAsyncContextManager[StartWorker]]
 @asynccontextmanager
 async def this_machine() -> AsyncGenerator[StartWorker]:
     """Yield what starts workers as processes of this machine."""
-    yield local_worker
+    yield _local_worker
 
 
 @asynccontextmanager
@@ -54,65 +51,32 @@ async def ray_nodes(config: ClusterConfig) -> AsyncGenerator[StartWorker]:
 
 
 @asynccontextmanager
-async def launched_worker(launcher: Launcher, config: ClusterConfig, name: str, log_path: Path) -> AsyncGenerator[Wire]:
+async def launched_worker(
+    launcher: Launcher, config: ClusterConfig, name: str, log_path: Path, *, leave_s: float = LEAVE_S
+) -> AsyncGenerator[Link]:
     """Yield a worker that `launcher` starts and that joins at the host of `cluster.listen`, on a port of its own.
 
     Raises:
-        ConfigError: this machine does not have the address, or the cluster can never place the worker.
-        LaunchError: it cannot be started, ended before it joined, or has not joined within `cluster.start_timeout_s`.
+        ConfigError, LaunchError: from `launched_links`.
 
     Cancellation: it ends.
     """
-    token = new_token()
-    async with open_meeting((listen_address(config)[0], 0), 1, token, name) as meeting:
-        host, port = meeting.address
-        spec = ProcessSpec(
-            name=name,
-            role="rollout",
-            command=(
-                sys.executable,
-                "-P",
-                "-m",
-                "agentrl.rollout.remote.process",
-                f"--join=[{host}]:{port}" if ":" in host else f"--join={host}:{port}",
-            ),
-            environment={"PYTHONPATH": module_path(), TOKEN_VARIABLE: token},
-            log_path=log_path,
-        )
-        [child] = await launcher.start([spec])
-        try:
-            [member] = await meeting.gather(config.start_timeout_s, [child])
-            async with _watched(member, child) as wire:
-                yield wire
-        finally:
-            with anyio.CancelScope(shield=True):
-                with anyio.move_on_after(LEAVE_S):  # it ends by itself, because its connection is closed
-                    await child.ended()
-                await child.stop()
+    spec = _worker_spec(name, log_path, leave_s)
+    async with launched_links(launcher, config, [spec], names=name, port=0, leave_s=leave_s + _EXIT_S) as [link]:
+        yield link
 
 
 @asynccontextmanager
-async def _watched(member: Attendee, child: Child) -> AsyncGenerator[StreamWire]:
-    """Yield the connection with a worker; it ends with the process, also where its machine cannot close it any more."""
+async def _local_worker(name: str, log_path: Path) -> AsyncGenerator[Link]:
+    async with local_links([_worker_spec(name, log_path, LEAVE_S)], leave_s=LEAVE_S + _EXIT_S) as [link]:
+        yield link
 
-    async def obituary() -> str:
-        with anyio.move_on_after(_END_S):
-            ended = await child.ended()
-            return f"{ended.reason}; the end of {child.spec.log_path}:\n{ended.log_tail}"
-        return f"its connection is closed, but it still runs; the end of its log:\n{await child.log_tail()}"
 
-    wire = StreamWire(member.stream, obituary)
-
-    async def end_with_process() -> None:
-        await child.ended()
-        with anyio.move_on_after(_LAST_WORDS_S):
-            await wire.ended.wait()
-        member.shut()
-
-    async with task_group() as watching:
-        watching.start_soon(end_with_process)
-        try:
-            yield wire
-        finally:
-            member.shut()
-            watching.cancel_scope.cancel()
+def _worker_spec(name: str, log_path: Path, leave_s: float) -> ProcessSpec:
+    return ProcessSpec(
+        name=name,
+        role="rollout",
+        command=(sys.executable, "-P", "-m", "agentrl.rollout.remote.process", f"--leave={leave_s}"),
+        environment={"PYTHONPATH": module_path()},
+        log_path=log_path,
+    )

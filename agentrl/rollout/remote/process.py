@@ -1,14 +1,13 @@
 """A rollout worker: `python -m agentrl.rollout.remote.process` plays the episodes that the driver gives it.
 
 Invariant: each episode that the driver starts ends with one message, unless the process ends. The process ends when its
-driver does, within `LEAVE_S` seconds, whatever its workflow does. A thread writes the messages, so that the warning about
+driver does, within `--leave` seconds, whatever its workflow does. A thread writes the messages, so that the warning about
 code that blocks the event loop reaches the driver while it blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
 import os
@@ -18,12 +17,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import BinaryIO, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -33,10 +30,9 @@ from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, WorkflowError, boundary
 from agentrl.foreign import shortened
-from agentrl.processes.base import TOKEN_VARIABLE
-from agentrl.processes.handshake import checked_token
-from agentrl.processes.joining import join_driver
-from agentrl.processes.parent import ParentPipe
+from agentrl.processes.frames import READ_BYTES, ByteSource, read_frames
+from agentrl.processes.joining import join_at
+from agentrl.processes.parent import FrameWriter, read_in_thread, take_standard_streams
 from agentrl.processes.rank_numbers import RankNumbers
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
@@ -52,7 +48,6 @@ from agentrl.rollout.remote.frames import (
     EpisodeCancelled,
     EpisodeEnded,
     EpisodeRaised,
-    FrameBuffer,
     GroupScored,
     ScoreGroup,
     StartEpisode,
@@ -63,7 +58,7 @@ from agentrl.rollout.remote.frames import (
     WorkerReady,
     WorkerRefused,
     WorkerSetup,
-    framed,
+    encode,
     read_to_worker,
 )
 from agentrl.rollout.remote.packing import (
@@ -84,57 +79,12 @@ logger = logging.getLogger(__name__)
 
 JOIN_S = 60.0
 """Seconds that a worker tries to join its driver, which listens before it starts the worker."""
-LEAVE_S = 3.0
-"""Seconds that episodes and the workflow get to end after the driver has left."""
-_READ_BYTES = 1 << 18
 _MAX_LOGGED_CHARS = 8_000
 
 
-class ByteSource(Protocol):
-    """What messages are read from, such as an `io.BufferedReader`."""
-
-    def read1(self, size: int, /) -> bytes:
-        """Return the bytes that have come, at most `size`; wait for the first one. Empty: the end."""
-        ...
-
-
-class MessageWriter:
-    """Writes messages to the driver from a thread, in the order of the calls of `send`, which any thread may call."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        """Write to `stream`."""
-        self._stream = stream
-        # Without a bound: an episode waits for the answer to each of its calls, so it leaves few messages here.
-        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="agentrl rollout writer", daemon=True)
-        self._thread.start()
-
-    def send(self, message: ToDriver, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """Write `message` after those before it.
-
-        Raises:
-            WorkflowError: it is longer than `max_bytes`.
-        """
-        self._frames.put(framed(message, max_bytes))
-
-    def close(self) -> None:
-        """Close the stream, when every message is written or nothing reads them."""
-        self._frames.put(None)
-        self._thread.join()
-        with suppress(ConnectionError):
-            self._stream.close()
-
-    def _write(self) -> None:
-        with suppress(ConnectionError):  # the driver has ended, and the reader ends this process
-            while (frame := self._frames.get()) is not None:
-                frames = [frame]
-                with suppress(Empty):
-                    while (frame := self._frames.get_nowait()) is not None:
-                        frames.append(frame)
-                self._stream.write(b"".join(frames))
-                self._stream.flush()
-                if frame is None:
-                    return
+def sender(writer: FrameWriter, max_bytes: int = MAX_MESSAGE_BYTES) -> Callable[[ToDriver], None]:
+    """Return what sends a message to the driver, and raises WorkflowError where it is longer than `max_bytes`."""
+    return lambda message: writer.send(encode(message, max_bytes))
 
 
 class _DriverLog(logging.Handler):
@@ -171,8 +121,8 @@ class RolloutWorker:
         )
         self._scopes: dict[int, anyio.CancelScope] = {}
 
-    async def serve(self, requests: ByteSource, buffer: FrameBuffer, *, leave_s: float = LEAVE_S) -> None:
-        """Play episodes until `requests` ends; `leave_s` seconds after that the process ends, if this has not returned.
+    async def serve(self, frames: Iterator[bytes], leave_s: float) -> None:
+        """Play episodes until `frames` end; `leave_s` seconds after that the process ends, if this has not returned.
 
         Raises:
             WorkflowError: the workflow cannot be opened, which the driver knows.
@@ -184,7 +134,7 @@ class RolloutWorker:
                 await stack.enter_async_context(self._runner.opened(self._backend))
             self._send(WorkerReady(time.perf_counter()))
             async with task_group() as tasks:
-                with _read_in_thread(requests, buffer, ended, leave_s) as messages:
+                with _messages_of(frames, ended, leave_s) as messages:
                     async for message in messages:
                         self._handle(tasks, message)
                 tasks.cancel_scope.cancel()
@@ -262,10 +212,8 @@ class RolloutWorker:
         return await run_recorded(play, unpack_task(start.task_id, start.task), episode_id=start.episode_id)
 
 
-def _read_in_thread(
-    requests: ByteSource, buffer: FrameBuffer, ended: threading.Event, leave_s: float
-) -> MemoryObjectReceiveStream[ToWorker]:
-    """Return a stream of the messages of `requests`, which ends with it; `leave_s` later the process ends, unless `ended`.
+def _messages_of(frames: Iterator[bytes], ended: threading.Event, leave_s: float) -> MemoryObjectReceiveStream[ToWorker]:
+    """Return a stream of the messages in `frames`, which ends with them; `leave_s` later the process ends, unless `ended`.
 
     A thread reads, so that the process ends even while its workflow blocks the event loop.
     """
@@ -277,34 +225,39 @@ def _read_in_thread(
         with suppress(anyio.BrokenResourceError):  # an error has ended the worker
             inbox.send_nowait(message)
 
-    def read() -> None:
-        try:
-            with suppress(ConnectionError):
-                while data := requests.read1(_READ_BYTES):
-                    for body in buffer.cut(data):
-                        loop.call_soon_threadsafe(put, read_to_worker(body))
-        except InvariantError:
-            traceback.print_exc()  # to the log, whose end the driver shows
-            os._exit(1)
+    def take(body: bytes) -> None:
+        message = read_to_worker(body)
         with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(put, message)
+
+    def leave(problem: BaseException | None) -> None:
+        if problem is not None:
+            traceback.print_exception(problem)  # to the log, whose end the driver shows
+            os._exit(1)
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(inbox.close)
         if not ended.wait(leave_s):
             os._exit(0)  # the workflow ignores its cancellation, or blocks the event loop
 
-    threading.Thread(target=read, name="agentrl rollout reader", daemon=True).start()
+    read_in_thread(frames, take, leave)
     return messages
 
 
-def set_up_worker(requests: ByteSource, buffer: FrameBuffer, writer: MessageWriter) -> RolloutWorker | None:
-    """Return the worker that the first message of `requests` describes; None where the driver has left.
+def set_up_worker(frames: Iterator[bytes], writer: FrameWriter) -> RolloutWorker | None:
+    """Return the worker that the first of `frames` describes; None where the driver has left.
 
     Raises:
         AgentRLError: it cannot be set up, which the driver knows.
     """
-    with refusals(writer.send), boundary(WorkflowError, "the setup of a rollout worker"):
-        setup = _first_message(requests, buffer)
-        if setup is None:
+    with refusals(sender(writer)), boundary(WorkflowError, "the setup of a rollout worker"):
+        body = None
+        with suppress(ConnectionError):  # the driver has left in the middle of it
+            body = next(frames, None)
+        if body is None:
             return None
+        setup = read_to_worker(body)
+        if not isinstance(setup, WorkerSetup):
+            raise InvariantError(f"the first message to a rollout worker must be its setup, not {type(setup).__name__}")
         try:
             os.chdir(setup.directory)
         except OSError as error:
@@ -312,7 +265,7 @@ def set_up_worker(requests: ByteSource, buffer: FrameBuffer, writer: MessageWrit
                 f"cannot work in {setup.directory} on {socket.gethostname()}: {error.strerror}; a rollout worker "
                 "starts in the driver's working directory, so every node needs it under the same path"
             ) from error
-        return RolloutWorker(setup, partial(writer.send, max_bytes=setup.max_message_bytes))
+        return RolloutWorker(setup, sender(writer, setup.max_message_bytes))
 
 
 @contextmanager
@@ -330,63 +283,42 @@ def refusals(send: Callable[[ToDriver], None]) -> Generator[None]:
         raise
 
 
-def _first_message(requests: ByteSource, buffer: FrameBuffer) -> WorkerSetup | None:
-    """Return the setup, after which the driver waits for the worker; None where the driver has left."""
-    bodies: list[bytes] = []
-    while not bodies:
-        data = requests.read1(_READ_BYTES)
-        if not data:
-            return None
-        bodies = buffer.cut(data)
-    setup = read_to_worker(bodies[0])
-    if not isinstance(setup, WorkerSetup) or len(bodies) > 1:
-        raise InvariantError(f"the first message to a rollout worker must be its setup alone, not {type(setup).__name__}")
-    return setup
+def _link(arguments: Sequence[str], leave_s: float) -> tuple[Iterator[bytes], FrameWriter]:
+    """Return the ends of the link to the driver: a connection with `--attach HOST:PORT`, else the standard streams."""
+    requests, replies = take_standard_streams()
+    if arguments:
+        lifeline, only = requests, RankNumbers(rank=0, world=1, local=0)
+        threading.Thread(target=_end_with, args=(lifeline, leave_s), name="agentrl lifeline", daemon=True).start()
+        _, address = arguments
+        connection = join_at(address, os.environ, only, JOIN_S, hosts_store=False).connection
+        requests, replies = connection.makefile("rb"), connection.makefile("wb")
+    return read_frames(requests, MAX_MESSAGE_BYTES), FrameWriter(replies)
 
 
-def _end_with_lifeline(lifeline: ByteSource) -> None:
-    """End this process soon after the launcher or the driver closes its end, whatever the process does."""
-    while lifeline.read1(_READ_BYTES):
+def _end_with(lifeline: ByteSource, leave_s: float) -> None:
+    """End this process soon after its launcher or the driver closes its standard input, whatever the process does."""
+    while lifeline.read1(READ_BYTES):
         pass
-    threading.Event().wait(LEAVE_S)
+    threading.Event().wait(leave_s)
     os._exit(0)
-
-
-def _streams(arguments: Sequence[str]) -> tuple[ByteSource, BinaryIO]:
-    """Return what the driver sends and what it reads: a connection with `--join=HOST:PORT`, else the standard streams."""
-    lifeline, output = io.BufferedReader(ParentPipe(os.dup(0))), os.dup(1)
-    # Other code that reads or prints in this process must not touch the two streams.
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    if not arguments:
-        return lifeline, os.fdopen(output, "wb")
-    os.close(output)
-    threading.Thread(target=_end_with_lifeline, args=(lifeline,), name="agentrl lifeline", daemon=True).start()
-    host, _, port = arguments[0].removeprefix("--join=").rpartition(":")
-    token = checked_token(os.environ.pop(TOKEN_VARIABLE, None), TOKEN_VARIABLE)
-    only = RankNumbers(rank=0, world=1, local=0)
-    connection = join_driver((host.strip("[]"), int(port)), token, only, JOIN_S, hosts_store=False).connection
-    return connection.makefile("rb"), connection.makefile("wb")
 
 
 def main() -> None:
     """Run the worker."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what reaches a whole terminal ends the driver, which ends its workers
+    leave, *arguments = sys.argv[1:]
+    leave_s = float(leave.removeprefix("--leave="))
     try:
-        requests, replies = _streams(sys.argv[1:])
+        frames, writer = _link(arguments, leave_s)
     except AgentRLError as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    writer = MessageWriter(replies)
-    logging.getLogger("agentrl").addHandler(_DriverLog(writer.send))
+    logging.getLogger("agentrl").addHandler(_DriverLog(sender(writer)))
     try:
-        buffer = FrameBuffer()
-        worker = set_up_worker(requests, buffer, writer)
+        worker = set_up_worker(frames, writer)
         if worker is not None:
             with tuned_garbage_collector():
-                run_without_waiting(partial(worker.serve, requests, buffer))
+                run_without_waiting(partial(worker.serve, frames, leave_s))
     except AgentRLError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     finally:

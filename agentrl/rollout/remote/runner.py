@@ -21,9 +21,8 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError, RolloutWorkerDied, RunStopped, WorkflowError
 from agentrl.inference.backend import Backend
 from agentrl.rollout.remote.frames import WorkerSetup
-from agentrl.rollout.remote.link import TASK_NAME, WorkerLink
-from agentrl.rollout.remote.nodes import OpenNodes
-from agentrl.rollout.remote.wire import StartWorker
+from agentrl.rollout.remote.nodes import OpenNodes, StartWorker
+from agentrl.rollout.remote.worker import TASK_NAME, RemoteWorker
 from agentrl.types import Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class RemoteRunner:
             log_dir: worker n appends its output to `rollout-<n>.log` there.
         """
         self._setup, self._num_workers, self._nodes, self._log_dir = setup, num_workers, nodes, log_dir
-        self._links: dict[int, WorkerLink] = {}
+        self._workers: dict[int, RemoteWorker] = {}
         self._arrived = anyio.Event()
         """Set when the next worker takes episodes."""
 
@@ -84,8 +83,8 @@ class RemoteRunner:
 
         Cancellation: as for `run_policy_episode`; a workflow that ignores it is left to its worker after 5 seconds.
         """
-        link = await self._least_busy()
-        return await link.play(task, episode_id=episode_id, sampling=sampling, on_turn=on_turn)
+        worker = await self._least_busy()
+        return await worker.play(task, episode_id=episode_id, sampling=sampling, on_turn=on_turn)
 
     async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
         """Return the episodes of a group with the scores of `score_group` in one of the workers.
@@ -95,13 +94,13 @@ class RemoteRunner:
 
         Cancellation: as for `play`.
         """
-        link = await self._least_busy()
-        return await link.score(task, episodes)
+        worker = await self._least_busy()
+        return await worker.score(task, episodes)
 
-    async def _least_busy(self) -> WorkerLink:
-        while not (links := [link for link in self._links.values() if link.alive]):
+    async def _least_busy(self) -> RemoteWorker:
+        while not (alive := [worker for worker in self._workers.values() if worker.alive]):
             await self._arrived.wait()  # for as long as a new start may take: then the run ends
-        return min(links, key=lambda link: link.num_episodes)
+        return min(alive, key=lambda worker: worker.num_episodes)
 
     async def _keep(self, index: int, start: StartWorker, backend: Backend, *, task_status: TaskStatus[None]) -> None:
         """Start a worker, and another one in its place whenever it has died."""
@@ -110,17 +109,17 @@ class RemoteRunner:
         first = True
         while True:
             try:
-                async with start(name, log_path) as wire:
-                    link = WorkerLink(name, wire, backend, max_message_bytes=self._setup.max_message_bytes)
-                    await self._set_up(link, name, log_path)
-                    self._arrive(index, link)
+                async with start(name, log_path) as link:
+                    worker = RemoteWorker(name, link, backend, max_message_bytes=self._setup.max_message_bytes)
+                    await self._set_up(worker, name, log_path)
+                    self._arrive(index, worker)
                     if first:
                         task_status.started()
                         first = False
                     try:
-                        how = f"{name} died: {await link.serve()}"
+                        how = f"{name} died: {await worker.serve()}"
                     finally:
-                        del self._links[index]
+                        del self._workers[index]
             except RolloutWorkerDied as error:
                 how = str(error)
             except (LaunchError, ConfigError, WorkflowError) as error:  # from its start, or from its setup
@@ -133,15 +132,15 @@ class RemoteRunner:
                 raise RunStopped(f"{how}\nIt has died {len(deaths)} times within an hour, so the run ends")
             logger.warning("%s\nIts episodes have failed, and it is started again", how)
 
-    async def _set_up(self, link: WorkerLink, name: str, log_path: Path) -> None:
+    async def _set_up(self, worker: RemoteWorker, name: str, log_path: Path) -> None:
         with anyio.move_on_after(START_S) as deadline:
-            await link.set_up(msgspec.structs.replace(self._setup, name=name))
+            await worker.set_up(msgspec.structs.replace(self._setup, name=name))
         if deadline.cancelled_caught:
             raise RunStopped(
                 f"{name} has not loaded {self._setup.workflow} within {START_S:g} s; its output is in {log_path}"
             )
 
-    def _arrive(self, index: int, link: WorkerLink) -> None:
-        self._links[index] = link
+    def _arrive(self, index: int, worker: RemoteWorker) -> None:
+        self._workers[index] = worker
         self._arrived.set()
         self._arrived = anyio.Event()

@@ -1,6 +1,7 @@
 """The requests of the driver to a rank, read by a thread.
 
-Invariant: the thread ends this process when the driver goes, also inside a collective. A rank whose driver is gone ends without a word to the other ranks, whose links end too.
+Invariant: the thread ends this process when the driver goes, also inside a collective. It ends without a word to the other
+ranks, whose links end too.
 """
 
 from __future__ import annotations

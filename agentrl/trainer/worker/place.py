@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.processes.base import TOKEN_VARIABLE
-from agentrl.processes.config import LISTEN_PORT
-from agentrl.processes.handshake import checked_token
-from agentrl.processes.joining import Seat, join_driver
+from agentrl.processes.joining import Seat, join_at
 from agentrl.processes.machine import interface_of
 from agentrl.processes.rank_numbers import numbers_in
 
@@ -68,12 +65,8 @@ class RankPlace:
             ConfigError: the address, the token or the numbers are missing or wrong.
             LaunchError: the driver refuses this rank, or has not welcomed it within `JOIN_S`.
         """
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ConfigError(f"--attach {address!r}: expected HOST:PORT of the driver, such as 10.0.0.1:{LISTEN_PORT}")
-        token = checked_token(environment.pop(TOKEN_VARIABLE, None), TOKEN_VARIABLE)
         numbers = numbers_in(environment)
-        seat = join_driver((host.strip("[]"), int(port)), token, numbers, JOIN_S)
+        seat = join_at(address, environment, numbers, JOIN_S)
         if (interface := interface_of(seat.address)) is not None:
             # A host name often stands for 127.0.1.1, and gloo would listen there.
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)

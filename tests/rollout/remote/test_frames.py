@@ -10,26 +10,27 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from anyio.abc import ByteStream
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, ConfigError, InvariantError
 from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
+from agentrl.processes.frames import FrameBuffer, framed
+from agentrl.processes.link import Link
 from agentrl.rollout.remote.calls import named_error
 from agentrl.rollout.remote.frames import (
     MAX_MESSAGE_BYTES,
     CancelEpisode,
-    FrameBuffer,
     GroupScored,
     ModelCall,
     ToDriver,
     WorkerReady,
-    framed,
+    encode,
     read_to_driver,
     read_to_worker,
 )
-from agentrl.rollout.remote.link import WorkerLink
 from agentrl.rollout.remote.packing import (
     pack_score,
     pack_task,
@@ -40,6 +41,7 @@ from agentrl.rollout.remote.packing import (
     unpack_turn,
     with_score,
 )
+from agentrl.rollout.remote.worker import RemoteWorker
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, episode, make_server, says
@@ -54,7 +56,7 @@ JSON = st.recursive(
 
 @given(cuts=st.lists(st.integers(0, 60), max_size=6), numbers=st.lists(st.integers(0, 2**40), max_size=5))
 def test_frames_come_out_whole_however_the_stream_is_cut(cuts: list[int], numbers: list[int]) -> None:
-    data = b"".join(framed(CancelEpisode(number)) for number in numbers)
+    data = b"".join(framed(encode(CancelEpisode(number))) for number in numbers)
     buffer, found = FrameBuffer(), list[int]()
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
         for body in buffer.cut(data[begin:end] if begin < end else b""):
@@ -77,7 +79,7 @@ def test_a_task_arrives_unchanged_or_is_refused(data: dict[str, object]) -> None
 
 def test_a_frame_over_the_limit_is_refused_by_its_header() -> None:
     with pytest.raises(InvariantError, match="at most 268435456 are allowed"):
-        FrameBuffer().cut((MAX_MESSAGE_BYTES + 1).to_bytes(8, "little"))
+        FrameBuffer(MAX_MESSAGE_BYTES).cut((MAX_MESSAGE_BYTES + 1).to_bytes(8, "little"))
 
 
 @pytest.mark.parametrize(
@@ -126,25 +128,26 @@ async def test_a_turn_whose_parts_contradict_each_other_is_refused(renderer: Ren
             unpack_turn(msgspec.structs.replace(packed, **fields))
 
 
-class ScriptedWire:
+class ScriptedStream(ByteStream):
     """A worker that is ready and then sends what a test gives it."""
 
-    shares_clock = True
-
     def __init__(self, *messages: ToDriver | bytes) -> None:
-        self._data = [each if isinstance(each, bytes) else framed(each) for each in (WorkerReady(0.0), *messages)]
+        self._data = [each if isinstance(each, bytes) else framed(encode(each)) for each in (WorkerReady(0.0), *messages)]
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, item: bytes) -> None:
         pass
 
-    async def receive(self) -> bytes:
+    async def send_eof(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
         if not self._data:
             await anyio.sleep_forever()
         await anyio.wait_all_tasks_blocked()  # so that the episode has started
         return self._data.pop(0)
-
-    async def obituary(self) -> str:
-        return "it is only a script"
 
 
 def call(**fields: object) -> ModelCall:
@@ -157,7 +160,7 @@ def call(**fields: object) -> ModelCall:
 
 HOSTILE: list[ToDriver | bytes] = [
     b"\xff" * 64,
-    framed(CancelEpisode(0)),
+    framed(encode(CancelEpisode(0))),
     WorkerReady(1.0),
     GroupScored(0, ()),
     call(context=Context((b"1234",), (b"1,2",), 2, 9)),
@@ -167,19 +170,20 @@ HOSTILE: list[ToDriver | bytes] = [
 
 @pytest.mark.parametrize("message", HOSTILE, ids=[str(number) for number in range(len(HOSTILE))])
 async def test_a_worker_that_breaks_the_protocol_ends_the_run(renderer: Renderer, message: ToDriver | bytes) -> None:
-    link = WorkerLink("rollout worker 0", ScriptedWire(message), make_server(renderer, says("good")))
+    link = Link(ScriptedStream(message), where="a script", pid=0)
+    worker = RemoteWorker("rollout worker 0", link, make_server(renderer, says("good")))
 
     async def serve_with_an_episode() -> None:
         async with task_group() as tasks:
-            play = partial(link.play, task, episode_id="e", sampling=SAMPLING, on_turn=ignore)
+            play = partial(worker.play, task, episode_id="e", sampling=SAMPLING, on_turn=ignore)
             tasks.start_soon(play)
-            await link.serve()
+            await worker.serve()
 
     def ignore(turn: Turn) -> None:
         pass
 
     task = Task(id="t", data={})
     with anyio.fail_after(PATIENCE_S):
-        await link.set_up(worker_setup("Acts", Path("model")))
+        await worker.set_up(worker_setup("Acts", Path("model")))
         with pytest.raises(InvariantError):
             await serve_with_an_episode()

@@ -12,8 +12,7 @@ import pytest
 
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.local import LocalLauncher
-from agentrl.rollout.remote.nodes import launched_worker, ray_nodes
-from agentrl.rollout.remote.wire import StartWorker
+from agentrl.rollout.remote.nodes import StartWorker, launched_worker, ray_nodes
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task, Turn
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster
@@ -45,6 +44,22 @@ async def test_a_launched_worker_plays_dies_and_is_launched_again(model: Path, r
         pid = int(alive.final_reward or 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_launched_worker_ends_by_its_own_limit_and_not_before(
+    model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    @asynccontextmanager
+    async def patient() -> AsyncGenerator[StartWorker]:
+        config = ClusterConfig(start_timeout_s=PATIENCE_S)
+        yield partial(launched_worker, LocalLauncher(), config, leave_s=PATIENCE_S)
+
+    runner = remote_runner("LeavesSlowly", model, tmp_path, workers=1, nodes=patient, directory=tmp_path)
+    async with runner.opened(make_server(renderer, says("good"))):
+        assert not (tmp_path / "closed").exists()
+    assert (tmp_path / "closed").exists()
 
 
 @pytest.mark.ray

@@ -10,7 +10,8 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
 import msgspec
@@ -20,7 +21,8 @@ from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, InvariantError, RolloutWorkerDied, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, SamplingParams
-from agentrl.rollout.failure import RUN_ENDING
+from agentrl.processes.link import STREAM_ENDS, Link
+from agentrl.rollout.failure import RUN_ENDING, failure_stop_reason
 from agentrl.rollout.remote.calls import failed_call, named_error
 from agentrl.rollout.remote.frames import (
     MAX_MESSAGE_BYTES,
@@ -31,7 +33,6 @@ from agentrl.rollout.remote.frames import (
     EpisodeCancelled,
     EpisodeEnded,
     EpisodeRaised,
-    FrameBuffer,
     GroupScored,
     ModelCall,
     ScoreGroup,
@@ -43,7 +44,7 @@ from agentrl.rollout.remote.frames import (
     WorkerReady,
     WorkerRefused,
     WorkerSetup,
-    framed,
+    encode,
     read_to_driver,
 )
 from agentrl.rollout.remote.packing import (
@@ -55,33 +56,112 @@ from agentrl.rollout.remote.packing import (
     unpack_turn,
     with_score,
 )
-from agentrl.rollout.remote.pending import Outcome, Pending, RemoteFlight, RemoteScoring
-from agentrl.rollout.remote.wire import STREAM_ENDS, Wire
-from agentrl.types import Task, Trajectory, Turn
+from agentrl.types import EpisodeFailure, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
 """Seconds that a cancelled episode gets to end in its worker; after that the driver does not wait for it."""
 TASK_NAME = "agentrl.remote"
-"""Name of the tasks of a link; the watchdog takes tasks of `agentrl.rollout` for code of the user."""
+"""Name of the tasks of this package; the watchdog takes tasks of `agentrl.rollout` for code of the user."""
 
 EpisodeMessage: TypeAlias = TurnRecorded | EpisodeEnded | GroupScored | EpisodeRaised | EpisodeCancelled
 
 
-class WorkerLink:
+Outcome = TypeVar("Outcome")
+
+
+class Pending(Generic[Outcome]):
+    """What the driver waits for: the end of an episode, or of the scoring of a group."""
+
+    def __init__(self, failed: Callable[[AgentRLError], Outcome]) -> None:
+        """Wait; `failed` returns the outcome where the worker dies first, or cannot get it."""
+        self.failed = failed
+        self._ended = anyio.Event()
+        self._outcome: Outcome | AgentRLError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._ended.is_set()
+
+    def end(self, outcome: Outcome | AgentRLError | None) -> None:
+        """Let `wait` return or raise `outcome`; None where the worker cancelled it."""
+        self._outcome = outcome
+        self._ended.set()
+
+    async def wait(self) -> None:
+        """Return at the end."""
+        await self._ended.wait()
+
+    def result(self) -> Outcome:
+        """Return the outcome.
+
+        Raises:
+            AgentRLError: the worker reported it.
+            InvariantError: the worker cancelled it, which the driver has not asked for.
+        """
+        if isinstance(self._outcome, AgentRLError):
+            raise self._outcome
+        if self._outcome is None:
+            raise InvariantError("a rollout worker cancelled an episode, or the scoring of a group, by itself")
+        return self._outcome
+
+
+class EpisodeUnderWay(Pending[Trajectory]):
+    """An episode in flight in a worker."""
+
+    def __init__(self, task: Task, episode_id: str, on_turn: Callable[[Turn], None]) -> None:
+        """Start now."""
+        super().__init__(self._failed)
+        self.task, self.on_turn = task, on_turn
+        self.turns: list[Turn] = []
+        """Recorded so far."""
+        self._episode_id, self._started_s = episode_id, time.perf_counter()
+
+    def _failed(self, error: AgentRLError) -> Trajectory:
+        return Trajectory(
+            episode_id=self._episode_id,
+            task_id=self.task.id,
+            turns=tuple(self.turns),
+            stop_reason=failure_stop_reason(error),
+            failure=_failure_of(error),
+            task=self.task,
+            started_s=self._started_s,
+            ended_s=time.perf_counter(),
+        )
+
+
+class ScoringUnderWay(Pending[tuple[Trajectory, ...]]):
+    """The scoring of a group in a worker."""
+
+    def __init__(self, episodes: tuple[Trajectory, ...]) -> None:
+        """Start with the episodes that are scored."""
+        super().__init__(self._failed)
+        self.episodes = episodes
+
+    def _failed(self, error: AgentRLError) -> tuple[Trajectory, ...]:
+        reason, failure = failure_stop_reason(error), _failure_of(error)
+        return tuple(replace(each, stop_reason=reason, final_reward=None, failure=failure) for each in self.episodes)
+
+
+def _failure_of(error: AgentRLError) -> EpisodeFailure:
+    return EpisodeFailure(kind=type(error).__name__, message=str(error), traceback="")
+
+
+class RemoteWorker:
     """A worker that was started; it takes episodes after `set_up`, while `serve` runs."""
 
-    def __init__(self, name: str, wire: Wire, backend: Backend, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """Speak over `wire`; `backend` answers model calls. `name` is for messages."""
-        self._name, self._wire, self._backend = name, wire, backend
+    def __init__(self, name: str, link: Link, backend: Backend, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """Speak over `link`; `backend` answers model calls. `name` is for messages."""
+        link.limit(MAX_MESSAGE_BYTES)
+        self._name, self._link, self._backend = name, link, backend
         self._max_message_bytes = max_message_bytes
         self._numbers = itertools.count()
         self._pending: dict[int, Pending[Any]] = {}
         self._calls: dict[int, anyio.CancelScope] = {}
-        self._buffer = FrameBuffer()
         self._unsent: list[bytes] = []
-        """Frames that wait for the stream. An episode waits for each answer to its calls, so there are few of them."""
+        """Messages that wait for the link. An episode waits for each answer to its calls, so there are few of them."""
         self._has_unsent = anyio.Event()
         self._clock_offset_s = 0.0
         self.alive = False
@@ -102,22 +182,16 @@ class WorkerLink:
         Cancellation: the worker is not set up.
         """
         try:
-            await self._wire.send(framed(setup))
-            answer: ToDriver | None = None
-            while answer is None:
-                for body in self._buffer.cut(await self._wire.receive()):
-                    message = read_to_driver(body)
-                    if isinstance(message, WorkerLogged):
-                        self._log(message)
-                    else:
-                        answer = message
+            await self._link.send(encode(setup))
+            while isinstance(answer := read_to_driver(await self._link.receive()), WorkerLogged):
+                self._log(answer)
         except STREAM_ENDS:
-            raise RolloutWorkerDied(f"{self._name} died while it was set up: {await self._wire.obituary()}") from None
+            raise RolloutWorkerDied(f"{self._name} died while it was set up: {await self._link.obituary()}") from None
         if isinstance(answer, WorkerRefused):
             raise named_error(answer.kind, f"{self._name}: {answer.message}")
         if not isinstance(answer, WorkerReady):
             raise InvariantError(f"{self._name}: expected WorkerReady, got {type(answer).__name__}")
-        if not self._wire.shares_clock:
+        if not self._link.shares_clock:
             self._clock_offset_s = time.perf_counter() - answer.clock_s
         self.alive = True
 
@@ -135,11 +209,10 @@ class WorkerLink:
                 tasks.start_soon(self._write, name=TASK_NAME)
                 try:
                     while True:
-                        for body in self._buffer.cut(await self._wire.receive()):
-                            self._handle(tasks, read_to_driver(body))
+                        self._handle(tasks, read_to_driver(await self._link.receive()))
                 except STREAM_ENDS:
                     self.alive = False
-                    how = await self._wire.obituary()
+                    how = await self._link.obituary()
                 tasks.cancel_scope.cancel()
         finally:
             self.alive = False
@@ -158,7 +231,7 @@ class WorkerLink:
         Cancellation: the worker cancels the episode; this waits `CANCEL_S` at most for its end.
         """
         number = next(self._numbers)
-        flight = RemoteFlight(task, episode_id, on_turn)
+        flight = EpisodeUnderWay(task, episode_id, on_turn)
         start = StartEpisode(number, episode_id, task.id, pack_task(task), sampling.model_dump_json())
         return await self._await(number, start, flight, f"episode {episode_id}")
 
@@ -173,7 +246,7 @@ class WorkerLink:
         number = next(self._numbers)
         packed = tuple(map(pack_trajectory, episodes))
         start = ScoreGroup(number, task.id, pack_task(task), packed)
-        return await self._await(number, start, RemoteScoring(episodes), f"the scoring of task {task.id}")
+        return await self._await(number, start, ScoringUnderWay(episodes), f"the scoring of task {task.id}")
 
     async def _await(self, number: int, start: StartEpisode | ScoreGroup, pending: Pending[Outcome], what: str) -> Outcome:
         try:
@@ -195,7 +268,7 @@ class WorkerLink:
         return pending.result()
 
     def _send(self, message: ToWorker) -> None:
-        self._unsent.append(framed(message, self._max_message_bytes))
+        self._unsent.append(encode(message, self._max_message_bytes))
         self._has_unsent.set()
 
     async def _write(self) -> None:
@@ -204,8 +277,8 @@ class WorkerLink:
             while True:
                 await self._has_unsent.wait()
                 self._has_unsent = anyio.Event()
-                frames, self._unsent = self._unsent, []
-                await self._wire.send(b"".join(frames))
+                bodies, self._unsent = self._unsent, []
+                await self._link.send(*bodies)
         except STREAM_ENDS:
             return  # `serve` notices, too
 
@@ -228,13 +301,13 @@ class WorkerLink:
 
     def _advance(self, pending: Pending[Any], message: EpisodeMessage) -> None:
         match message, pending:
-            case TurnRecorded(), RemoteFlight():
+            case TurnRecorded(), EpisodeUnderWay():
                 turn = unpack_turn(message.turn, self._clock_offset_s)
                 pending.turns.append(turn)
                 pending.on_turn(turn)
-            case EpisodeEnded(), RemoteFlight():
+            case EpisodeEnded(), EpisodeUnderWay():
                 pending.end(unpack_trajectory(message.trajectory, pending.task, self._clock_offset_s))
-            case GroupScored(), RemoteScoring():
+            case GroupScored(), ScoringUnderWay():
                 scored = zip(pending.episodes, message.scores, strict=True)
                 pending.end(tuple(with_score(episode, score) for episode, score in scored))
             case EpisodeRaised(), _:

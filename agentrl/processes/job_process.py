@@ -19,7 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Literal, cast
 
-from agentrl.errors import EnvironmentFault
+from agentrl.errors import EnvironmentFault, InvariantError
+from agentrl.processes.base import module_path
+from agentrl.processes.frames import FrameBuffer, framed
 from agentrl.types import JsonValue
 
 _MAX_REPLY_BYTES = 2**20
@@ -88,8 +90,7 @@ class WorkerProcess:
             WorkerLost: it has not within `seconds`.
         """
         if not self._ready:
-            line = self._talk(b"", seconds)
-            if line is None:
+            if self._talk(b"", seconds) is None:
                 status = self._process.wait()
                 raise EnvironmentFault(
                     f"{self._name}: a worker ended with status {status} while it started: {self._last_words()}"
@@ -103,13 +104,13 @@ class WorkerProcess:
             EnvironmentFault: the function raised.
             WorkerLost: the process died, or has not answered within `seconds`.
         """
-        line = self._talk(job, seconds)
-        if line is None:
+        body = self._talk(framed(job), seconds)
+        if body is None:
             status = self._process.wait()
             if status == _CPU_SPENT:
                 return WorkerReply(limit="cpu")
             raise WorkerLost(f"a worker died with status {status}: {self._last_words()}")
-        reply = cast("dict[str, JsonValue]", json.loads(line))
+        reply = cast("dict[str, JsonValue]", json.loads(body))
         if "error" in reply:
             raise EnvironmentFault(f"{self._name}: the function raised:\n{reply['error']}")
         if "limit" in reply:
@@ -129,20 +130,20 @@ class WorkerProcess:
             with suppress(OSError):
                 stream.close()
 
-    def _talk(self, job: bytes, seconds: float) -> bytes | None:
-        """Write a job and return the line that answers it, or None when the process has closed its end.
+    def _talk(self, frame: bytes, seconds: float) -> bytes | None:
+        """Write a frame and return the body that answers it, or None when the process has closed its end.
 
         Raises:
-            WorkerLost: there is no line in time, or it is too long.
+            WorkerLost: there is no answer in time, or it is too long.
         """
         deadline = time.monotonic() + seconds
-        left, line = memoryview(job), b""
+        left, buffer, bodies = memoryview(frame), FrameBuffer(_MAX_REPLY_BYTES), list[bytes]()
         source, sink = self._stdout.fileno(), self._stdin.fileno()
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
             if left:
                 selector.register(sink, selectors.EVENT_WRITE)
-            while not line.endswith(b"\n"):
+            while not bodies:
                 patience = deadline - time.monotonic()
                 ready = {key.fd for key, _ in selector.select(max(0.0, patience))}
                 if not ready and patience <= 0:
@@ -158,10 +159,12 @@ class WorkerProcess:
                     data = os.read(source, 65_536)
                     if not data:
                         return None
-                    line += data
-                    if len(line) > _MAX_REPLY_BYTES:
-                        raise WorkerLost(f"a worker has answered with more than {_MAX_REPLY_BYTES} bytes; return less")
-        return line
+                    try:
+                        bodies = buffer.cut(data)
+                    except InvariantError as error:
+                        most = f"more than {_MAX_REPLY_BYTES} bytes; return less"
+                        raise WorkerLost(f"a worker has answered with {most}") from error
+        return bodies[0]
 
     def _last_words(self) -> str:
         size = self._stderr.seek(0, os.SEEK_END)
@@ -174,7 +177,7 @@ def _worker_variables(inherits: bool) -> Mapping[str, str]:
 
     The order of sympy's sets depends on hashes; a fixed seed makes every grader grade alike.
     """
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    path = module_path()
     if inherits:
         return {**os.environ, "PYTHONPATH": path}
     return {"PATH": os.defpath, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}

@@ -1,7 +1,8 @@
-"""A worker process: jobs come in on stdin, replies go out on stdout, as lines of JSON.
+"""A worker process: jobs come in on stdin, replies go out on stdout, as JSON in frames.
 
-Invariant: it holds no descriptors but stdin, stdout and stderr, and no environment but what the pool gives it. It ends when
-its stdin ends, so it dies with its parent. A job that spends its CPU time ends the process by SIGPROF, whatever code runs.
+Invariant: it holds no descriptors but its streams and the notice of its parent's end, and no environment but what the pool
+gives it. It ends when its stdin or its parent ends. A job that spends its CPU time ends the process by SIGPROF,
+whatever code runs.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any, cast
+
+from agentrl.processes.frames import framed, read_frames
+from agentrl.processes.parent import read_in_thread, take_standard_streams
 
 MAX_FILE_BYTES = 2**20
 """What a process with limits may write into any file, its own stderr included."""
@@ -32,18 +35,22 @@ def run_jobs(loader: str, cpu_s: float, memory_bytes: int) -> None:
         cpu_s: CPU seconds of one job; 0: no limit.
         memory_bytes: address space of the process; 0: no limit, neither for memory nor for files.
     """
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what the function prints is no reply
+    source, sink = take_standard_streams()
+
+    def send(reply: dict[str, object]) -> None:
+        sink.write(framed(json.dumps(reply).encode()))
+        sink.flush()
+
     module, _, name = loader.partition(":")
     function = cast("Callable[..., object]", getattr(importlib.import_module(module), name)())
     if memory_bytes:
         _limit_resources(memory_bytes)
     jobs: SimpleQueue[bytes] = SimpleQueue()
-    Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
-    replies.write(b'{"ready": true}\n')
+    read_in_thread(read_frames(source), jobs.put, _leave)
+    send({"ready": True})
     while True:
         reply = _answer(function, jobs.get(), cpu_s)
-        replies.write(json.dumps(reply).encode() + b"\n")
+        send(reply)
         if "value" not in reply:
             return  # an interrupted function may have left anything behind in its libraries
 
@@ -60,9 +67,7 @@ def _limit_resources(memory_bytes: int) -> None:
         resource.setrlimit(kind, (limit, limit))
 
 
-def _read_jobs(jobs: SimpleQueue[bytes]) -> None:
-    for line in sys.stdin.buffer:
-        jobs.put(line)
+def _leave(_problem: BaseException | None) -> None:
     os._exit(0)  # the parent has ended, or does not need this process any more; a job may still run
 
 

@@ -64,7 +64,7 @@ class WorkerPool:
 
         Cancellation: the job's worker is ended.
         """
-        job = json.dumps(arguments).encode() + b"\n"
+        job = json.dumps(arguments).encode()
         run = _Run(self._settings, [] if in_new_worker else self._idle, self._idle, job, wall_s)
         try:
             return await anyio.to_thread.run_sync(run, limiter=self._limiter, abandon_on_cancel=True)

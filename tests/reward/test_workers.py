@@ -154,7 +154,9 @@ async def test_a_worker_holds_no_descriptor_and_no_variable_that_it_should_not(
             found = (await graders.call("descriptors")).value
             assert isinstance(found, list)
             assert str(secret) not in found
-            assert len(found) == 4 + 5  # stdin, stdout as replies, stderr twice, and the listing itself
+            assert (
+                len(found) == 4 + 7
+            )  # nothing as stdin, stderr twice, jobs, replies, the parent's end, and the listing itself
             names = (await graders.call("environment")).value
             assert isinstance(names, list)
             assert set(names) <= {"PATH", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONUTF8", "OMP_NUM_THREADS", "LC_CTYPE"}

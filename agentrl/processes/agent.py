@@ -29,7 +29,6 @@ class HostedProcess:
     """At most one process, which `start` starts."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: dict[StreamName, UnreadOutput] = {"stdout": UnreadOutput(), "stderr": UnreadOutput()}
         self._readers: list[threading.Thread] = []
@@ -136,7 +135,6 @@ class UnreadOutput:
     """The bytes of a stream that a reader elsewhere has not confirmed yet."""
 
     def __init__(self) -> None:
-        """Start empty and open."""
         self._data = bytearray()
         self._offset = 0
         """Position of the first byte of `_data` in the stream."""

@@ -99,17 +99,11 @@ class Child(Protocol):
     """The port that `PORT_WORD` stands for; 0 where the command has none."""
 
     async def ended(self) -> Exit:
-        """Wait until the process has ended, and return how; at once where it has. Several tasks may wait.
-
-        Cancellation: the process continues.
-        """
+        """Wait until the process has ended, and return how; at once where it has. Several tasks may wait."""
         ...
 
     async def log_tail(self) -> str:
-        """Return the end of the log of the process, which may still run.
-
-        Cancellation: passes through.
-        """
+        """Return the end of the log of the process, which may still run."""
         ...
 
     def kill(self) -> None:
@@ -117,10 +111,7 @@ class Child(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End the process and those that it started by SIGTERM, after `STOP_S` by SIGKILL; returns within 5 seconds.
-
-        Cancellation: the process ends all the same.
-        """
+        """End the process and those that it started by SIGTERM, after `STOP_S` by SIGKILL; returns within 5 seconds."""
         ...
 
     def lines(self) -> AsyncIterator[str]:
@@ -138,17 +129,11 @@ class Launcher(Protocol):
     """Whether processes may start on other machines than the driver's."""
 
     async def reserves_gpus(self) -> bool:
-        """Return whether it has GPUs to reserve.
-
-        Cancellation: passes through.
-        """
+        """Return whether it has GPUs to reserve."""
         ...
 
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[Child]:
-        """Start all of `specs` or none, in one placement group where the launcher has those.
-
-        Returns:
-            One child for each spec, in order; the caller stops each.
+        """Start all of `specs` or none, and return a child for each, in order; the caller stops each.
 
         Raises:
             ConfigError: a log cannot be written, or the cluster can never place the processes.

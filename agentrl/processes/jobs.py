@@ -61,8 +61,6 @@ class WorkerPool:
             EnvironmentFault: the function raised, or a worker could not start.
             WorkerLost: the worker hung or died.
             TypeError: an argument is not JSON.
-
-        Cancellation: the job's worker is ended.
         """
         job = json.dumps(arguments).encode()
         run = _Run(self._settings, [] if in_new_worker else self._idle, self._idle, job, wall_s)

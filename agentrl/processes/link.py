@@ -49,7 +49,6 @@ class LifeSigns:
     """The frames of one child, heartbeats included, as signs of its life."""
 
     def __init__(self) -> None:
-        """Start before the first sign."""
         self.have_begun = False
         """Whether there has been one."""
         self._next = anyio.Event()
@@ -124,8 +123,6 @@ class Link:
         Raises:
             anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError: the child has ended.
             InvariantError: it sends what is no frame.
-
-        Cancellation: nothing is lost.
         """
         while True:
             while self._bodies:

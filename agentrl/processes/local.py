@@ -104,19 +104,13 @@ class LocalChild:
         _signal_group(self.pid, signal.SIGKILL)
 
     async def reap(self) -> None:
-        """Kill the process group and wait until the process has ended, at most 2 seconds.
-
-        Cancellation: the process ends all the same.
-        """
+        """Kill the process group and wait until the process has ended, at most 2 seconds."""
         self.kill()
         with anyio.move_on_after(_REAP_S):
             await self._process.aclose()
 
     async def stop(self) -> None:
-        """End the process group by SIGTERM, after `STOP_S` by SIGKILL.
-
-        Cancellation: it ends all the same.
-        """
+        """End the process group by SIGTERM, after `STOP_S` by SIGKILL."""
         with anyio.CancelScope(shield=True):
             _signal_group(self.pid, signal.SIGTERM)
             with anyio.move_on_after(STOP_S):

@@ -84,8 +84,6 @@ class Meeting:
 
         Raises:
             LaunchError: some have not joined in time, which the message lists, or one of `children` has ended before.
-
-        Cancellation: those that have joined stay members.
         """
         async with task_group() as watching:
             for child in children:
@@ -243,8 +241,6 @@ async def open_meeting(
 
     Raises:
         ConfigError: `cluster.listen` is not an address of this machine, or its port is taken.
-
-    Cancellation: every connection closes.
     """
     host, port = listen
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

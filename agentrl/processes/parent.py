@@ -37,7 +37,6 @@ class ParentPipe(io.RawIOBase):
     """A pipe from the parent: it also ends when the parent has ended while others still hold its writing end."""
 
     def __init__(self, descriptor: int) -> None:
-        """Read from `descriptor`, which stays open."""
         self._descriptor, self._parent = descriptor, open_parent()
 
     def readable(self) -> bool:

@@ -192,14 +192,7 @@ class RayLauncher:
         return found.get("GPU", 0) > 0
 
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[RayChild]:
-        """Start all of `specs` or none, on agents of one placement group, ranks sorted by node.
-
-        Raises:
-            ConfigError: a log cannot be written, or a node has another version of agentrl.
-            LaunchError: a process cannot be started, or the cluster has no room for all within `cluster.start_timeout_s`.
-
-        Cancellation: what was started is killed.
-        """
+        """Start all of `specs` or none, on agents of one placement group, ranks sorted by node."""
         for spec in specs:
             open_log(spec.log_path).close()
         group = AgentGroup(specs)
@@ -245,14 +238,7 @@ class AgentGroup:
         """Handle of the agent in each bundle."""
 
     async def placed(self, timeout_s: float) -> list[AgentPlace]:
-        """Wait until every agent runs, and return where.
-
-        Raises:
-            LaunchError: the cluster has no room within `timeout_s`, or an agent cannot start.
-            ConfigError: a node has another version of agentrl.
-
-        Cancellation: the group stays asked for; `release` ends that.
-        """
+        """Wait until every agent runs, and return where."""
         places: list[AgentPlace] = []
         try:
             with anyio.fail_after(timeout_s):
@@ -283,7 +269,6 @@ class AgentGroup:
             ray.util.remove_placement_group(self._group)
 
     def _lack(self, timeout_s: float) -> str:
-        """Return what is missing, for the message."""
         ray = import_ray()
         wanted = _sum(_bundle(spec) for spec in self._specs)
         free: Mapping[str, float] = ray.available_resources()
@@ -347,11 +332,7 @@ def ray_address(config: ClusterConfig) -> str:
 
 
 def import_ray() -> Any:  # noqa: ANN401 - a package that may be missing
-    """Return the module `ray`.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the module `ray`."""
     try:
         import ray  # pyright: ignore[reportMissingImports]
         import ray.util.scheduling_strategies  # pyright: ignore[reportMissingImports, reportUnusedImport]
@@ -376,8 +357,6 @@ async def reply_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's reference to 
 
     Raises:
         AgentLost: the agent or its node is gone.
-
-    Cancellation: the agent finishes the call.
     """
     errors = import_ray().exceptions
     try:
@@ -437,7 +416,6 @@ async def _start_on(spec: ProcessSpec, agent: Any, place: AgentPlace, host: str)
 
 
 async def _release_after(group: AgentGroup, children: Sequence[RayChild]) -> None:
-    """Release the group once each of its children was stopped, or at the end."""
     try:
         for child in children:
             await child.released()

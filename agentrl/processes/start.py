@@ -29,14 +29,9 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_launcher(config: ClusterConfig) -> AsyncGenerator[Launcher]:
-    """Yield the launcher of `config`; it serves the servers and the trainer of one run.
+    """Yield the launcher of `config`, for the servers and the trainer of one run.
 
     Under `attach` it starts processes on this machine: only the trainer ranks come from elsewhere.
-
-    Raises:
-        ConfigError: a package is missing, or there is no cluster at `cluster.address`.
-
-    Cancellation: what the launcher itself started, such as a Ray cluster on this machine, ends.
     """
     if config.launcher == "ray":
         async with open_ray(config) as launcher:
@@ -47,14 +42,7 @@ async def open_launcher(config: ClusterConfig) -> AsyncGenerator[Launcher]:
 
 @asynccontextmanager
 async def local_links(specs: Sequence[ProcessSpec], *, leave_s: float = 0.0) -> AsyncGenerator[Sequence[Link]]:
-    """Yield a link to each of `specs`, which are processes of this machine.
-
-    Raises:
-        ConfigError: a log cannot be written.
-        LaunchError: a process cannot be started.
-
-    Cancellation: they end.
-    """
+    """Yield a link to each of `specs`, which are processes of this machine."""
     children = await LocalLauncher().start(specs)
     async with _ending(children, leave_s):
         links = [Link.piped(child) for child in children]
@@ -84,14 +72,12 @@ async def launched_links(
         config: of the meeting.
         specs: `--attach HOST:PORT` is added to each command, and a fresh token to its environment.
         names: of the children together, for messages.
-        port: at which they join, instead of that of `cluster.listen`; 0: a free one.
+        port: at which they join, in place of the port of `cluster.listen`; 0: a free one.
         leave_s: seconds that a child gets to end by itself after its connection has closed.
 
     Raises:
         ConfigError: this machine does not have the address, or the cluster can never place the children.
         LaunchError: a child cannot be started, ended before it joined, or has not joined within `cluster.start_timeout_s`.
-
-    Cancellation: they end.
     """
     host, listen_port = listen_address(config)
     token = new_token()
@@ -116,8 +102,6 @@ async def attached_links(config: ClusterConfig, count: int) -> AsyncGenerator[Se
     Raises:
         ConfigError: the token or the address is missing or wrong.
         LaunchError: some have not joined within `cluster.start_timeout_s`; the message lists them.
-
-    Cancellation: every connection closes, which ends the children.
     """
     token = checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE)
     async with open_meeting(listen_address(config), count, token) as meeting:

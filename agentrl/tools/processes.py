@@ -48,8 +48,6 @@ async def in_process(function: Callable[..., object], *args: JsonValue, timeout:
         ToolError: the function raised it.
         EnvironmentFault: the function raised anything else, returned what is not JSON, hung, or crashed its process.
 
-    Cancellation: the process is killed.
-
     Example:
         value = await agentrl.in_process(my_simulator.run, state, 10, timeout=30)
     """
@@ -84,8 +82,6 @@ async def call_by_name(where: str, kind: str, name: str, arguments: str, *, time
     Raises:
         ToolError: the function raised it.
         EnvironmentFault: the call failed in any other way.
-
-    Cancellation: the process is killed.
     """
     with environment_boundary(where):
         try:

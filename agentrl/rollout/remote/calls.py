@@ -29,7 +29,6 @@ class DriverBackend:
     """A `Backend` whose calls the driver answers."""
 
     def __init__(self, send: Callable[[ToDriver], None]) -> None:
-        """Write messages with `send`."""
         self._send = send
         self._numbers = itertools.count()
         self._waiting: dict[int, MemoryObjectSendStream[CallMessage]] = {}

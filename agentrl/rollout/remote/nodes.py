@@ -42,8 +42,6 @@ async def ray_nodes(config: ClusterConfig) -> AsyncGenerator[StartWorker]:
 
     Raises:
         ConfigError: Ray is not installed, there is no cluster, or a node cannot reach the driver at that host.
-
-    Cancellation: the workers end.
     """
     async with open_ray(config) as launcher:
         check_reachable(config, await node_hosts())
@@ -54,13 +52,7 @@ async def ray_nodes(config: ClusterConfig) -> AsyncGenerator[StartWorker]:
 async def launched_worker(
     launcher: Launcher, config: ClusterConfig, name: str, log_path: Path, *, leave_s: float = LEAVE_S
 ) -> AsyncGenerator[Link]:
-    """Yield a worker that `launcher` starts and that joins at the host of `cluster.listen`, on a port of its own.
-
-    Raises:
-        ConfigError, LaunchError: from `launched_links`.
-
-    Cancellation: it ends.
-    """
+    """Yield a worker that `launcher` starts and that joins at the host of `cluster.listen`, on a port of its own."""
     spec = _worker_spec(name, log_path, leave_s)
     async with launched_links(launcher, config, [spec], names=name, port=0, leave_s=leave_s + _EXIT_S) as [link]:
         yield link

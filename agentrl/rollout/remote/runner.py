@@ -91,8 +91,6 @@ class RemoteRunner:
 
         Raises:
             InvariantError: as for `score_episodes`.
-
-        Cancellation: as for `play`.
         """
         worker = await self._least_busy()
         return await worker.score(task, episodes)
@@ -103,7 +101,6 @@ class RemoteRunner:
         return min(alive, key=lambda worker: worker.num_episodes)
 
     async def _keep(self, index: int, start: StartWorker, backend: Backend, *, task_status: TaskStatus[None]) -> None:
-        """Start a worker, and another one in its place whenever it has died."""
         name, log_path = f"rollout worker {index}", self._log_dir / f"rollout-{index}.log"
         deaths: list[float] = []
         first = True

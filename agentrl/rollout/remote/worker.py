@@ -112,7 +112,6 @@ class EpisodeUnderWay(Pending[Trajectory]):
     """An episode in flight in a worker."""
 
     def __init__(self, task: Task, episode_id: str, on_turn: Callable[[Turn], None]) -> None:
-        """Start now."""
         super().__init__(self._failed)
         self.task, self.on_turn = task, on_turn
         self.turns: list[Turn] = []
@@ -136,7 +135,6 @@ class ScoringUnderWay(Pending[tuple[Trajectory, ...]]):
     """The scoring of a group in a worker."""
 
     def __init__(self, episodes: tuple[Trajectory, ...]) -> None:
-        """Start with the episodes that are scored."""
         super().__init__(self._failed)
         self.episodes = episodes
 
@@ -178,8 +176,6 @@ class RemoteWorker:
         Raises:
             AgentRLError: the error of the worker, such as `ConfigError`.
             RolloutWorkerDied: it ended.
-
-        Cancellation: the worker is not set up.
         """
         try:
             await self._link.send(encode(setup))
@@ -200,8 +196,6 @@ class RemoteWorker:
 
         Raises:
             InvariantError: the worker sends what is no message, or a model call met an error that ends the run.
-
-        Cancellation: the calls in flight are aborted.
         """
         how = "its stream was closed"
         try:
@@ -240,8 +234,6 @@ class RemoteWorker:
 
         Raises:
             InvariantError: the scoring met an error that ends the run.
-
-        Cancellation: as for `play`.
         """
         number = next(self._numbers)
         packed = tuple(map(pack_trajectory, episodes))

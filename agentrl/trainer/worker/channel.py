@@ -53,7 +53,6 @@ class TrainerChannel:
     """The weights that a trainer worker holds for its servers, and its groups with them."""
 
     def __init__(self, call: Exchange) -> None:
-        """Send requests to the worker through `call`."""
         self._call = call
         # Held while the weights change and while they must not change.
         self._weights = anyio.Lock()
@@ -74,8 +73,6 @@ class TrainerChannel:
         Raises:
             InvariantError: when the trainer is in a step.
             TrainError: when the worker died.
-
-        Cancellation: this trainer cannot be used again.
         """
         self._held = None
         async with self.holding(version, dtype=dtype, what=f"holding version {version}"):
@@ -97,8 +94,6 @@ class TrainerChannel:
         Raises:
             ConfigError: when the address is not the worker's, or the backend cannot be used.
             TrainError: when the worker died.
-
-        Cancellation: the groups are open.
         """
         request = OpenGroups(tuple(requests), tuple(close))
         return (await _shielded_exchange(self._call, request, GroupsOpened, "listening for servers")).addresses
@@ -223,10 +218,7 @@ class WorkerSending:
         """Whether `finish` was called."""
 
     async def start(self, groups: Sequence[str]) -> None:
-        """Start to send to `groups`.
-
-        Cancellation: the worker sends all the same.
-        """
+        """Start to send to `groups`."""
         await _shielded_exchange(self._call, StartSending(tuple(groups)), SendingStarted, "starting to send weights")
 
     async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
@@ -234,8 +226,6 @@ class WorkerSending:
 
         Returns:
             The error message of each group that failed.
-
-        Cancellation: waits all the same.
         """
         self.finished = True
         request = FinishSending(self._groups, tuple(abandoned))

@@ -226,8 +226,6 @@ class RemoteTrainer:
         Raises:
             InvariantError: for an id outside the vocabulary.
             TrainError: when the worker dies or misses its deadline.
-
-        Cancellation: this trainer cannot be used again.
         """
         what = f"computing the log-probs of {len(sequences)} sequences"
         reply = await self._call(pack_sequences(sequences, temperatures), protocol.LogprobsReply, what)
@@ -266,8 +264,6 @@ class RemoteTrainer:
         Raises:
             TrainError: when it is missing, incomplete or damaged.
             ConfigError: when it is the checkpoint of another model.
-
-        Cancellation: this trainer cannot be used again.
         """
         async with self.channel.stepping():
             reply = await self._call(protocol.Restore(_whole_path(directory)), protocol.Restored, f"restoring {directory}")

@@ -199,7 +199,6 @@ def _suspicion(end: LinkEnd) -> int:
 
 
 def _in_one_line(reason: str) -> str:
-    """Return the first and the last line, which of a log is the error itself."""
     first, *_, last = lines if len(lines := reason.strip().splitlines()) > 1 else [reason, ""]
     return f"{first} {last}".rstrip()
 

@@ -39,7 +39,6 @@ def started_ranks(
 
 @asynccontextmanager
 async def _ranks_with_pipes(world: int, log_path: Path, environment: Mapping[str, str]) -> AsyncGenerator[Sequence[Link]]:
-    """Yield ranks that find each other through a file beside their logs."""
     # Not in a temporary directory, which a killed driver would leave behind.
     store = log_path.with_suffix(".ranks").absolute()
     # The name of a machine often stands for its address in a network, and gloo would listen there.

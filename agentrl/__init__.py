@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrl.client import Client, MessageLike, ToolError, reply_to, tool
+    from agentrl.client import Client, MessageLike
     from agentrl.env import Environment, open_environment
     from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
     from agentrl.jobs.python.episode import run_episode
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentrl.jobs.python.training import train, train_async
     from agentrl.runs.run import open_run
     from agentrl.tokens.verify import verify
+    from agentrl.tools import ToolError, reply_to, tool
     from agentrl.tools.processes import in_process
     from agentrl.types import Group, MemberAdvantages, Sample, StopReason, Task, Trajectory, Turn
     from agentrl.workflow import RolloutWorkflow
@@ -68,17 +69,17 @@ _HOME = {
     "Sample": "agentrl.types",
     "StopReason": "agentrl.types",
     "Task": "agentrl.types",
-    "ToolError": "agentrl.client",
+    "ToolError": "agentrl.tools",
     "Trajectory": "agentrl.types",
     "Turn": "agentrl.types",
     "evaluate": "agentrl.jobs.python.evaluation",
     "in_process": "agentrl.tools.processes",
     "open_environment": "agentrl.env",
     "open_run": "agentrl.runs.run",
-    "reply_to": "agentrl.client",
+    "reply_to": "agentrl.tools",
     "run_episode": "agentrl.jobs.python.episode",
     "serve": "agentrl.jobs.python.serving",
-    "tool": "agentrl.client",
+    "tool": "agentrl.tools",
     "train": "agentrl.jobs.python.training",
     "train_async": "agentrl.jobs.python.training",
     "verify": "agentrl.tokens.verify",

@@ -68,9 +68,8 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     deadline_reward: float | None = None
     """Final reward of an episode that missed `rollout.episode_timeout_s` by the policy's doing; None: `limit_reward`.
 
-    It is the policy's doing if calls of the model took at least half of the deadline, none of them over a tenth, and the
-    last one ended, or was cut off, in the last tenth. Elsewhere, and where a tool or an environment has run into the
-    deadline or the last call failed, the episode is a failure, without a reward."""
+    It is the policy's doing if calls of the model filled the deadline (`EpisodeCalls.filled_time`). Where a tool or an
+    environment has run into it or the last call failed, the episode is a failure, without a reward."""
     full_reward: float = 1.0
     """Return of an episode that solves its task; `agentrl validate` expects it of reference replies."""
     prompt_is_task: bool = True
@@ -94,7 +93,7 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
         backend broke. This method must end the tasks that it starts. A workflow that overrides `rollout` needs no `run`.
 
         Cancellation: arrives when the episode's deadline passes or the run ends; let it through. A workflow that blocks the
-        thread (no `await`) cannot be interrupted and delays every other episode: its deadline is reported when it returns.
+        thread (no `await`) cannot be interrupted and delays every other episode.
         """
         raise WorkflowError(f"{self.name} implements neither run nor rollout")
 
@@ -106,10 +105,7 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
         return task.data.get("reference")
 
     def guess(self, task: Task) -> str | None:
-        """Return a reply that knows nothing and may yet earn something, for `agentrl validate`; None: there is none.
-
-        It is played for every call of an episode, and the task is named if the return is positive.
-        """
+        """Return a reply that knows nothing, for `agentrl validate`: it names the tasks where this earns something."""
         del task
         return None
 
@@ -117,21 +113,15 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     async def opened(self) -> AsyncGenerator[None]:
         """Hold open what all episodes share, such as a pool of environments.
 
-        Runs, evaluations and `run_episode` enter it themselves. A block inside another one shares what that one opened; a
-        block in another task, outside it, is an error.
-
-        Cancellation: closes everything that it opened.
+        Runs, evaluations and `run_episode` enter it themselves. A block inside another one shares what that one opened.
         """
         yield
 
     async def rollout(self, task: Task, client: Client) -> Trajectory:
-        """Return the trajectory of one episode; token-level workflows override this instead of shaping `run`.
+        """Return the trajectory of one episode; token-level workflows override this instead of `run`.
 
         Raises:
-            RewardError: there is no final reward: `run` returned no finite number, and `client.reward_final` was not called;
-                or there are two: both.
-
-        Cancellation: as `run`.
+            RewardError: `run` returned no finite number without `client.reward_final`, or both gave a final reward.
         """
         returned = await self.run(task, client)
         if returned is None and client.episode.final_reward is not None:
@@ -149,20 +139,13 @@ class GroupWorkflow(RolloutWorkflow):
     async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float] | MemberAdvantages:
         """Return the final reward of each episode, which takes the place of what `run` returned; or its advantage.
 
-        A score is compared with those of the others, which may depend on this episode, too: what is maximised is the
-        expected own score less the mean of the others. `MemberAdvantages` are trained as they are, and the final rewards
-        stay those of `run`; `agentrl.reward.pass_at_k.pass_at_k` makes such.
+        A score may depend on the other episodes: what is maximised is the expected own score less the mean of the others.
+        `MemberAdvantages` are trained as they are, and the final rewards stay those of `run`
+        (`agentrl.reward.pass_at_k.pass_at_k`).
 
-        Called once, when every member of the group has ended. An exception, a missed `rollout.episode_timeout_s` or a value
-        that is not a finite number is a failure: the call is repeated up to `rollout.episode_retries` times, then every
-        member is a failed episode, and the group is dropped.
-
-        Args:
-            task: of all episodes.
-            episodes: at least one, in order; members that failed are not among them. `final_reward` is what `run` returned,
-                or `limit_reward`; `turns[-1].message` is the last answer.
-
-        Cancellation: as `run`.
+        Called once, when every member has ended, with those that did not fail, in order. A failure (an exception, a missed
+        `rollout.episode_timeout_s`, a value that is not finite) is repeated up to `rollout.episode_retries` times; then
+        every member is a failed episode, and the group is dropped.
         """
 
 
@@ -170,7 +153,6 @@ class FunctionWorkflow(RolloutWorkflow):
     """A workflow made of a plain `async def solve(task, client) -> float`."""
 
     def __init__(self, function: WorkflowFunction, args: Mapping[str, Any] | None = None) -> None:
-        """Wrap `function`; `args` are passed to it as keyword arguments in every episode."""
         self._function = function
         self._args = dict(args or {})
 
@@ -180,20 +162,14 @@ class FunctionWorkflow(RolloutWorkflow):
         return getattr(self._function, "__name__", type(self._function).__name__)
 
     async def run(self, task: Task, client: Client) -> float | None:
-        """Call the function.
-
-        Cancellation: passed on to the function.
-        """
+        """Call the function."""
         return await self._function(task, client, **self._args)
 
 
 def as_workflow(candidate: object, args: Mapping[str, Any] | None = None) -> RolloutWorkflow:
     """Return a workflow from a `RolloutWorkflow` instance or class, or from an async function of `(task, client)`.
 
-    Args:
-        candidate: the user's object.
-        args: constructor arguments of a class, or else class attributes to set on its instance; keyword arguments of a
-            function.
+    `args` are constructor arguments or attributes of a class, or keyword arguments of a function.
 
     Raises:
         ConfigError: the candidate is none of these, or does not take `args`.
@@ -226,12 +202,7 @@ def as_workflow(candidate: object, args: Mapping[str, Any] | None = None) -> Rol
 
 
 def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWorkflow:
-    """Return the workflow that `module:Name` names; the module may be in the current directory.
-
-    Raises:
-        ConfigError: the module cannot be imported, has no such name (the message lists its workflows), or the name is not a
-            workflow.
-    """
+    """Return the workflow that `module:Name` names; the module may be in the current directory."""
     module_name, colon, name = spec.partition(":")
     if spec.startswith("<"):
         raise ConfigError(f"workflow: {spec} was a Python object; save it in a module, and set workflow: module:Name")
@@ -248,11 +219,7 @@ def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWo
 
 
 def import_user_module(name: str, field: str = "workflow") -> ModuleType:
-    """Return a module of the user, which may be in the current directory; `field` names the setting in messages.
-
-    Raises:
-        ConfigError: there is no such module, or importing it fails.
-    """
+    """Return a module of the user, which may be in the current directory; `field` names the setting in messages."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -269,11 +236,7 @@ def import_user_module(name: str, field: str = "workflow") -> ModuleType:
 
 
 def import_user_object(spec: str, field: str) -> object:
-    """Return what `module:name` names; `field` names the setting in messages.
-
-    Raises:
-        ConfigError: `spec` has another form, the module cannot be imported, or it has no such name.
-    """
+    """Return what `module:name` names; `field` names the setting in messages."""
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
         raise ConfigError(f"{field}: expected module:name, such as my_agent:helper, got {spec!r}")

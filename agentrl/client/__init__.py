@@ -1,15 +1,21 @@
-"""The OpenAI-compatible client bound to one episode, its backends, and tools."""
+"""The OpenAI-compatible client bound to one episode, its backends, and tools. A name is imported at its first use."""
 
-from agentrl.client.arguments import MessageLike
-from agentrl.client.client import Client
-from agentrl.client.completion import ChatStream
-from agentrl.client.config import SamplingConfig
-from agentrl.client.endpoint import EndpointBackend
-from agentrl.client.episode import EpisodeSettings
-from agentrl.client.offline import CallTimeout
-from agentrl.client.policy import PolicyBackend
-from agentrl.client.replay import ReplayBackend
-from agentrl.tools import Tool, ToolError, reply_to, tool
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl.client.arguments import MessageLike
+    from agentrl.client.client import Client
+    from agentrl.client.completion import ChatStream
+    from agentrl.client.config import SamplingConfig
+    from agentrl.client.endpoint import EndpointBackend
+    from agentrl.client.episode import EpisodeSettings
+    from agentrl.client.offline import CallTimeout
+    from agentrl.client.policy import PolicyBackend
+    from agentrl.client.replay import ReplayBackend
+    from agentrl.tools import Tool, ToolError, reply_to, tool
 
 __all__ = [
     "CallTimeout",
@@ -26,3 +32,27 @@ __all__ = [
     "reply_to",
     "tool",
 ]
+
+_HOME = {
+    "CallTimeout": "agentrl.client.offline",
+    "ChatStream": "agentrl.client.completion",
+    "Client": "agentrl.client.client",
+    "EndpointBackend": "agentrl.client.endpoint",
+    "EpisodeSettings": "agentrl.client.episode",
+    "MessageLike": "agentrl.client.arguments",
+    "PolicyBackend": "agentrl.client.policy",
+    "ReplayBackend": "agentrl.client.replay",
+    "SamplingConfig": "agentrl.client.config",
+    "Tool": "agentrl.tools",
+    "ToolError": "agentrl.tools",
+    "reply_to": "agentrl.tools",
+    "tool": "agentrl.tools",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'agentrl.client' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

@@ -174,11 +174,7 @@ def read_arguments(
 
 
 def wants_stream(stream: object) -> bool:
-    """Return whether `stream` asks for a stream; None and openai's values for "not given" do not.
-
-    Raises:
-        WorkflowError: it is neither a bool nor one of these.
-    """
+    """Return whether `stream` asks for a stream; None and openai's values for "not given" do not."""
     return not isinstance(stream, _NOT_GIVEN) and _read_bool({"stream": stream}, "stream")
 
 
@@ -203,9 +199,6 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
         given: arguments by their OpenAI names, and top_k, min_p, ignore_eos, stop_token_ids; None means the default.
         defaults: those of the run.
         vocab_size: the size of the vocabulary, above every id in `stop_token_ids`.
-
-    Raises:
-        WorkflowError: names the argument that is wrong.
     """
     given = {name: value for name, value in given.items() if value is not None}
     options = given.get("chat_template_kwargs")

@@ -105,11 +105,7 @@ class PolicyTokenizer:
         return self._renderer.eos_ids
 
     def encode(self, text: str) -> Int32Array:
-        """Return the ids of text, [N] int32; never a control token, whatever the text says.
-
-        Raises:
-            TokenError: `text` is not valid Unicode.
-        """
+        """Return the ids of text, [N] int32; never a control token, whatever the text says."""
         return np.asarray(self._renderer.encode_content(text), np.int32)
 
     def decode(self, ids: Sequence[int] | Int32Array, *, skip_special: bool = False) -> str:

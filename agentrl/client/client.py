@@ -105,16 +105,10 @@ class Client(AsyncOpenAI):
     async def generate(
         self, input_ids: Sequence[int] | Int32Array, *, timeout: float | None = None, **sampling: Unpack[GenerateArguments]
     ) -> Generation:
-        """Sample one completion of a context of token ids, and record it as a turn.
+        """Sample one completion of a whole context, [N] ids, and record it as a turn; aborted output is returned, too.
 
-        Args:
-            input_ids: the whole context, [N] ids. It continues the turn whose context and output it begins with, the
-                longest if there are several; else it starts a new root.
-            timeout: deadline of this call, seconds.
-            **sampling: as `GenerateArguments` lists them.
-
-        Returns:
-            What the server returned, aborted (partial) output included: a token-level workflow sees `stop_reason`.
+        The context continues the turn whose context and output it begins with, the longest if there are several; else it
+        starts a new root. `timeout` is the deadline in seconds.
 
         Raises:
             EpisodeLimit: a budget is spent, or the context leaves no room; nothing was sent.
@@ -148,11 +142,7 @@ class Client(AsyncOpenAI):
     def role(self, name: str) -> Self:
         """Return a client of the same episode whose turns have the role `name`, such as `critic`.
 
-        A role is a label: it tells the turns apart in records and displays, and rewards stay those of the whole episode.
-        What plays against the others needs returns of its own, and is a player (`as_player`).
-
-        Raises:
-            WorkflowError: `name` is no text, or empty.
+        A role is a label in records and displays; rewards stay those of the whole episode (else use `as_player`).
         """
         if not isinstance(cast("object", name), str) or not name:
             raise WorkflowError(f"client.role takes the name of a role, got {name!r}")
@@ -163,11 +153,7 @@ class Client(AsyncOpenAI):
     def as_player(self, player: str) -> Self:
         """Return a client of the same episode whose turns are those of `player`.
 
-        Players have returns of their own: a turn is credited with the rewards of its player's turns and with the final
-        reward, and not with what other players get.
-
-        Raises:
-            WorkflowError: `player` is no text, or empty.
+        A turn is credited with the rewards of its player's turns and with the final reward, not with those of others.
         """
         if not isinstance(cast("object", player), str) or not player:
             raise WorkflowError(f"client.as_player takes the name of a player, got {player!r}")
@@ -179,10 +165,8 @@ class Client(AsyncOpenAI):
         """Return a client of the same episode whose turns stand in a new branch, declared independent of other branches.
 
         Declared is: no reward of a turn of this branch depends on what the policy does in another branch, and the other way
-        round. Turns of two branches then share no turn rewards under `advantage: turn`, which takes the noise of the one
-        out of the other. Nothing checks the promise; where it is broken, the estimate is biased. The rewards of the turns
-        outside the branches, and the final reward, are credited to the turns of all of them. Branches may be opened inside
-        branches. They share the budgets of the episode.
+        round. Turns of two branches share no turn rewards under `advantage: turn`. Nothing checks the promise; where it is
+        broken, the estimate is biased. Rewards outside the branches, and the final one, are credited to all of them.
         """
         other = self._twin()
         other.speaker = self.speaker._replace(branch=self.episode.open_branch(self.speaker.branch))
@@ -192,25 +176,14 @@ class Client(AsyncOpenAI):
         """Set the reward of one turn, once.
 
         Args:
-            completion: what the call returned (`ChatCompletion`, `Generation`), a chunk of a finished stream, or the
-                completion's id.
+            completion: what the call returned (`ChatCompletion`, `Generation`), a chunk of a finished stream, or an id.
             value: a finite number, where bool counts as 0 or 1; or named parts that add up to the reward, such as
                 `{"right": 1.0, "length": -0.1}`, which are recorded by name.
-
-        Raises:
-            RewardError: `value` is not a finite number, or the turn already has a reward.
-            WorkflowError: `completion` is not of this episode, or of a declared branch (`branch`) that this client is not
-                in, or the episode is closed.
         """
         self.episode.reward(completion, value, self.speaker.branch)
 
     def reward_final(self, value: float | Mapping[str, float]) -> None:
-        """Set the final reward of the episode, a number or named parts of it, once; `run` then returns nothing.
-
-        Raises:
-            RewardError: `value` is not a finite number, or there is a final reward already.
-            WorkflowError: the episode is closed.
-        """
+        """Set the final reward of the episode, a number or named parts of it, once; `run` then returns nothing."""
         self.episode.reward_final(value)
 
     @property
@@ -219,21 +192,11 @@ class Client(AsyncOpenAI):
         return TurnHandles(self.episode, self.speaker)
 
     def record(self, **metrics: float) -> None:
-        """Record numbers about the episode, such as `busy=1`; a later value replaces an earlier one of the same name.
-
-        Raises:
-            WorkflowError: a value is not a finite number, or the episode is closed.
-        """
+        """Record numbers about the episode, such as `busy=1`; a later value replaces an earlier one of the same name."""
         self.episode.record_metrics(metrics)
 
     def final_answer(self, answer: str | float | None) -> None:
-        """Name the answer of the episode, so that the answers of several episodes of a task can be compared.
-
-        `majority_rate` is the share of tasks whose most frequent answer is right. A later answer replaces an earlier one.
-
-        Raises:
-            WorkflowError: `answer` is neither text nor a number nor None, or the episode is closed.
-        """
+        """Name the answer of the episode, for `majority_rate`: the share of tasks whose most frequent answer is right."""
         self.episode.name_answer(answer)
 
     @overload
@@ -250,15 +213,10 @@ class Client(AsyncOpenAI):
         """End the episode and return its trajectory; later calls on this client raise `WorkflowError`.
 
         Without arguments it is `AsyncOpenAI.close`, for agents that close the client they were given: it does nothing.
-
-        Args:
-            stop_reason: why the episode ended.
-            final_reward: credited to the whole episode; None where `reward_final` has set it.
-            failure: why there is no usable result.
+        `final_reward` is None where `reward_final` has set one. `failure` says why there is no usable result.
 
         Raises:
-            RewardError: `final_reward` is not a finite number, or `reward_final` has set one; the episode stays open.
-            WorkflowError: the episode is closed already.
+            RewardError: `final_reward` is not a finite number, or there is one; the episode stays open.
         """
         if stop_reason is None:
             return anyio.lowlevel.checkpoint()
@@ -281,10 +239,7 @@ class Client(AsyncOpenAI):
             not_served(f"{options.method.upper()} {options.url}")
 
     def copy(self, **options: Any) -> Self:  # noqa: ANN401 - pyright: the options of AsyncOpenAI.copy
-        """Return a client of the same episode; `timeout` becomes the default deadline of its calls, seconds.
-
-        Against an endpoint the other options of `AsyncOpenAI.copy` hold, too; else they have nothing to change.
-        """
+        """Return a client of the same episode with another `timeout`, in seconds; an endpoint takes other options, too."""
         other = self._twin()
         if self.backend.connection is not None:
             connection = self.backend.connection.copy(**options)
@@ -339,12 +294,7 @@ class Completions(AsyncCompletions):
     async def create(  # pyright: ignore[reportIncompatibleMethodOverride] - the same call, with one list of arguments
         self, *, messages: Iterable[MessageLike], stream: object = None, **arguments: Unpack[CreateArguments]
     ) -> Answered:
-        """Return the answer to `messages`, and record it as a turn of the episode.
-
-        The arguments are those of the OpenAI API, as `CreateArguments` lists them.
-
-        Returns:
-            A `ChatCompletion`; a stream of chunks for `stream=True`, whose turn is recorded with its last chunk.
+        """Return the answer to `messages`, recorded as a turn; for `stream=True` a stream, recorded with its last chunk.
 
         Raises:
             TypeError: an argument the OpenAI API does not have.
@@ -371,14 +321,8 @@ class Completions(AsyncCompletions):
     ) -> ParsedChatCompletion[ParsedT]:
         """Return the answer to `messages` as an object of the pydantic model `response_format`, in `message.parsed`.
 
-        An answer that is no such object has `parsed` None and a `refusal` that says why; it raises nothing. The client of a
-        training run serves this with `sampling.unsupported: prompt`.
-
-        Raises:
-            WorkflowError: the run refuses structured output, or an argument is wrong.
-            AgentRLError: as `create`.
-
-        Cancellation: the request is aborted and nothing is recorded.
+        An answer that is no such object has `parsed` None and a `refusal` that says why; it raises nothing. The policy
+        serves this with `sampling.unsupported: prompt`.
         """
         with self._refusals():
             form = response_format_of(response_format)
@@ -413,7 +357,6 @@ class TurnHandle:
     __slots__ = ("_branch", "_episode", "index")
 
     def __init__(self, episode: Episode, index: int, branch: BranchPath) -> None:
-        """Stand for turn `index` of `episode`, as a client of `branch` sees it."""
         self._episode = episode
         self._branch = branch
         self.index = index
@@ -435,12 +378,7 @@ class TurnHandle:
         return self.record.reward
 
     def reward(self, value: float | Mapping[str, float]) -> None:
-        """Set the reward of this turn, a number or named parts of it, once.
-
-        Raises:
-            RewardError: `value` is not a finite number, or the turn has a reward already.
-            WorkflowError: the turn is of a declared branch that the client is not in, or the episode is closed.
-        """
+        """Set the reward of this turn, a number or named parts of it, once."""
         self._episode.reward_turn(self.index, value, self._branch)
 
     def __repr__(self) -> str:
@@ -451,7 +389,6 @@ class TurnHandles(Sequence[TurnHandle]):
     """The completed turns of an episode, in order; it grows as calls complete."""
 
     def __init__(self, episode: Episode, speaker: Speaker) -> None:
-        """Show the turns of the role, the player and the branch of `speaker`; where one is empty, those of all."""
         self._episode = episode
         self._speaker = speaker
 

@@ -135,9 +135,6 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
     async def __anext__(self) -> ChatCompletionChunk:
         """Return the next chunk.
 
-        Raises:
-            ServerError: as `chat.completions.create`; `ReplyError` for a stream that ends before the answer does.
-
         Cancellation: the request is aborted and nothing is recorded.
         """
         while not self._ready:

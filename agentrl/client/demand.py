@@ -81,11 +81,7 @@ class Demand:
 
 
 def read_demand(given: Mapping[str, object], tools: Sequence[ToolSchema] | None) -> Demand | None:
-    """Return what a call demands with `response_format`, `tool_choice` and `parallel_tool_calls`; None if nothing.
-
-    Raises:
-        WorkflowError: a value is wrong, or a schema cannot be checked.
-    """
+    """Return what a call demands with `response_format`, `tool_choice` and `parallel_tool_calls`; None if nothing."""
     wants_json, schema = _read_format(given.get("response_format"))
     calls, tool = _read_choice(given.get("tool_choice", "auto"), tools)
     one_call = given.get("parallel_tool_calls", True) is False and bool(tools)
@@ -145,11 +141,7 @@ class Instructions:
         """The instruction of each recorded answer, by the digest of the workflow's conversation up to that answer."""
 
     def applied(self, messages: Sequence[Message], demand: Demand | None) -> Sequence[Message]:
-        """Return the messages that are rendered for a request of a workflow.
-
-        Raises:
-            WorkflowError, TokenError: one of them is no message.
-        """
+        """Return the messages that are rendered for a request of a workflow."""
         if demand is None and not self._by_answer:
             return messages
         rendered: list[Message] = []

@@ -93,12 +93,7 @@ class Episode:
         return not self._closed
 
     def start_call(self) -> RunningCall:
-        """Count one more running call.
-
-        Raises:
-            WorkflowError: the episode is closed.
-            EpisodeLimit: the turn or token budget is spent.
-        """
+        """Count one more running call."""
         self.check_open()
         return self.calls.start_call()
 
@@ -112,12 +107,7 @@ class Episode:
             raise
 
     def reward(self, target: object, value: object, branch: BranchPath) -> None:
-        """Set the reward of the turn that `target` (a completion, chunk, its id, or a generation) stands for.
-
-        Raises:
-            RewardError: as `reward_turn`.
-            WorkflowError: `target` is no turn of this episode, or as `reward_turn`.
-        """
+        """Set the reward of the turn that `target` (a completion, chunk, its id, or a generation) stands for."""
         self.check_open()
         self.reward_turn(self._find_turn(target), value, branch)
 
@@ -151,7 +141,6 @@ class Episode:
 
         Raises:
             RewardError: `value` is not a finite number, or there is a final reward already.
-            WorkflowError: the episode is closed.
         """
         self.check_open()
         number, parts = check_reward_parts(value, f"client.reward_final, episode {self.id}")
@@ -193,12 +182,7 @@ class Episode:
         self.metrics.update(numbers)
 
     def close(self, stop_reason: StopReason, final_reward: object, failure: EpisodeFailure | None) -> Trajectory:
-        """End the episode and return its trajectory; `final_reward` None leaves the one of `reward_final`, unless it failed.
-
-        Raises:
-            RewardError: `final_reward` is not a finite number, or there is another one; the episode stays open.
-            WorkflowError: the episode is closed already.
-        """
+        """End the episode, and return its trajectory; without `final_reward`, the one of `reward_final` holds."""
         self.check_open()
         if final_reward is not None:
             self.reward_final(final_reward)
@@ -261,7 +245,6 @@ class RunningCall:
     __slots__ = ("_began", "_calls", "_failures_before", "_open")
 
     def __init__(self, calls: EpisodeCalls) -> None:
-        """Count the call."""
         self._calls = calls
         self._failures_before = calls.num_failures
         self._began = calls.begin_call()
@@ -292,7 +275,6 @@ class EpisodeCalls:
     """The calls of one episode. Single-threaded: no method awaits."""
 
     def __init__(self, episode_id: str, *, max_turns: int | None, max_tokens: int | None) -> None:
-        """Start with nothing spent; None means no limit."""
         self.max_tokens = max_tokens
         """Sampled tokens of all calls."""
         self.in_flight = 0

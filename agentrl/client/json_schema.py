@@ -67,11 +67,7 @@ class _Root:
         self._left = _MAX_STEPS
 
     def count_step(self) -> None:
-        """Count a step.
-
-        Raises:
-            _TooLarge: none is left.
-        """
+        """Count a step."""
         self._left -= 1
         if self._left < 0:
             raise _TooLarge

@@ -186,7 +186,6 @@ class PolicyBackend(ClientBackend):
         """Append the turn that `generation` makes of `prompt`, and return it; `given` stands for it in `reward`, too.
 
         Raises:
-            WorkflowError: the episode was closed while the call ran.
             ReplyError: an empty, mismatched or impossible generation.
         """
         episode = self.episode
@@ -251,11 +250,7 @@ class PolicyBackend(ClientBackend):
         return ids.astype(np.int32)
 
     def _parent_of(self, ids: Int32Array, branch: BranchPath) -> tuple[int | None, int]:
-        """Return the turn with the longest context and output that `ids` begins with, and where it ends; else None, 0.
-
-        Raises:
-            WorkflowError: the longest ones are of branches that were declared independent of `branch`.
-        """
+        """Return the turn with the longest context and output that `ids` begins with, and where it ends; else None, 0."""
         turns = self.episode.turns
         ends: list[int] = []
         begins: list[bool] = []

@@ -58,12 +58,7 @@ class ReplayBackend(ClientBackend):
         raise WorkflowError("client.graph needs the model's files, which a replay does not read")
 
     async def answer(self, asked: AskedCall) -> Answer:
-        """Return the recorded answer to these messages and tools.
-
-        Raises:
-            ReplayDiverged: they were not recorded.
-            EpisodeLimit: the recorded episode ended here, at a limit.
-        """
+        """Return the recorded answer to these messages and tools."""
         await anyio.lowlevel.checkpoint()
         arguments = asked.arguments
         with self.episode.refusals():
@@ -91,11 +86,7 @@ class ReplayBackend(ClientBackend):
     async def generate(
         self, input_ids: Sequence[int] | Int32Array, speaker: Speaker, timeout: float | None, sampling: Mapping[str, object]
     ) -> Generation:
-        """Return the recorded output of a context of token ids.
-
-        Raises:
-            ReplayDiverged: it was not recorded.
-        """
+        """Return the recorded output of a context of token ids."""
         await anyio.lowlevel.checkpoint()
         with self.episode.refusals():
             index = self._take_ids(np.asarray(input_ids, np.int32), speaker)
@@ -112,12 +103,7 @@ class ReplayBackend(ClientBackend):
         turns[:] = [turn for _, turn in pairs]
 
     def _take(self, messages: Sequence[Message], tools: Sequence[object], speaker: Speaker, demand: Demand | None) -> int:
-        """Add the recorded turn that answers `messages`, and return its number in the record.
-
-        Raises:
-            ReplayDiverged: there is none that was not taken.
-            EpisodeLimit: the recorded episode ended here, at a limit.
-        """
+        """Add the recorded turn that answers `messages`, and return its number in the record."""
         sent = messages if self._instructions is None else self._instructions.applied(messages, demand)
         asked = (_keys(sent), _plain_tools(tools))
         for index in self._left():

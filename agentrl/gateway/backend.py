@@ -71,9 +71,6 @@ class EngineBackend:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the completion of a request.
 
-        Raises:
-            RequestRejected: the engine cannot serve it.
-
         Cancellation: the request is aborted.
         """
         with self._submitted(request, stream=False) as running:

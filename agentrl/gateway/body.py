@@ -1,6 +1,12 @@
 """The body of a call of the OpenAI API, split into what the gateway itself reads and what the client's code reads.
 
-Invariant: every field is read, harmless, or refused by name; none is dropped silently.
+Invariant: every field is read, harmless, or refused by name; none is dropped silently. Every `AgentRLError` that a call can
+raise has a status, which an openai client turns into the right exception:
+
+- 400: a wrong argument, messages that cannot be rendered, or a conversation that leaves no room (`context_length_exceeded`)
+- 404: a model that is not served (`model_not_found`)
+- 429: more calls wait than the server holds
+- 503: the engine aborted the call, as at a weight update that ends all requests; 504: it took too long; 500: anything else
 """
 
 from __future__ import annotations
@@ -10,8 +16,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from agentrl.client.arguments import CreateArguments
+from agentrl.errors import (
+    AgentRLError,
+    EpisodeLimit,
+    RequestRejected,
+    ServerTimeout,
+    ServerUnavailable,
+    TokenError,
+    WorkflowError,
+)
 from agentrl.gateway.backend import SERVER_NAMES
-from agentrl.gateway.refusals import CallRefused
 from agentrl.servers.http.errors import decode_body
 
 MAX_CHOICES = 128
@@ -19,6 +33,37 @@ MAX_CHOICES = 128
 _HARMLESS = frozenset({"reasoning_effort", "verbosity"})
 """What programs send unasked to any model; a policy has no such setting."""
 _NOT_IN_BODY = frozenset({"timeout", "extra_body", "extra_headers", "extra_query"})
+
+
+class CallRefused(RequestRejected):
+    """A call that is refused before anything is sampled, with OpenAI's code for the reason."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message, status=status)
+        self.code = code
+
+
+def status_of(error: AgentRLError) -> int:
+    """Return the HTTP status of an error.
+
+    Example:
+        >>> status_of(WorkflowError("n must be at least 1")), status_of(ServerUnavailable("aborted"))
+        (400, 503)
+    """
+    if isinstance(error, RequestRejected):
+        return error.status or 400
+    if isinstance(error, (WorkflowError, TokenError, EpisodeLimit)):
+        return 400
+    if isinstance(error, ServerTimeout):
+        return 504
+    return 503 if isinstance(error, ServerUnavailable) else 500
+
+
+def code_of(error: AgentRLError) -> str | None:
+    """Return OpenAI's code for the reason of an error; None where it has none."""
+    if isinstance(error, EpisodeLimit):
+        return "context_length_exceeded"
+    return error.code if isinstance(error, CallRefused) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +103,6 @@ def read_openai_call(body: bytes, served: str) -> OpenAICall:
         served: the name of the model that is served; a call without a name means that one.
 
     Raises:
-        BadBody: it is no JSON object.
         CallRefused: another model is named, or `stream`, `n` or `stream_options` is wrong.
     """
     sent = {name: value for name, value in decode_body(body, dict[str, object]).items() if value is not None}

@@ -19,8 +19,7 @@ from agentrl.client import ChatStream, Client, EpisodeSettings, PolicyBackend, S
 from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError
 from agentrl.gateway.backend import EngineBackend
-from agentrl.gateway.body import OpenAICall, with_seed
-from agentrl.gateway.refusals import CallRefused
+from agentrl.gateway.body import CallRefused, OpenAICall, with_seed
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.engine import InferenceEngine
 from agentrl.tokens.renderer import Renderer
@@ -46,9 +45,6 @@ class ChatCalls:
     async def complete(self, body: OpenAICall) -> Json:
         """Return the completion of a call, all choices in one object.
 
-        Raises:
-            AgentRLError: as `chat.completions.create` of a workflow's client.
-
         Cancellation: aborts every choice.
         """
         messages, arguments, backend = _messages(body), body.arguments(), self._backend(body)
@@ -65,11 +61,7 @@ class ChatCalls:
 
     @asynccontextmanager
     async def stream(self, body: OpenAICall) -> AsyncGenerator[AsyncIterator[Json]]:
-        """Yield the chunks of a call, those of several choices as they come; leaving the block early aborts them.
-
-        Raises:
-            AgentRLError: as `chat.completions.create` of a workflow's client.
-        """
+        """Yield the chunks of a call, those of several choices as they come; leaving the block early aborts them."""
         messages, arguments = _messages(body), {**body.arguments(), "stream_options": {"include_usage": True}}
         backend = self._backend(body)
         streams: list[ChatStream] = []

@@ -19,8 +19,7 @@ from agentrl.client.arguments import read_sampling
 from agentrl.client.config import SamplingConfig
 from agentrl.errors import ServerUnavailable
 from agentrl.gateway.backend import engine_parameters
-from agentrl.gateway.body import OpenAICall
-from agentrl.gateway.refusals import CallRefused
+from agentrl.gateway.body import CallRefused, OpenAICall
 from agentrl.servers.engine import EngineRequest, InferenceEngine, RequestProgress
 from agentrl.servers.http.generate import RequestSink, Wakeup
 from agentrl.servers.http.replies import output_text
@@ -60,11 +59,7 @@ class TextCalls:
         self._sampling = sampling
 
     def read(self, body: OpenAICall) -> TextCall:
-        """Return the checked call of a body.
-
-        Raises:
-            RequestRejected, WorkflowError: naming the field that is wrong.
-        """
+        """Return the checked call of a body."""
         body.refuse_unknown(_SAMPLING_NAMES | _OWN_NAMES)
         given = body.rest
         for name, why in (("suffix", "the model continues text only"), ("logit_bias", "the engine has no such option")):
@@ -108,10 +103,6 @@ class TextCalls:
     async def complete(self, body: OpenAICall) -> Json:
         """Return the completion of a call.
 
-        Raises:
-            RequestRejected, WorkflowError: naming the field that is wrong.
-            ServerUnavailable: the engine aborted a request.
-
         Cancellation: aborts every request.
         """
         call, wakeup = self.read(body), Wakeup()
@@ -130,10 +121,6 @@ class TextCalls:
 
     async def stream(self, body: OpenAICall) -> AsyncGenerator[Json]:
         """Yield the pieces of a completion, those of several choices as they come.
-
-        Raises:
-            RequestRejected, WorkflowError: naming the field that is wrong.
-            ServerUnavailable: the engine aborted a request.
 
         Cancellation: aborts every request.
         """
@@ -204,11 +191,7 @@ def _seeded(request: EngineRequest, choice: int) -> EngineRequest:
 
 
 def _finished(sink: RequestSink) -> RequestProgress:
-    """Return the output of a request that has ended.
-
-    Raises:
-        ServerUnavailable: it was aborted, so its text is no whole answer.
-    """
+    """Return the output of a request that has ended."""
     progress = sink.latest
     assert progress is not None
     if progress.finish is not None and progress.finish.kind == "abort":

@@ -7,26 +7,26 @@ what its call samples. Keys and sizes are checked before a route is reached (`ag
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from typing import Final
 
+import orjson
 from aiohttp import web
 
 from agentrl.client.config import SamplingConfig
 from agentrl.errors import AgentRLError
-from agentrl.gateway.body import read_openai_call
+from agentrl.gateway.body import CallRefused, code_of, read_openai_call, status_of
 from agentrl.gateway.chat import ChatCalls
 from agentrl.gateway.completions import TextCalls
-from agentrl.gateway.events import send_events
-from agentrl.gateway.refusals import CallRefused, code_of, status_of
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.engine import InferenceEngine
-from agentrl.servers.http.errors import json_reply, openai_refusal
+from agentrl.servers.http.errors import json_reply, openai_error, openai_refusal
 from agentrl.tokens.renderer import Renderer
 
 MAX_CALLS: Final = 1024
 """Calls that a server holds at once, running and waiting."""
+_EVENT_HEADERS: Final = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -101,7 +101,7 @@ class _Calls:
             if not body.stream:
                 return json_reply(await self._chat.complete(body))
             async with self._chat.stream(body) as events:
-                return await send_events(request, events)
+                return await _send_events(request, events)
 
     async def text(self, request: web.Request) -> web.StreamResponse:
         """Answer a call that continues text or ids."""
@@ -110,15 +110,11 @@ class _Calls:
             if not body.stream:
                 return json_reply(await self._text.complete(body))
             async with aclosing(self._text.stream(body)) as events:
-                return await send_events(request, events)
+                return await _send_events(request, events)
 
     @contextmanager
     def _room(self) -> Generator[None]:
-        """Count a call while it runs or waits.
-
-        Raises:
-            CallRefused: the server holds as many as it can.
-        """
+        """Count a call while it runs or waits."""
         if self._held >= self._limit:
             raise CallRefused(f"{self._held} calls run or wait, the most that this server holds; call again", status=429)
         self._held += 1
@@ -138,3 +134,28 @@ def _answering(route: Route) -> Route:
             return openai_refusal(str(error), status=status_of(error), code=code_of(error))
 
     return answer
+
+
+async def _send_events(request: web.Request, events: AsyncIterator[Mapping[str, object]]) -> web.StreamResponse:
+    """Send events as they come, and return the response.
+
+    Cancellation: the response ends where it is; the owner of `events` aborts what they sample.
+    """
+    first = await anext(events)
+    response = web.StreamResponse(headers=_EVENT_HEADERS)
+    with suppress(ConnectionResetError):  # the client has disconnected, so there is no one to answer
+        await response.prepare(request)
+        await response.write(_event(first))
+        try:
+            async for event in events:
+                await response.write(_event(event))
+        except AgentRLError as error:
+            await response.write(_event(openai_error(str(error), status=status_of(error), code=code_of(error))))
+        else:
+            await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+    return response
+
+
+def _event(value: Mapping[str, object]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"

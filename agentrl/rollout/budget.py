@@ -23,7 +23,6 @@ class ErrorBudget:
     """Number of recent episodes in the failure rate, which is checked once there are that many."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
-        """Take the limits of `rollout`."""
         self._rollout = rollout
         self._recent: deque[bool] = deque(maxlen=self.WINDOW)
         self._in_a_row = 0
@@ -33,11 +32,7 @@ class ErrorBudget:
         """Failed attempts so far, by stop reason."""
 
     def record(self, episode: Trajectory) -> None:
-        """Count one finished attempt.
-
-        Raises:
-            ErrorBudgetExceeded: when too many have failed; the message carries the first failure's traceback.
-        """
+        """Count one finished attempt."""
         failure = episode.failure
         if failure is not None and failure.kind == RolloutWorkerDied.__name__:
             # One death fails many episodes and says little about each; the workers' own limit ends the run.
@@ -62,11 +57,7 @@ class ErrorBudget:
         self._groups_in_a_row = 0
 
     def group_dropped(self, reason: str) -> None:
-        """Count a group that was dropped for its failed members.
-
-        Raises:
-            ErrorBudgetExceeded: when too many were dropped in a row: the trainer would wait without end.
-        """
+        """Count a group that was dropped for its failed members."""
         self._groups_in_a_row += 1
         if self._groups_in_a_row >= self._rollout.max_consecutive_failures:
             self._stop(
@@ -93,7 +84,6 @@ class AfterTurnErrors:
     """A line with more of the window than this is warned about."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.by_line: Counter[str] = Counter()
         """Attempts so far, by line."""
         self._recent: deque[str | None] = deque(maxlen=self.WINDOW)

@@ -73,11 +73,6 @@ async def run_policy_episode(
         episode_id: unique in the run; None generates one.
         seed: of the run; seeds of the calls are made from it. None leaves them to the servers.
         on_turn: called with each turn as it is recorded.
-
-    Raises:
-        InvariantError: recorded data contradicts itself. The other errors that end a run are raised, too.
-
-    Cancellation: the workflow is cancelled, its running model calls are aborted, and nothing is returned.
     """
     settings = _settings(task, rollout, episode_id, on_turn)
     client = Client(PolicyBackend(backend, renderer, sampling, settings, seed=seed))
@@ -106,11 +101,6 @@ async def run_endpoint_episode(
         sampling: defaults of the model calls; None leaves them to the endpoint.
         episode_id: as for `run_policy_episode`.
         on_turn: as for `run_policy_episode`.
-
-    Raises:
-        InvariantError: as for `run_policy_episode`.
-
-    Cancellation: as for `run_policy_episode`.
     """
     settings = _settings(task, rollout, episode_id, on_turn)
     client = Client(EndpointBackend(endpoint, model, settings, sampling=sampling))
@@ -118,10 +108,7 @@ async def run_endpoint_episode(
 
 
 async def run_client_episode(workflow: RolloutWorkflow, task: Task, client: Client, *, timeout_s: float) -> Trajectory:
-    """Return the trajectory of one episode whose client was made before, such as one that replays a record.
-
-    Cancellation: as for `run_policy_episode`.
-    """
+    """Return the trajectory of one episode whose client was made before, such as one that replays a record."""
     started_s = time.perf_counter()
     with watch_sandboxes() as used:
         trajectory = await _play(workflow, task, client, timeout_s)
@@ -147,16 +134,12 @@ class LocalRunner:
     def __init__(
         self, workflow: RolloutWorkflow, *, renderer: Renderer, rollout: RolloutConfig, seed: int | None = None
     ) -> None:
-        """Take what all episodes share; the arguments are those of `run_policy_episode`."""
         self._workflow, self._renderer, self._rollout, self._seed = workflow, renderer, rollout, seed
         self._backend: Backend | None = None
 
     @asynccontextmanager
     async def opened(self, backend: Backend) -> AsyncGenerator[None]:
-        """Hold open what the workflow shares between episodes.
-
-        Cancellation: closes it.
-        """
+        """Hold open what the workflow shares between episodes."""
         self._backend = backend
         async with self._workflow.opened():
             yield
@@ -164,13 +147,7 @@ class LocalRunner:
     async def play(
         self, task: Task, *, episode_id: str, sampling: SamplingConfig, on_turn: Callable[[Turn], None]
     ) -> Trajectory:
-        """Return the trajectory of one episode.
-
-        Raises:
-            InvariantError: as for `run_policy_episode`.
-
-        Cancellation: as for `run_policy_episode`.
-        """
+        """Return the trajectory of one episode."""
         assert self._backend is not None, "play() is for the inside of opened()"
         return await run_policy_episode(
             self._workflow,
@@ -185,13 +162,7 @@ class LocalRunner:
         )
 
     async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        """Return the episodes of a group with their scores.
-
-        Raises:
-            InvariantError: as for `score_episodes`.
-
-        Cancellation: as for `score_episodes`.
-        """
+        """Return the episodes of a group with their scores."""
         if not isinstance(self._workflow, GroupWorkflow):
             raise InvariantError(f"{self._workflow.name} does not score groups, and the engine asked it to")
         return await score_episodes(self._workflow, task, episodes, rollout=self._rollout)

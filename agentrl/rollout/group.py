@@ -77,11 +77,6 @@ async def run_group(
         on_episode: called with every finished attempt, including failed ones; with `score`, after the scoring. Members that
             are not scored, because the group is dropped or cancelled, have the reward of `run`.
         on_started: called when every member has its slot, and again at the end.
-
-    Raises:
-        InvariantError: from an episode, or what `on_episode` raises; the others are cancelled.
-
-    Cancellation: all members are cancelled.
     """
     members = _Members(task, index, run, rollout, on_episode, slots, reports_later=score is not None)
     try:
@@ -106,18 +101,7 @@ _turns: ContextVar[list[Turn] | None] = ContextVar("_turns", default=None)
 
 
 async def run_recorded(run: EpisodeRunner, task: Task, *, episode_id: str) -> Trajectory:
-    """Return the trajectory of an episode; a failure with its turns if a workflow cancelled the task that runs it.
-
-    Args:
-        run: runs the episode.
-        task: its task.
-        episode_id: its id.
-
-    Raises:
-        InvariantError: from the episode.
-
-    Cancellation: by a cancel scope, the episode is cancelled, and nothing is returned.
-    """
+    """Return the trajectory of an episode; a failure with its turns if a workflow cancelled the task that runs it."""
     turns: list[Turn] = []
     started_s = time.perf_counter()
     token = _turns.set(turns)

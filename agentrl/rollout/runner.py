@@ -19,11 +19,7 @@ class PolicyRunner(Protocol):
     """Runs episodes of one workflow with the policy."""
 
     def opened(self, backend: Backend) -> AbstractAsyncContextManager[None]:
-        """Hold open what episodes need while the block runs; `backend` answers their model calls.
-
-        Raises:
-            AgentRLError: what ended the run while the block ran.
-        """
+        """Hold open what episodes need while the block runs; `backend` answers their model calls."""
         ...
 
     async def play(
@@ -36,20 +32,9 @@ class PolicyRunner(Protocol):
             episode_id: unique in the run.
             sampling: defaults of the model calls.
             on_turn: called with each turn as it is recorded.
-
-        Raises:
-            InvariantError: as for `run_policy_episode`.
-
-        Cancellation: as for `run_policy_episode`.
         """
         ...
 
     async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        """Return the episodes of a group of a `GroupWorkflow` with their scores, or all as failures, as `score_episodes`.
-
-        Raises:
-            InvariantError: as for `score_episodes`.
-
-        Cancellation: as for `score_episodes`.
-        """
+        """Return the episodes of a group of a `GroupWorkflow` with their scores, or all as failures, as `score_episodes`."""
         ...

@@ -36,17 +36,6 @@ async def score_episodes(
     A failed attempt is repeated up to `episode_retries` times on the same episodes, each time within `episode_timeout_s`;
     the metric `score_retries` counts the repetitions. If all attempts fail, every episode is returned as a failure with the
     reason of the last one.
-
-    Args:
-        workflow: scores the group.
-        task: of all episodes.
-        episodes: those that ended without failure.
-        rollout: retries and deadline.
-
-    Raises:
-        InvariantError: from the scoring. The other errors that end a run are raised, too.
-
-    Cancellation: the scoring is cancelled, and nothing is returned.
     """
     with watch_sandboxes() as used:
         scored = await _score_once(workflow, task, episodes, rollout.episode_timeout_s)

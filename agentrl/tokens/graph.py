@@ -23,13 +23,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from agentrl.errors import ContextOverflow, ReplyError, TokenError
 from agentrl.inference.backend import INT32, Context, json_of
 from agentrl.tokens.history import HistoryMatch, TurnIndex
 from agentrl.tokens.messages import plain_fields, role_of, tools_key
-from agentrl.tokens.prompt import Extension, Prompt
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import PlainMessage, ToolSchemas
 from agentrl.types import (
@@ -45,9 +45,47 @@ from agentrl.types import (
 )
 from agentrl.validation import check_spans, sound_logprobs
 
-__all__ = ["Prompt", "TokenGraph"]
-
 _THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """What a model call adds to the turn that it extends."""
+
+    parent: int | None
+    """The extended turn; None for a root."""
+    ids: list[int]
+    """The context ids between the end of the parent and where the model writes."""
+    thinking_open: bool = False
+    """Whether the context ends inside `<think>`."""
+    fork: ForkReason | None = None
+    """Why it is a fork; None if it is not."""
+    kept_thinking: bool = False
+    """Whether the context keeps earlier reasoning that the template would drop (`history="keep"`)."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What one model call sends, and where its turn will stand in the graph."""
+
+    extension: Extension
+    added: bytes
+    """The ids of the extension, int32."""
+    context: Context
+    """All ids."""
+    match: HistoryMatch | None
+    """Where the request meets the recorded conversations; None for a call made of ids."""
+    tools_key: bytes
+    tools: bool
+    """Whether the request has tools, so that the output may hold tool calls."""
+    sent_after: int
+    """How many turns were complete when the request was prepared."""
+    sent_at: int
+    """When the request was prepared, by the episode's clock of events."""
+    messages: tuple[Message, ...] = ()
+    """The messages that the request adds to the conversation of the extended turn."""
+    schemas: ToolSchemas | None = None
+    """The tools of the request, if it starts a conversation; the turn that it extends has the same tools."""
+    started_s: float = 0.0
+    """When the request was made, before it was rendered, seconds of `time.perf_counter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +166,6 @@ class TokenGraph:
             branch: the declared branch that it is sent in.
 
         Raises:
-            WorkflowError: if the messages continue a turn of a branch that was declared independent of `branch`.
             ContextOverflow: if the messages cannot fit into the context.
             TokenError: if the messages cannot be rendered exactly, or the model's tool calls could not be read.
         """
@@ -178,10 +215,6 @@ class TokenGraph:
             matched_stop: the token id or stop string that ended it.
             temperature: of the call.
             speaker: who took the turn.
-
-        Raises:
-            InvariantError: if the version spans are wrong (see `agentrl.validation.check_spans`).
-            ReplyError: if log-probs are missing, not finite or above 0, or an id is outside the vocabulary.
         """
         extension, parent = prompt.extension, prompt.extension.parent
         ids, logprobs = np.array(output_ids, np.int32), np.array(output_logprobs, np.float32)
@@ -267,7 +300,6 @@ class ExtensionRenderer:
         history: Literal["keep", "as_template"],
         max_context: int | None,
     ) -> None:
-        """Render requests over `recorded`, which grows; the other arguments are those of `TokenGraph`."""
         self._renderer = renderer
         self._recorded = recorded
         self._contexts = contexts
@@ -281,9 +313,6 @@ class ExtensionRenderer:
             match: where its messages meet the recorded conversations.
             messages: its messages.
             tools: its tools.
-
-        Raises:
-            TokenError: if the template refuses the messages.
         """
         fork: ForkReason | None = None
         if match.length_any_tools > match.length:
@@ -391,7 +420,6 @@ class ContextBuilder:
     """Builds contexts over the turns of one episode; remembers the end of the last turn, which most calls extend."""
 
     def __init__(self, turns: Sequence[Turn], bound: int) -> None:
-        """Build over `turns`, which grows as turns are recorded and whose ids are below `bound`."""
         self._turns = turns
         self._bound = bound
         self._last: int | None = None

@@ -59,7 +59,6 @@ class MessageReader:
     """Reads the requests of one episode."""
 
     def __init__(self) -> None:
-        """Start without memory."""
         self._conversations: list[RememberedConversation] = []
 
     def read(self, messages: Sequence[Message]) -> ReadRequest:
@@ -67,7 +66,6 @@ class MessageReader:
 
         Raises:
             WorkflowError: for something that is not a message.
-            TokenError: for a message that cannot be rendered.
         """
         known = self._longest_known(messages)
         prefixes, reasoning, as_read = known.prefixes.copy(), known.reasoning.copy(), known.messages.copy()
@@ -101,7 +99,6 @@ class RememberedConversation:
     __slots__ = ("_copies", "_models", "_mutable", "_types", "messages", "prefixes", "reasoning")
 
     def __init__(self) -> None:
-        """Start without messages."""
         self.prefixes: list[bytes] = []
         self.reasoning: dict[int, str] = {}
         self.messages: list[object] = []
@@ -204,7 +201,6 @@ class TurnIndex:
     """The conversations of the recorded turns of one episode."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
-        """Index `turns`, which grows by one turn before each call of `add`."""
         self._turns = turns
         self._reader = MessageReader()
         self._tools: list[bytes] = []
@@ -225,10 +221,6 @@ class TurnIndex:
             messages: the messages of the request.
             tools: the key of its tools.
             branch: the declared branch that it is sent in; turns of branches that are independent of it are no match.
-
-        Raises:
-            WorkflowError: for something that is not a message, or if all turns that the request continues are no match.
-            TokenError: for a message that cannot be rendered.
         """
         request = self._reader.read(messages)
         turn, length, length_any_tools = None, 0, 0

@@ -173,11 +173,7 @@ class MessageKey(NamedTuple):
 
 
 def message_key(message: object) -> MessageKey:
-    """Return the key of a message.
-
-    Raises:
-        TokenError: for a message that cannot be rendered (role, parts that are not text, calls without a name).
-    """
+    """Return the key of a message."""
     get = field_getter(message)
     role, content = get("role"), get("content")
     if type(role) is not str or role not in ROLES:
@@ -255,9 +251,6 @@ def plain_message(
         split_inline_thinking: move a leading `<think>` block of assistant text into `reasoning_content`.
         text_arguments: give the template tool arguments as JSON text instead of a value.
         reasoning: used for an assistant message that has none itself.
-
-    Raises:
-        TokenError: for a message that cannot be rendered.
     """
     role = role_of(message)
     get = field_getter(message)

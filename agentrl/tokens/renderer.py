@@ -56,7 +56,6 @@ class Renderer:
     """
 
     def __init__(self, files: ModelFiles, *, template_options: Mapping[str, bool | int | str], where: str) -> None:
-        """Build a renderer from what `read_model_files` returned; see `load`."""
         tokens = dict(files.special_tokens)
         codec = TokenCodec(files.tokenizer_json, eos_ids=files.eos_ids, where=f"{where}/tokenizer.json")
         self._codec = codec
@@ -120,9 +119,6 @@ class Renderer:
             path: the directory.
             template_options: further variables of the chat template, such as `{"enable_thinking": False}`.
             max_context: longest context plus output the servers take, where that is less than the model's positions.
-
-        Raises:
-            ConfigError: names the file that is missing or wrong.
         """
         files = read_model_files(Path(path))
         return cls(files, template_options=template_options or {}, where=str(path)).within(max_context)
@@ -151,11 +147,7 @@ class Renderer:
             )
 
     def encode_content(self, text: str) -> list[int]:
-        """Return the ids of text as content: never a control token, whatever it says.
-
-        Raises:
-            TokenError: if it is not valid Unicode text.
-        """
+        """Return the ids of text as content: never a control token, whatever it says."""
         return self._codec.encode_content(text)
 
     def plain(self, messages: Sequence[Message], reasoning: Mapping[int, str] | None = None) -> list[PlainMessage]:
@@ -164,9 +156,6 @@ class Renderer:
         Args:
             messages: mappings or openai message objects.
             reasoning: reasoning by position, for assistant messages that carry none themselves.
-
-        Raises:
-            TokenError: for a message that cannot be rendered.
         """
         known = reasoning or {}
         plain = [
@@ -204,11 +193,7 @@ class Renderer:
         return RenderedTokens(self._codec.encode_rendered(rendered.text, nonce=rendered.nonce), rendered.opens_thinking)
 
     def traits(self, new: Sequence[PlainMessage], tools: bool) -> TemplateTraits:
-        """Return what the template does with new messages of these roles.
-
-        Raises:
-            TokenError: if the template refuses such messages.
-        """
+        """Return what the template does with new messages of these roles."""
         return self._prober.traits(roles_of(new), tools)
 
     def extend(
@@ -226,9 +211,6 @@ class Renderer:
             new: the messages after it.
             tools: the tools of the request.
             last_output_id: last sampled id; an end-of-turn token among the sampled ids is not repeated.
-
-        Raises:
-            TokenError: if the template refuses the messages, or leaves out one of them here.
         """
         rendered = self._render_after_output(history, new, tools or None)
         ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
@@ -256,12 +238,7 @@ class Renderer:
         return Rendered(tail[len(traits.closing) :], nonce)
 
     def decode(self, ids: Sequence[int] | Int32Array, *, skip_special: bool) -> str:
-        """Return the text of ids; invalid UTF-8 becomes U+FFFD.
-
-        Args:
-            ids: token ids.
-            skip_special: leave out tokens registered as special.
-        """
+        """Return the text of ids; invalid UTF-8 becomes U+FFFD."""
         return self._codec.decode(_as_list(ids), skip_special=skip_special)
 
     def incremental_decoder(self) -> IncrementalDecoder:
@@ -323,9 +300,6 @@ class Renderer:
 
         Earlier reasoning is kept, as rollouts with `history: keep` keep it. Messages after the last assistant message
         carry no loss and are left out.
-
-        Raises:
-            TokenError: if the template refuses the messages, or cannot be cut at the assistant messages.
         """
         plain = self.plain(messages)
         ids: list[int] = []

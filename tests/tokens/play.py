@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import StopReason, Trajectory, VersionSpan
+from agentrl.types import StopReason, Trajectory, Turn, VersionSpan
 
 
 class Player:
@@ -17,7 +19,9 @@ class Player:
 
     def __init__(self, renderer: Renderer, *, history: Literal["keep", "as_template"] = "keep") -> None:
         self.renderer = renderer
-        self.graph = TokenGraph(renderer, episode_id="episode", history=history)
+        self.turns: list[Turn] = []
+        self.clock = itertools.count()
+        self.graph = TokenGraph(renderer, episode_id="episode", history=history, clock=self.clock, turns=self.turns)
         self.sent: list[list[int]] = []
         self.sampled: list[list[int]] = []
 
@@ -66,6 +70,10 @@ class Player:
     ) -> dict[str, Any]:
         """Prepare a request and answer it."""
         return self.answer(self.graph.prepare(messages, tools), text, end=end, stop=stop, version=version)
+
+    def reward(self, turn: int, value: float) -> None:
+        """Set the reward of a turn, as an episode does."""
+        self.turns[turn] = replace(self.turns[turn], reward=value, rewarded_at=next(self.clock))
 
     def trajectory(self, final_reward: float = 1.0) -> Trajectory:
         """Return the record."""

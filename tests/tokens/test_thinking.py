@@ -79,9 +79,9 @@ def test_a_turn_reward_reaches_the_turns_before_a_fork(
 ):
     player = Player(renderer_of("qwen3"), history=history)
     play(player)
-    player.graph.set_reward(2, 1.0)
+    player.reward(2, 1.0)
     player.ask([user("A summary of it all. z?")], THOUGHT)
-    player.graph.set_reward(3, 2.0)
+    player.reward(3, 2.0)
     trajectory = player.trajectory(final_reward=0.0)
     assert returns_to_go(trajectory, 1.0).tolist() == [3.0, 3.0, 3.0, 2.0]
 

@@ -37,7 +37,6 @@ class ProbeMessages:
     """Makes up conversations for one template."""
 
     def __init__(self, *, text_arguments: bool) -> None:
-        """Make up messages whose tool arguments are JSON text, or values."""
         self.text = str(10**27 + secrets.randbelow(9 * 10**27))
         """The text of the last assistant message, or of its last tool call."""
         self._text_arguments = text_arguments

@@ -36,7 +36,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from agentrl.errors import ConfigError, TokenError
 from agentrl.tokens.breaks import break_token, make_nonce, secret_digits
 from agentrl.tokens.parse import THINK_OPEN
-from agentrl.tokens.template.analysis import cuts_and_joins, literals_of
 
 PlainMessage = dict[str, object]
 """A message of plain JSON values only, as `agentrl.tokens.messages.plain_message` makes it."""
@@ -47,6 +46,8 @@ Roles = tuple[str, ...]
 ToolSchemas = Sequence[Mapping[str, Any]]
 """The tools of a request, as the OpenAI wire writes them."""
 
+_SAFE_FILTERS = frozenset({"tojson", "trim", "length", "count", "string", "safe", "items", "default", "d", "e", "escape"})
+_SAFE_METHODS = frozenset({"strip", "lstrip", "rstrip", "startswith", "endswith", "items", "keys", "values", "get"})
 MAX_SOURCE_CHARS = 1_000_000
 MAX_RENDERED_CHARS = 64_000_000
 MAX_RENDER_SECONDS = 10.0
@@ -121,7 +122,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})  # the others are computed without `call_binop`, constants when compiled
 
     def __init__(self) -> None:
-        """Set what transformers sets."""
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self.filters |= {"tojson": _tojson, self.DEADLINE: _timed}
         self.globals |= {
@@ -291,7 +291,6 @@ class GuardedTemplate:
     """A chat template whose output tells the template's control tokens from text that looks like them."""
 
     def __init__(self, template: ChatTemplate, control: Sequence[str]) -> None:
-        """Guard `template` against the control token texts `control`."""
         self.template = template
         self._begins = frozenset(text[:at] for text in control for at in range(1, len(text)))
         self._ends = frozenset(text[at:] for text in control for at in range(1, len(text)))
@@ -300,7 +299,7 @@ class GuardedTemplate:
         self._longest = max(map(len, control), default=0)
         self._joined = "\0".join(control)
         self._nonce, self._sentinel = make_nonce(control), secret_digits()
-        self._rewrites = cuts_and_joins(template.source)
+        self._rewrites = _cuts_and_joins(template.source)
         self._composes = self._writes_parts(template.source)
 
     def render(self, messages: Sequence[PlainMessage], tools: ToolSchemas | None, *, generation_prompt: bool) -> Rendered:
@@ -381,7 +380,7 @@ class GuardedTemplate:
 
     def _writes_parts(self, source: str) -> bool:
         """Return whether the template writes parts of control tokens, which content beside them could complete."""
-        for literal in literals_of(source):
+        for literal in _literals_of(source):
             sizes = range(1, min(self._longest, len(literal)) + 1)
             if any(literal[-size:] in self._begins or literal[:size] in self._ends for size in sizes):
                 return True
@@ -412,3 +411,26 @@ def _roles(messages: Sequence[PlainMessage]) -> str:
     roles = [str(message.get("role")) for message in messages]
     shown = ", ".join(roles if len(roles) <= 8 else [*roles[:3], "...", *roles[-4:]])
     return f"a conversation of {len(roles)} messages ({shown})"
+
+
+def _literals_of(source: str) -> set[str]:
+    """Return the texts that a template writes or compares with."""
+    tree = _parsed(source)
+    texts = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
+    return texts | {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+
+
+def _cuts_and_joins(source: str) -> bool:
+    """Return whether a template may cut and join strings."""
+    tree = _parsed(source)
+    if any(node.name not in _SAFE_FILTERS for node in tree.find_all(jinja2.nodes.Filter)):
+        return True
+    called = (call.node for call in tree.find_all(jinja2.nodes.Call))
+    if any(isinstance(node, jinja2.nodes.Getattr) and node.attr not in _SAFE_METHODS for node in called):
+        return True
+    return any(isinstance(node.arg, jinja2.nodes.Slice) for node in tree.find_all(jinja2.nodes.Getitem))
+
+
+def _parsed(source: str) -> jinja2.nodes.Template:
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    return environment.parse(re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", source))

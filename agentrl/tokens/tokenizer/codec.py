@@ -39,9 +39,6 @@ class TokenCodec:
             tokenizer_json: the content of a `tokenizer.json`.
             eos_ids: ids that end a sequence; control tokens, however they are registered.
             where: names the file in messages.
-
-        Raises:
-            ConfigError: if it is not a tokenizer, or a twin with the same ids cannot be made.
         """
         made = make_twin(tokenizer_json, frozenset(eos_ids), where)
         self._full, self._twin = made.full, made.twin
@@ -88,11 +85,7 @@ class TokenCodec:
         return len(text) // (self._longest if text.isascii() else COMPOSITION * self._longest)
 
     def encode_content(self, text: str) -> list[int]:
-        """Return the ids of text as content: never a control token.
-
-        Raises:
-            TokenError: if it is not valid Unicode text.
-        """
+        """Return the ids of text as content: never a control token."""
         if self._words is not None and text.isascii():  # so it holds no secret name
             return self._words.encode(text)
         return self._encode(text)
@@ -104,9 +97,6 @@ class TokenCodec:
             text: the rendered text.
             nonce: the digits with which `GuardedTemplate` has broken the control tokens in content; removed here.
             inside: whether the text follows other text, so that it does not start the prompt.
-
-        Raises:
-            TokenError: if it is not valid Unicode text.
         """
         if not self.separable:
             return self._encode_whole(text, nonce=nonce, inside=inside)
@@ -201,7 +191,6 @@ class ByteDecoder(dict[int, bytes]):
     """
 
     def __init__(self, text_of: Callable[[int], str | None]) -> None:
-        """Decode with `text_of`, which returns the text of a token, or None for no token."""
         super().__init__()
         self._text_of = text_of
         self._known: Callable[[int], bytes] = self.__getitem__
@@ -251,7 +240,6 @@ class WordEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, pieces: re.Pattern[str]) -> None:
-        """Encode as `tokenizer` does, which cuts ASCII text into what `pieces` matches."""
         self._tokenizer = tokenizer
         self._pieces: Callable[[str], list[str]] = pieces.findall
         self._ids_of = _PieceIds(tokenizer.model).__getitem__

@@ -52,11 +52,7 @@ class TwinTokenizers:
 
 
 def make_twin(tokenizer_json: str, eos_ids: frozenset[int], where: str) -> TwinTokenizers:
-    """Return the tokenizer of a `tokenizer.json` and its twin.
-
-    Raises:
-        ConfigError: if it is not a tokenizer, or a twin with the same ids cannot be made.
-    """
+    """Return the tokenizer of a `tokenizer.json` and its twin."""
     data = _load_tokenizer_json(tokenizer_json, where)
     full = _make_tokenizer(tokenizer_json, where)
     control = _control_tokens(data, eos_ids, full)
@@ -172,10 +168,6 @@ def longest_token(data: Mapping[str, object], texts: Iterable[str]) -> int | Non
     """Return the most characters of ASCII text for which a tokenizer can write one token, a lower bound of other text's.
 
     None where steps of the tokenizer drop text, or join unknown characters, so that there is no such number.
-
-    Args:
-        data: the `tokenizer.json`.
-        texts: the vocabulary.
     """
     steps = [*_steps_of(data.get("normalizer"), "normalizers"), *_steps_of(data.get("pre_tokenizer"), "pretokenizers")]
     lossless = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Split", "Digits", "ByteLevel", "Metaspace"}

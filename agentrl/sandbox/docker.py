@@ -19,9 +19,9 @@ import anyio
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import KILL_S, Use, Used, run_in_box, wait_until_ready
+from agentrl.sandbox.box import KILL_S, Use, run_in_box, wait_until_ready
 from agentrl.sandbox.inside import files_inside
-from agentrl.sandbox.pipes import PipedProcess
+from agentrl.sandbox.pipes import PipedBox, PipedProcess
 from agentrl.sandbox.types import Limits, Program, python_program
 from agentrl.sandbox.unsafe import write_tree
 
@@ -63,18 +63,12 @@ def docker_arguments(docker: Docker, program: Program, limits: Limits, *, name: 
     return [*words, "--entrypoint", "/bin/sh", docker.image, "-c", _COPY, "sh", *program.argv]
 
 
-class DockerBox:
+class DockerBox(PipedBox):
     """A running container, through the command that runs it."""
 
     def __init__(self, process: PipedProcess, docker: Docker, name: str) -> None:
-        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
-        self._process, self._docker, self._name = process, docker, name
-        self._is_dead = False
-
-    async def wait(self) -> int:
-        """Wait for the program's end."""
-        code = await self._process.wait()
-        return code if code >= 0 else 128 - code
+        super().__init__(process)
+        self._docker, self._name = docker, name
 
     async def kill(self) -> None:
         """Remove the container; a docker that does not end is an EnvironmentFault."""
@@ -96,9 +90,6 @@ class DockerBox:
         remover.close()
         if patience.cancelled_caught:
             raise EnvironmentFault(f"sandbox: docker did not remove {self._name} within {KILL_S:g} s")
-
-    async def look(self) -> Used | None:
-        return None
 
 
 class DockerStarter:

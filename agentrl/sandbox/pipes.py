@@ -170,6 +170,23 @@ class PipedProcess:
             os.close(ended)
 
 
+class PipedBox:
+    """A box that is one process, whose backend itself limits what it holds."""
+
+    def __init__(self, process: PipedProcess) -> None:
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        self._process = process
+        self._is_dead = False
+
+    async def wait(self) -> int:
+        """Wait for the program's end, and return its exit status, 128 + N after signal N."""
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    async def look(self) -> None:
+        """Return nothing."""
+
+
 def _signal_reset() -> tuple[str, ...]:
     """Return the words before a command that make it ignore no signal; none where this thread ignores and blocks none.
 

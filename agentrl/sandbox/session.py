@@ -90,7 +90,7 @@ class Session:
         """Write the files of `program` and run its command beside Python and shell; its group ends with it."""
         if program.files:
             await self.write(program.files)
-        return await self._run({"do": "run", "argv": program.argv, **_given(program)}, timeout_s)
+        return await self._run({"do": "run", "argv": program.argv, **_input_of(program)}, timeout_s)
 
     async def write(self, files: Mapping[str, bytes]) -> None:
         """Write files, with the folders above them.
@@ -147,7 +147,7 @@ class Session:
 
         Files, directories, processes and network of `program` are its own. At its timeout every process of it is killed.
         """
-        request = {"do": "fork", "argv": program.argv[1:], "files": dict(program.files), **_given(program)}
+        request = {"do": "fork", "argv": program.argv[1:], "files": dict(program.files), **_input_of(program)}
         return await self._run(request, timeout_s)
 
     async def _run(self, request: Mapping[str, object], timeout_s: float | None) -> Result:
@@ -192,7 +192,7 @@ class Session:
             raise EnvironmentFault(f"sandbox: the supervisor's reply is not one: {error}") from error
 
 
-def _given(program: Program) -> dict[str, object]:
+def _input_of(program: Program) -> dict[str, object]:
     return {"stdin": program.stdin, "environment": dict(program.environment)}
 
 

@@ -19,9 +19,9 @@ import anyio
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox import inside
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import KILL_S, Use, Used
+from agentrl.sandbox.box import KILL_S, Use
 from agentrl.sandbox.kernel_limits import find_prlimit, limited
-from agentrl.sandbox.pipes import PipedProcess
+from agentrl.sandbox.pipes import PipedBox, PipedProcess
 from agentrl.sandbox.types import Limits, Program
 
 WARNING = (
@@ -30,18 +30,8 @@ WARNING = (
 )
 
 
-class ProcessBox:
+class ProcessBox(PipedBox):
     """A plain process and its group."""
-
-    def __init__(self, process: PipedProcess) -> None:
-        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
-        self._process = process
-        self._is_dead = False
-
-    async def wait(self) -> int | None:
-        """Wait for the program's end."""
-        code = await self._process.wait()
-        return code if code >= 0 else 128 - code
 
     async def kill(self) -> None:
         """End the process and its group; what left the group lives on."""
@@ -53,9 +43,6 @@ class ProcessBox:
             with anyio.move_on_after(KILL_S):
                 await self._process.wait()
         self._is_dead = True
-
-    async def look(self) -> Used | None:
-        return None
 
 
 class ProcessStarter:

@@ -19,9 +19,9 @@ from agentrl.reward.code.protocol import (
     FOLDER,
     FORGED,
     MAX_DETAIL,
+    CaseFinding,
     CaseGrade,
     CaseOutcome,
-    Finding,
     Job,
     RunProgram,
     call_job,
@@ -61,24 +61,24 @@ class ModuleTestRun:
         """
         return (await self._find()).graded(self._wall_s)
 
-    async def _find(self) -> Finding:
+    async def _find(self) -> CaseFinding:
         calls: list[list[str]] = []
         answers: list[list[str]] = []
         while True:
             step = await self._next_call(answers)
-            if isinstance(step, Finding):
+            if isinstance(step, CaseFinding):
                 return step
             if len(calls) == MAX_CALLS:
-                return Finding(CaseOutcome.TIMEOUT, f"called more than {MAX_CALLS} times in one test")
+                return CaseFinding(CaseOutcome.TIMEOUT, f"called more than {MAX_CALLS} times in one test")
             calls.append(cast("list[str]", json.loads(step)))
             answer = await self._answer(calls)
-            if isinstance(answer, Finding):
+            if isinstance(answer, CaseFinding):
                 return answer
             answers.append([step, *answer])
             if sum(len(text) for _, _, text in answers) > MAX_ANSWER_CHARS:
-                return Finding(CaseOutcome.OUTPUT, f"returned more than {MAX_ANSWER_CHARS} characters in one test")
+                return CaseFinding(CaseOutcome.OUTPUT, f"returned more than {MAX_ANSWER_CHARS} characters in one test")
 
-    async def _next_call(self, answers: list[list[str]]) -> Finding | str:
+    async def _next_call(self, answers: list[list[str]]) -> CaseFinding | str:
         """Run the test with these answers; return its next call, or its end."""
         source = self._tests.source.encode(errors="surrogatepass")
         files = {f"{FOLDER}/{TEST_FILE}.py": source, **grader_files("module_program", "runner", "values")}
@@ -95,17 +95,19 @@ class ModuleTestRun:
                 f"end only after that, got: {shortened(one_line(told), MAX_DETAIL)}; correct the test file"
             )
         if stopped:
-            return Finding(stopped.outcome, f"the test {stopped.detail}")
+            return CaseFinding(stopped.outcome, f"the test {stopped.detail}")
         if line is None:
-            return Finding(CaseOutcome.NO_RESULT, "the test ended its process")
+            return CaseFinding(CaseOutcome.NO_RESULT, "the test ended its process")
         if line[0] == "passed":
-            return Finding(CaseOutcome.PASSED)
+            return CaseFinding(CaseOutcome.PASSED)
         if line[0] == "raised":
-            return Finding(CaseOutcome.RAISED, error_text(answers[-1][2]))
+            return CaseFinding(CaseOutcome.RAISED, error_text(answers[-1][2]))
         name = str(cast("list[object]", json.loads(line[1]))[0])
-        return Finding(CaseOutcome.WRONG_VALUE, "failed an assertion" if name == "AssertionError" else f"{name} in the test")
+        return CaseFinding(
+            CaseOutcome.WRONG_VALUE, "failed an assertion" if name == "AssertionError" else f"{name} in the test"
+        )
 
-    async def _answer(self, calls: list[list[str]]) -> Finding | tuple[str, str]:
+    async def _answer(self, calls: list[list[str]]) -> CaseFinding | tuple[str, str]:
         """Run the submission through these calls; return the kind and text of its last answer, or why it has none."""
         *earlier, (entry, arguments, keywords) = calls
         call = {"entry": entry, "arguments": arguments, "keywords": keywords, "earlier": earlier, "in_order": True}
@@ -119,10 +121,10 @@ class ModuleTestRun:
         return result
 
 
-def _read_answer(output: bytes | None, nonce: str, result: Result) -> Finding | tuple[str, str]:
+def _read_answer(output: bytes | None, nonce: str, result: Result) -> CaseFinding | tuple[str, str]:
     try:
         answer = sent_answer(result, output, nonce)
-        if isinstance(answer, Finding):
+        if isinstance(answer, CaseFinding):
             return answer
         kind, text = answer
         if kind == "raised":

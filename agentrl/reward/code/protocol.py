@@ -87,7 +87,7 @@ _EARLY_ERRORS: Final = frozenset(
 )
 
 
-class Finding(NamedTuple):
+class CaseFinding(NamedTuple):
     """The outcome of a run, with its details."""
 
     outcome: CaseOutcome
@@ -101,7 +101,7 @@ class Finding(NamedTuple):
         return CaseGrade(outcome=self.outcome, detail=detail, error=self.error, wall_s=wall_s, returned=self.returned)
 
 
-FORGED: Final = Finding(CaseOutcome.FORGED_RESULT, "tampered with the channel of results")
+FORGED: Final = CaseFinding(CaseOutcome.FORGED_RESULT, "tampered with the channel of results")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,18 +178,18 @@ def output_after(nonce: str, result: Result) -> bytes | None:
     return output if newline and first.rstrip() == ready else None
 
 
-def failed_ending(result: Result) -> Finding | None:
+def failed_ending(result: Result) -> CaseFinding | None:
     """Return the outcome of a run that did not end with status 0."""
     if result.is_success:
         return None
     if result.ended in _LIMITS:
-        return Finding(_LIMITS[result.ended], f"reached the limit of {result.ended} after {result.wall_s:.1f} s")
+        return CaseFinding(_LIMITS[result.ended], f"reached the limit of {result.ended} after {result.wall_s:.1f} s")
     if result.signal == signals.SIGXCPU:
-        return Finding(CaseOutcome.TIMEOUT, "spent its CPU time")
+        return CaseFinding(CaseOutcome.TIMEOUT, "spent its CPU time")
     said = _last_line(result.stderr)
     if result.ended is Ending.KILLED:
-        return Finding(CaseOutcome.CRASHED, f"ended by {signal_name(result.signal)} {said}".rstrip())
-    return Finding(CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {said}".rstrip())
+        return CaseFinding(CaseOutcome.CRASHED, f"ended by {signal_name(result.signal)} {said}".rstrip())
+    return CaseFinding(CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {said}".rstrip())
 
 
 def sent_line(output: bytes | None, nonce: str) -> tuple[str, str] | None:
@@ -200,22 +200,22 @@ def sent_line(output: bytes | None, nonce: str) -> tuple[str, str] | None:
     return words[0].decode(errors="replace"), words[2][:-1].decode(errors="replace")
 
 
-def sent_answer(result: Result, output: bytes | None, nonce: str) -> tuple[str, str] | Finding:
+def sent_answer(result: Result, output: bytes | None, nonce: str) -> tuple[str, str] | CaseFinding:
     """Return how a call ended, `value` or `raised`, and the text that the submission sent; otherwise, why there is none."""
     if stopped := failed_ending(result):
         return stopped
     if output == b"":
-        return Finding(CaseOutcome.NO_RESULT, "ended before the function returned")
+        return CaseFinding(CaseOutcome.NO_RESULT, "ended before the function returned")
     kind, text = sent_line(output, nonce) or ("", "")
     if kind in ("value", "raised"):
         return kind, text
     return told_failure(kind, text) if kind in KINDS else FORGED
 
 
-def told_failure(kind: str, text: str) -> Finding:
+def told_failure(kind: str, text: str) -> CaseFinding:
     """Return the outcome of an error that the runner reported, or that a submission forged."""
     detail = error_text(text)
-    return Finding(KINDS[kind], detail, early_error(detail) if kind == "error" else None)
+    return CaseFinding(KINDS[kind], detail, early_error(detail) if kind == "error" else None)
 
 
 async def read_result(read: Callable[[Result], _Read], result: Result) -> _Read:
@@ -244,7 +244,7 @@ def _graded(case: CallCase | StdinCase, tests: FunctionTests | ProgramTests, non
             found = failed_ending(result) or (FORGED if output is None else _compared(case, output, tests))
         else:
             found = sent_answer(result, output, nonce)
-            if not isinstance(found, Finding):
+            if not isinstance(found, CaseFinding):
                 kind, text = found
                 found = _value_finding(case, text, tests) if kind == "value" else told_failure(kind, text)
     except Exception:  # noqa: BLE001 - all that is read here is the submission's
@@ -252,26 +252,26 @@ def _graded(case: CallCase | StdinCase, tests: FunctionTests | ProgramTests, non
     return found.graded(result.wall_s)
 
 
-def _compared(case: StdinCase, output: bytes, tests: FunctionTests | ProgramTests) -> Finding:
+def _compared(case: StdinCase, output: bytes, tests: FunctionTests | ProgramTests) -> CaseFinding:
     if output_matches(case.expected, output, tests.tolerance, tests.comparison):
-        return Finding(CaseOutcome.PASSED)
-    return Finding(CaseOutcome.WRONG_VALUE, f"wrote {output[: 2 * MAX_DETAIL].decode(errors='replace')!r}")
+        return CaseFinding(CaseOutcome.PASSED)
+    return CaseFinding(CaseOutcome.WRONG_VALUE, f"wrote {output[: 2 * MAX_DETAIL].decode(errors='replace')!r}")
 
 
-def _value_finding(case: CallCase, found: str, tests: FunctionTests | ProgramTests) -> Finding:
+def _value_finding(case: CallCase, found: str, tests: FunctionTests | ProgramTests) -> CaseFinding:
     expected = encode_value(case.expected)
     tree = read_tree(found)
     if tree is None:
-        return Finding(CaseOutcome.FORGED_RESULT, "sent what is no value")
+        return CaseFinding(CaseOutcome.FORGED_RESULT, "sent what is no value")
     seen = apply_views(case.views, tree[0]) if case.views else tree
     text = tree_text(seen[0]) if case.views and seen is not None else found
     if seen is not None and value_matches(expected, text, tests.tolerance, tests.comparison):
-        return Finding(CaseOutcome.PASSED)
+        return CaseFinding(CaseOutcome.PASSED)
     kind, returned = kind_of(tree[0]), shown_value(found, MAX_DETAIL)
     group = group_of if tests.comparison == "python" else kind_of
     if not case.views and group(tree[0]) != group(json.loads(expected)):
-        return Finding(CaseOutcome.WRONG_TYPE, f"returned a value of type {kind}", returned=returned)
-    return Finding(CaseOutcome.WRONG_VALUE, f"returned another value of type {kind}", returned=returned)
+        return CaseFinding(CaseOutcome.WRONG_TYPE, f"returned a value of type {kind}", returned=returned)
+    return CaseFinding(CaseOutcome.WRONG_VALUE, f"returned another value of type {kind}", returned=returned)
 
 
 def error_words(text: str) -> tuple[str, str, int | None]:

@@ -124,12 +124,8 @@ class Worker:
     def _reply(self, ended: str, capture: Capture, status: int | None) -> Reply:
         """Return the reply of a call that ended with `status`, or with the process's own end if that is None."""
         capture.drain()
-        stdout, stderr = capture.texts()
-        reply: Reply = {"ended": ended, "stdout": stdout, "stderr": stderr, "state_lost": status is None}
         code = self.close() if status is None else status
-        if ended == "exited":
-            reply |= {"exit_status": code} if code >= 0 else {"ended": "killed", "signal": -code}
-        return reply
+        return {**reply_at_end(ended, code, capture), "state_lost": status is None}
 
     def close(self) -> int:
         """End it with its group, and return its exit status, or the negative number of the signal."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -15,7 +14,6 @@ from tokenizers import Tokenizer
 from agentrl.client import SamplingConfig
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
-from agentrl.servers.scripted.script import Fault, ScriptedCall, ScriptedReply
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
@@ -48,7 +46,6 @@ async def play(
     tokenizer: Tokenizer,
     texts: Sequence[str],
     task: Task = TASK,
-    rollout: RolloutConfig | None = None,
     **arguments: object,
 ) -> Trajectory:
     return await run_policy_episode(
@@ -56,7 +53,7 @@ async def play(
         task,
         backend=server(renderer, tokenizer, texts),
         renderer=renderer,
-        rollout=rollout or RolloutConfig(),
+        rollout=RolloutConfig(),
         sampling=SAMPLING,
         episode_id="e",
     )
@@ -93,12 +90,6 @@ async def test_the_turn_limit_ends_the_episode_without_reward(renderer: Renderer
     assert episode.final_reward == (1.0 if turns == 3 else 0.0)
 
 
-async def test_a_budget_of_the_run_ends_the_episode_without_reward_too(renderer: Renderer, tokenizer: Tokenizer):
-    texts = [call(66, "-", 57)] * 6
-    episode = await play(renderer, tokenizer, texts, rollout=RolloutConfig(max_turns=2))
-    assert (episode.stop_reason, episode.final_reward, episode.failure) == (StopReason.TURN_LIMIT, 0.0, None)
-
-
 async def test_a_busy_error_is_shown_to_the_model_and_recorded(renderer: Renderer, tokenizer: Tokenizer):
     episode = await play(renderer, tokenizer, [call(66, "-", 57), "The answer is 9.", "The answer is 9."], p_busy=1.0)
     assert "error: busy" in renderer.decode(episode.turns[1].context_ids, skip_special=False)
@@ -129,26 +120,6 @@ async def test_replaying_demonstrations_records_exactly_the_tokens_and_mask_they
         [sample] = played.branches()
         np.testing.assert_array_equal(sample.token_ids, encoded.token_ids)
         np.testing.assert_array_equal(sample.loss_mask, encoded.assistant_mask)
-
-
-async def test_cancelling_an_episode_leaves_nothing_running(renderer: Renderer, tokenizer: Tokenizer):
-    called = anyio.Event()
-
-    def hang(_: ScriptedCall) -> ScriptedReply:
-        called.set()
-        return ScriptedReply(fault=Fault.HANG)
-
-    hangs = ScriptedServer(hang, vocab_size=renderer.vocab_size)
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(
-                lambda: run_policy_episode(
-                    Calculator(), TASK, backend=hangs, renderer=renderer, rollout=RolloutConfig(), sampling=SAMPLING
-                )
-            )
-            await called.wait()
-            tasks.cancel_scope.cancel()
-    assert len(hangs.aborted) == 1
 
 
 def test_the_student_is_small_and_the_same_for_the_same_seed(student: Path, tmp_path: Path, renderer: Renderer):

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.reward.code import CodeGrader, call_tests, read_tests
+from agentrl.reward.code import call_tests
 from agentrl.reward.code.compare import value_matches
 from agentrl.reward.code.values import encode_value
 from agentrl.sandbox.base import BoxSandbox
@@ -68,15 +68,3 @@ def _passed(task: ProgrammingTask, found: list[str]) -> tuple[float, bool]:
     cases = call_tests(task.tests).cases
     passed = [value_matches(encode_value(case.expected), text, None) for case, text in zip(cases, found, strict=True)]
     return sum(passed[1:]) / len(passed[1:]), passed[0]
-
-
-async def test_the_grader_agrees_on_tasks_of_two_levels(sandbox: BoxSandbox) -> None:
-    grader = CodeGrader(sandbox)
-    for level in (LEVELS[0], LEVELS[-1]):
-        task, given = load_programming_tasks(level)[7], programming_tasks([level])[7]
-        tests = read_tests(given["tests"])
-        assert await grader(given["reference"], tests) == 1.0
-        assert await grader("", tests) == 0.0
-        assert await grader(f"```python\ndef {task.name}(*_):\n    pass\n```", tests) == 0.0
-        for wrong in task.wrong_solutions():
-            assert await grader(f"```python\n{wrong}```", tests) < 1.0

@@ -85,7 +85,7 @@ def branching_tasks(*, count: int, seed: int, split: Split = "train") -> list[Ta
     Example:
         >>> task = branching_tasks(count=1, seed=0)[0]
         >>> task["question"], task["examples"]["calls"][0]
-        ('Write f(x): if x is under 11, combine with 4; otherwise, combine with 7.', ['f(10)', '40'])
+        ('Write f(x): if x is over 10, add 9; otherwise, subtract 2.', ['f(10)', '8'])
     """
     functions = (
         Branching(condition=condition, operations=(first, second), numbers=(a, b))

@@ -14,10 +14,13 @@ MODEL =
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
+# The tests that need nothing more than `make setup` and bubblewrap, as in pyproject.toml.
+HERE := not sglang and not chaos and not external and not frameworks and not ray
+
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install frameworks-install demo demo-code demo-distributed demo-math demo-ray demo-sglang smoke test test-envs test-frameworks test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install browser-install envs-install frameworks-install demo demo-code demo-distributed demo-math demo-ray demo-sglang smoke test test-fast test-processes test-envs test-frameworks test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -54,8 +57,14 @@ demo-code: setup sandbox-install  ## train the bundled code agent, whose program
 smoke: setup  ## run the demo's smallest variant, in under a minute
 	$(BIN)/python -m agentrl_workflows.calculator.demo --smoke --seed $(SEED)
 
-test: setup sandbox-install  ## run all tests that need no real SGLang, in JOBS=2 processes
+test: setup sandbox-install  ## run all tests that need no real SGLang, in JOBS=2 processes: test-fast and test-processes
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+test-fast: setup  ## run the tests that start no process
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not processes and $(HERE)"
+
+test-processes: setup sandbox-install  ## run the tests that start processes
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "processes and $(HERE)"
 
 test-envs: setup envs-install browser-install  ## run the tests of environments that need large packages or servers, which are installed first
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,minigrid,reasoning,tables,textarena,trackers]' datasets

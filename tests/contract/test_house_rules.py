@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +18,14 @@ UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "torch.save"})
 UNSAFE_MODULES = frozenset({"pickle", "cloudpickle", "marshal", "dill", "shelve"})
 MAX_PAGE_COLUMNS = 120
 MAX_README_LINES = 90
+MAX_DOCSTRING_LINES_PER_CODE_LINE = 0.36
+"""Of `agentrl`, attribute docstrings included. It may only fall; 0.25 is the aim."""
+MAX_SHARED_CONSTANTS = 26
+"""Names of public constants that several modules define. It may only fall."""
+MAX_SHARED_FILE_NAMES = 55
+"""Names that several files have, `config.py` and those that Python demands left out. It may only fall."""
+COMMON_FILE_NAMES = frozenset({"__init__.py", "__main__.py", "config.py"})
+WITHOUT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 METHODS = (property, classmethod, staticmethod)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -80,6 +90,60 @@ def test_no_class_or_function_name_is_defined_twice() -> None:
             places[node.name].add(file)
     del places["main"]  # of the modules that run with `python -m`
     assert {name: sorted(files) for name, files in places.items() if len(files) > 1} == {}
+
+
+def shared(places: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    return {name: sorted(files) for name, files in sorted(places.items()) if len(files) > 1}
+
+
+def test_few_constants_have_a_name_that_another_module_uses() -> None:
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for file, tree in shipped().items():
+        for node in tree.body:
+            targets = (
+                node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            )
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id.isupper() and not target.id.startswith("_"):
+                    places[target.id].add(file)
+    found = shared(places)
+    assert len(found) <= MAX_SHARED_CONSTANTS, f"MAX_SHARED_CONSTANTS may only fall; there are {len(found)}: {found}"
+
+
+def test_few_files_have_a_name_that_another_file_has() -> None:
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for file in shipped():
+        places[Path(file).name].add(file)
+    found = {name: files for name, files in shared(places).items() if name not in COMMON_FILE_NAMES}
+    assert len(found) <= MAX_SHARED_FILE_NAMES, f"MAX_SHARED_FILE_NAMES may only fall; there are {len(found)}: {found}"
+
+
+def lines_of_docstrings_and_code(source: str) -> tuple[int, int]:
+    """Return how many lines hold docstrings, of attributes too, and how many hold code."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, *Definition.__args__)):
+            texts = [each for each in node.body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
+            for text in texts:
+                if isinstance(text.value.value, str):
+                    docstrings.update(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in WITHOUT_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(docstrings), len(code - docstrings)
+
+
+def test_docstrings_are_short_beside_the_code() -> None:
+    rooms: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for file in sorted((ROOT / "agentrl").rglob("*.py")):
+        counted = lines_of_docstrings_and_code(file.read_text())
+        for name in ("all", file.relative_to(ROOT / "agentrl").parts[0]):
+            rooms[name] = [before + more for before, more in zip(rooms[name], counted, strict=True)]
+    ratios = {name: round(docstrings / max(code, 1), 2) for name, (docstrings, code) in rooms.items()}
+    docstrings, code = rooms["all"]
+    limit = MAX_DOCSTRING_LINES_PER_CODE_LINE
+    assert docstrings <= limit * code, f"MAX_DOCSTRING_LINES_PER_CODE_LINE is {limit} and may only fall; by room: {ratios}"
 
 
 def test_no_unsafe_bytes_are_read() -> None:

@@ -1,12 +1,15 @@
-"""A model call, a weight update and a group on its way to the loss enter few files (docs/adr/0012-rooms-by-job.md).
+"""A model call, a weight update, a group on its way to the loss and a start enter few files (docs/adr/0012-rooms-by-job.md).
 
-The counts may only fall. A journey is recorded when it has run before, so that what is prepared once does not count.
+The counts may only fall. Those on the shipped path have the trainer in its process, whose files count too, and records on.
+A journey is recorded when it has run before, so that what is prepared once does not count; of a start all counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
+import json
+import sys
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +36,13 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.scripted import ScriptedTrainer
+from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import Publication
 from tests.engine.harness import ANY_PROBE, make_engine
 from tests.rollout.harness import make_server
-from tests.support.journeys import JourneyRecorder, profiled
+from tests.support.cli import started
+from tests.support.journeys import JourneyRecorder, ProcessRecordings, environment, profiled
 
 MAX_FILES_PER_CALL = 21
 """Driver side: from `chat.completions.create` to the server's socket and back, in the third turn of an episode."""
@@ -45,6 +50,12 @@ MAX_FILES_PER_UPDATE = 11
 """Driver side: from `WeightPublisher.hold`, with the files written, until every server samples with the new weights."""
 MAX_FILES_PER_GROUP = 23
 """From the end of a group's last episode through buffer, batch and advantages to the end of the optimizer step."""
+MAX_FILES_PER_SHIPPED_UPDATE = 33
+"""From `WeightPublisher.hold` until every server samples with the new weights, with the trainer in its process."""
+MAX_FILES_PER_SHIPPED_GROUP = 40
+"""As `MAX_FILES_PER_GROUP`, with the trainer in its process and records of episodes."""
+MAX_FILES_PER_START = 110
+"""Driver side: from `python -m agentrl train FILE` until a workflow runs; the imports of modules do not count."""
 TURNS = 3
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
@@ -160,6 +171,49 @@ def servers(renderer: Renderer, script: Script) -> Generator[InferenceConfig]:
         yield InferenceConfig(urls=tuple(urls), health_interval_s=300)
 
 
+class RecordedTrainer(ScriptedTrainer):
+    """A trainer in its process, each step of which ends a recording."""
+
+    def __init__(self, trainer: RemoteTrainer, recorder: JourneyRecorder) -> None:
+        super().__init__()
+        self.reports: list[StepReport] = []
+        self._trainer, self._recorder = trainer, recorder
+        self.hold, self.publish, self.logprobs = trainer.hold, trainer.publish, trainer.logprobs
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        self.reports.append(await self._trainer.step(batch))
+        self._recorder.stop()
+        return self.reports[-1]
+
+
+@asynccontextmanager
+async def worker(checkpoint: Path, folder: Path, algorithm: Mapping[str, object]) -> AsyncGenerator[RemoteTrainer]:
+    async with launch_trainer(
+        TrainerConfig(),
+        AlgorithmConfig.model_validate(algorithm),
+        model_path=checkpoint,
+        total_steps=2,
+        seed=0,
+        log_path=folder / "trainer.log",
+    ) as trainer:
+        yield trainer
+
+
+@pytest.fixture
+def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which processes that the test starts record the files that they enter."""
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    for name, value in environment(folder).items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def check_limit(files: set[str], limit: int, name: str) -> None:
+    """Check a count that varies a little: signs of life are seen in a journey, or are not."""
+    assert len(files) <= limit, f"{name} allows {limit} files and may only fall; {len(files)}:\n" + "\n".join(sorted(files))
+
+
 def check_count(files: set[str], limit: int, name: str) -> None:
     listing = "\n".join(sorted(files))
     assert len(files) <= limit, f"{name} allows {limit} files and may only fall; {len(files)} are entered:\n{listing}"
@@ -236,3 +290,89 @@ async def test_a_group_enters_few_files_on_its_way_to_the_loss(
             await engine.run()
     assert [report.skipped for report in trainer.reports] == [None, None]
     check_count(recorder.files, MAX_FILES_PER_GROUP, "MAX_FILES_PER_GROUP")
+
+
+@pytest.mark.processes
+async def test_a_weight_update_of_a_trainer_in_its_process_enters_few_files(
+    servers: InferenceConfig, checkpoint: Path, renderer: Renderer, tmp_path: Path, recordings: Path
+):
+    serving = launch_pool(servers, model_path=checkpoint, vocab_size=renderer.vocab_size, log_dir=tmp_path)
+    with profiled(recordings) as recorder:
+        async with worker(checkpoint, tmp_path, {}) as trainer, serving as pool:
+            config = EngineConfig(probe_tolerance=ANY_PROBE)
+            publisher = WeightPublisher(
+                trainer=trainer, inference=pool, run_dir=tmp_path, config=config, probe_ids=[1, 2, 3, 4]
+            )
+            await publisher.send(await publisher.hold(1), beside=False)
+            recorder.start()
+            await publisher.send(await publisher.hold(2), beside=False)
+            recorder.stop()
+            status = pool.describe()
+    assert [server.version for server in status.servers] == [2, 2]
+    assert "trainer/worker/process.py" in recorder.files
+    check_limit(recorder.files, MAX_FILES_PER_SHIPPED_UPDATE, "MAX_FILES_PER_SHIPPED_UPDATE")
+
+
+@pytest.mark.processes
+async def test_a_group_enters_few_files_on_its_way_to_the_loss_in_the_trainer_s_process(
+    checkpoint: Path, renderer: Renderer, script: Script, tmp_path: Path, recordings: Path
+):
+    algorithm = {"group_size": 2, "groups_per_step": 1, "max_staleness": 0}
+    with profiled(recordings) as recorder:
+        async with (
+            worker(checkpoint, tmp_path, algorithm) as trainer,
+            ServerPool([make_server(renderer, script)], InferenceConfig(health_interval_s=300)) as pool,
+        ):
+            recorded = RecordedTrainer(trainer, recorder)
+            engine = make_engine(
+                tmp_path,
+                renderer,
+                workflow=ToolLoop(),
+                inference=RecordedPool(pool, recorder),
+                trainer=recorded,
+                steps=2,
+                algorithm=algorithm,
+                rollout={"max_concurrent_episodes": 1},
+                engine={"logprob_tolerance": ANY_PROBE},
+            )
+            await engine.run()
+    assert [report.skipped for report in recorded.reports] == [None, None]
+    assert "algo/loss.py" in recorder.files
+    check_limit(recorder.files, MAX_FILES_PER_SHIPPED_GROUP, "MAX_FILES_PER_SHIPPED_GROUP")
+
+
+_STOPS_WHEN_IT_RUNS = """
+import os
+from pathlib import Path
+
+async def answer(task, client):
+    Path("runs").joinpath("reached").touch()
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.processes
+def test_a_start_enters_few_files(servers: InferenceConfig, checkpoint: Path, tmp_path: Path, recordings: Path):
+    tasks = [{"id": str(number), "question": "1 + 2?"} for number in range(2)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    (tmp_path / "flow.py").write_text(_STOPS_WHEN_IT_RUNS)
+    (tmp_path / "run.yaml").write_text(
+        json.dumps(
+            {
+                "name": "start",
+                "runs_dir": "runs",
+                "workflow": "flow:answer",
+                "model": {"path": str(checkpoint)},
+                "tasks": {"path": "tasks.jsonl"},
+                "inference": {"urls": servers.urls},
+                "engine": {"steps": 1, "probe_tolerance": ANY_PROBE},
+            }
+        )
+    )
+    recording = ProcessRecordings(recordings)
+    recording.start()
+    with started(tmp_path, sys.executable, "-m", "agentrl", "train", "run.yaml") as process:
+        said = process.communicate(timeout=300)
+    files = recording.stop(process.pid)
+    assert (tmp_path / "runs" / "reached").exists(), said
+    check_limit(files, MAX_FILES_PER_START, "MAX_FILES_PER_START")

@@ -74,7 +74,7 @@ class MeshShape:
         return " x ".join(f"{name} {ways}" for name, ways in axes if ways > 1) or "dp 1"
 
 
-ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
+SPLIT_ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """The values of `model_type` in config.json whose matrices can be split."""
 
 
@@ -89,10 +89,10 @@ def check_tensor_fit(tp: int, *, architecture: str, heads: int, kv_heads: int, i
     """
     if tp == 1:
         return
-    if architecture not in ARCHITECTURES:
+    if architecture not in SPLIT_ARCHITECTURES:
         raise ConfigError(
             f"trainer.parallel.tp: {tp}, and the matrices of a {architecture} model cannot be split; expected one of "
-            f"{', '.join(ARCHITECTURES)}; set tp to 1 and raise dp"
+            f"{', '.join(SPLIT_ARCHITECTURES)}; set tp to 1 and raise dp"
         )
     sizes = {"key-value heads": kv_heads, "query heads": heads, "features of the feed-forward": intermediate}
     for what, size in sizes.items():

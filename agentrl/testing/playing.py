@@ -1,8 +1,4 @@
-"""Play a workflow without a model, for tests: `trajectory = play(Calculator, task, replies)`.
-
-Invariant: the workflow meets the real client, and its tools, environments and graders run. Nothing outside this process is
-asked for an answer of the model, and the same replies give the same trajectory.
-"""
+"""Episodes whose model answers from a list, as `agentrl.testing` offers them to tests."""
 
 from __future__ import annotations
 
@@ -23,11 +19,10 @@ from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.client import Client, EpisodeSettings, MessageLike, PolicyBackend
 from agentrl.client.client import Answered
 from agentrl.errors import ConfigError, RequestRejected
-from agentrl.jobs.record import make_cassette
-from agentrl.jobs.replay import compare_with_cassette
 from agentrl.rollout.episode import run_client_episode
-from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy
 from agentrl.servers.scripted.script import ScriptedCall
+from agentrl.testing.policy import UNLIMITED, ScriptedPolicy
+from agentrl.testing.replays import compare_with_cassette, make_cassette
 from agentrl.tokens.messages import plain_fields
 from agentrl.types import Message, Task, Trajectory
 from agentrl.workflow import as_workflow, load_workflow

@@ -99,15 +99,7 @@ async def play_async(
     timeout: float = TIMEOUT_S,
     cassette: str | Path | None = None,
 ) -> Trajectory:
-    """Return what `play` returns, in a running event loop.
-
-    Raises:
-        ConfigError: as `play`.
-        AssertionError: as `play`.
-        OSError: as `play`.
-
-    Cancellation: the episode is cancelled, and nothing is returned.
-    """
+    """Return what `play` returns, in a running event loop; arguments and errors are those of `play`."""
     if isinstance(replies, (str, CalledTool)):
         raise ConfigError(f"replies must be a list with one reply for each call of the model, got {replies!r:.80}; wrap it")
     flow = as_workflow(workflow, workflow_args)
@@ -162,11 +154,7 @@ def check_replay(
 
 
 def _importable_name(workflow: object) -> str:
-    """Return `module:Name` of a workflow class or function, by which a cassette names it.
-
-    Raises:
-        ConfigError: it is an object, or is made inside a function.
-    """
+    """Return `module:Name` of a workflow class or function, by which a cassette names it."""
     name: str | None = getattr(workflow, "__qualname__", None)
     if name is None:
         raise ConfigError(

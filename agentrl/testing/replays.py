@@ -27,14 +27,7 @@ from agentrl.workflow import RolloutWorkflow
 
 
 def make_cassette(trajectory: Trajectory, tape: Recorder, *, workflow: str, workflow_args: dict[str, object]) -> Cassette:
-    """Return the cassette of an episode that ended without a failure.
-
-    Args:
-        trajectory: the episode.
-        tape: what it got from outside.
-        workflow: `module:Name`.
-        workflow_args: its arguments.
-    """
+    """Return the cassette of an episode that ended without a failure."""
     # Written, read and written again: a value that JSON has no form for is its repr from the first replay on.
     record = timeless_record(stored_trajectory(timeless_record(trajectory)))
     return Cassette(workflow=workflow, workflow_args=workflow_args, answers=tape.answers, episode=msgspec.Raw(record))
@@ -52,19 +45,7 @@ class ReplayedEpisode:
 async def replay_trajectory(
     workflow: RolloutWorkflow, recorded: Trajectory, tape: Player, *, timeout_s: float
 ) -> ReplayedEpisode:
-    """Run `workflow` on the task of a recorded episode with the recorded answers of the model.
-
-    Args:
-        workflow: drives the episode; it is open.
-        recorded: has its task and the messages of its turns.
-        tape: gives what tools and environments answered.
-        timeout_s: deadline of the episode, seconds.
-
-    Raises:
-        ConfigError: the record has no task.
-
-    Cancellation: the episode is cancelled.
-    """
+    """Run an open `workflow` on the task of a recorded episode, with the recorded answers of its model and tools."""
     task = recorded.task
     if task is None:
         raise ConfigError(f"episode {recorded.episode_id}: the record has no task, so the workflow cannot run on it")
@@ -75,18 +56,7 @@ async def replay_trajectory(
 
 
 async def compare_with_cassette(workflow: RolloutWorkflow, cassette: Cassette, *, live_tools: bool = False) -> list[str]:
-    """Replay a cassette and return how the episode differs from it; [] where it is equal, byte by byte.
-
-    Args:
-        workflow: drives the episode; it is open.
-        cassette: the record.
-        live_tools: run the tools again.
-
-    Raises:
-        ConfigError: the cassette holds no episode that can be replayed.
-
-    Cancellation: the episode is cancelled.
-    """
+    """Replay a cassette with an open `workflow`; return how the episode differs, [] where it is equal byte by byte."""
     recorded = _recorded_episode(cassette)
     tape = Player(cassette.answers, live=frozenset({"tool", "process"}) if live_tools else frozenset())
     replayed = await replay_trajectory(workflow, recorded, tape, timeout_s=RolloutConfig().episode_timeout_s)

@@ -1,1 +1,1 @@
-"""Inference: the seam the client samples through, SGLang servers and a pool of them, embedded and scripted servers."""
+"""Inference: the seam that the client samples through, the client of a server, a pool of servers, and their launch."""

@@ -11,9 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
-
-from agentrl.cassette.file import Cassette, write_cassette
+from agentrl.cassette.file import write_cassette
 from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.client import Client
 from agentrl.config import RunConfig
@@ -23,8 +21,7 @@ from agentrl.folders import make_private
 from agentrl.foreign import one_line
 from agentrl.jobs.evaluate import Target, check_target, play_episodes, server_logs
 from agentrl.jobs.files import check_writable
-from agentrl.jobs.replay import timeless_record
-from agentrl.runs.stored import stored_trajectory
+from agentrl.testing.replays import make_cassette
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
@@ -75,20 +72,6 @@ async def record_cassettes(
             print(one_line(what), file=sys.stderr)
     if not written:
         raise ErrorBudgetExceeded(f"all {count} episodes failed, so no cassette was written; fix the cause printed above")
-
-
-def make_cassette(trajectory: Trajectory, tape: Recorder, *, workflow: str, workflow_args: dict[str, object]) -> Cassette:
-    """Return the cassette of an episode that ended without a failure.
-
-    Args:
-        trajectory: the episode.
-        tape: what it got from outside.
-        workflow: `module:Name`.
-        workflow_args: its arguments.
-    """
-    # Written, read and written again: a value that JSON has no form for is its repr from the first replay on.
-    record = timeless_record(stored_trajectory(timeless_record(trajectory)))
-    return Cassette(workflow=workflow, workflow_args=workflow_args, answers=tape.answers, episode=msgspec.Raw(record))
 
 
 class _RecordedWorkflow(RolloutWorkflow):

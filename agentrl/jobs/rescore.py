@@ -20,9 +20,10 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.foreign import one_line
 from agentrl.jobs.files import check_writable
-from agentrl.jobs.replay import replay_trajectory, stored_tool_answers
+from agentrl.jobs.replay import stored_tool_answers
 from agentrl.rollout.config import RolloutConfig
 from agentrl.runs.run import Run, open_run
+from agentrl.testing.replays import replay_trajectory
 from agentrl.types import EpisodeFailure, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow, load_workflow
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 import anyio
 from aiohttp import web
@@ -24,6 +25,19 @@ _SHUTDOWN_S: Final = 1.0
 _KEEPALIVE_S: Final = 300.0
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _END_OF_CHUNKS: Final = b"0\r\n\r\n"
+
+
+def names_loopback(host: str) -> bool:
+    """Return whether a `Host` header, such as `127.0.0.1:30000`, names this machine's loopback.
+
+    Example:
+        >>> names_loopback("localhost:8000"), names_loopback("[::1]:8000"), names_loopback("rebound.example:8000")
+        (True, True, False)
+    """
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
 
 
 def check_address(host: str, api_key: str | None) -> None:

@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -27,8 +27,7 @@ from agentrl.processes.parent import open_parent
 from agentrl.servers.embedded.faults import SGLangFault, parse_faults
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.app import AddRoutes, create_app
-from agentrl.servers.http.guard import BODY_S
-from agentrl.servers.http.origins import AllowedOrigins
+from agentrl.servers.http.guard import BODY_S, AllowedOrigins
 from agentrl.servers.listening import HEADERS_S, Connections, check_address, listening
 
 
@@ -131,49 +130,20 @@ async def serving(
             engine.abort(abort_all=True)
 
 
-async def serve_until_stopped(
-    engine: InferenceEngine,
+async def _until_stopped(
+    served: AbstractAsyncContextManager[str],
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    api_key: str | None = None,
-    exit_with_stdin: bool = False,
-    on_ready: Callable[[str], None] | None = None,
-    on_signal: Callable[[signal.Signals], None] | None = None,
-    blocking_health: bool = False,
-    add_routes: AddRoutes | None = None,
-    origins: AllowedOrigins | None = None,
+    exit_with_stdin: bool,
+    on_ready: Callable[[str], None],
+    on_signal: Callable[[signal.Signals], None] | None,
 ) -> None:
-    """Serve `engine` until SIGTERM, SIGINT or, on request, the end of standard input. Needs the asyncio event loop.
-
-    Args:
-        engine: samples the tokens.
-        host: address to listen on.
-        port: 0 picks a free one.
-        api_key: every call must carry it; None: no call needs a key.
-        exit_with_stdin: also stop when standard input closes, or the parent process ends.
-        on_ready: called with the base URL once the server answers.
-        on_signal: called with the signal that stopped the server, after it has stopped; later signals are still ignored.
-        blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
-        add_routes: adds routes beside SGLang's own.
-        origins: of web pages that may call the OpenAI API; None: no page may.
-    """
-    stop: signal.Signals | None = None
+    """Stay in a block of `serving` until SIGTERM, SIGINT or, on request, the end of standard input or of the parent."""
     handled = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
     with anyio.open_signal_receiver(*handled) as signals:
+        stop: signal.Signals | None = None
         async with anyio.create_task_group() as group:
-            served = serving(
-                engine,
-                host=host,
-                port=port,
-                api_key=api_key,
-                blocking_health=blocking_health,
-                add_routes=add_routes,
-                origins=origins,
-            )
             async with served as url:
-                if on_ready is not None:
-                    on_ready(url)
+                on_ready(url)
                 if exit_with_stdin:
                     group.start_soon(_end_with_stdin, group.cancel_scope)
                     group.start_soon(_end_with_parent, group.cancel_scope)
@@ -236,18 +206,16 @@ def run_server(
     )
 
     async def main() -> None:
-        await serve_until_stopped(
+        served = serving(
             engine,
             host=options.host,
             port=options.port,
             api_key=options.api_key,
-            exit_with_stdin=options.exit_with_stdin,
-            on_ready=on_ready,
-            on_signal=on_signal,
             blocking_health=SGLangFault.BLOCKING_HEALTH in options.faults,
             add_routes=add_routes,
             origins=origins,
         )
+        await _until_stopped(served, exit_with_stdin=options.exit_with_stdin, on_ready=on_ready, on_signal=on_signal)
 
     anyio.run(main)
 

@@ -22,7 +22,7 @@ import yaml
 from aiohttp import web
 
 from agentrl.errors import ConfigError
-from agentrl.servers.loopback import names_loopback
+from agentrl.servers.listening import names_loopback
 from agentrl.types import JsonValue
 from agentrl.view.comparison import comparison_json
 from agentrl.view.data import Place, RunData

@@ -42,12 +42,10 @@ class StoredTensor:
 
     @classmethod
     def of(cls, raw: RawTensor) -> StoredTensor:
-        """Return a tensor that one file holds whole."""
         part = TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw)
         return cls(dtype=raw.dtype, shape=raw.shape, parts=(part,))
 
     def whole(self) -> RawTensor:
-        """Return all elements; not copied where one part has them."""
         if len(self.parts) == 1 and self.parts[0].data.shape == self.shape:
             return self.parts[0].data
         return self.box((0,) * len(self.shape), self.shape)

@@ -57,7 +57,6 @@ class ProcessGroup:
         return [self._backend.broadcast([tensor], options) for tensor in tensors]
 
     def wait(self, works: Sequence[dist.Work]) -> None:
-        """Return when the works of `broadcast` are done."""
         for work in works:
             work.wait(self._timeout)
 

@@ -107,7 +107,6 @@ class _Peer:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Leave the group; a thread that is sending leaves when the sending ends or times out."""
         self.closed = True
         self._store = None
         self._jobs.put(None)
@@ -159,7 +158,6 @@ class WeightSender:
 
     @property
     def sending(self) -> bool:
-        """Whether a sending is in progress."""
         return bool(self._jobs)
 
     def open(self, requests: Sequence[GroupRequest], close: Collection[str]) -> list[GroupAddress]:
@@ -258,5 +256,4 @@ def _gather(bucket: Bucket, tensors: Mapping[str, Tensor], buffer: Tensor) -> li
 
 
 def _joined(views: Sequence[Tensor], buffer: Tensor) -> Tensor:
-    """Return the part of `buffer` that the views cover."""
     return buffer[: sum(view.numel() * view.element_size() for view in views)]

@@ -75,7 +75,6 @@ class RawTensor:
         return cls(dtype=name, shape=tuple(array.shape), data=flat.view(np.uint8).data)
 
     def checksum(self, name: str) -> str:
-        """Return the digest of this tensor under its HF parameter name."""
         return tensor_checksum(name, self.dtype, self.shape, self.data)
 
 

@@ -63,7 +63,6 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.shape) * WIRE_DTYPES[self.dtype][1]
 
 
@@ -112,9 +111,7 @@ class Sending(Protocol):
     """The sending of one version; `WeightChannel.sending` yields it."""
 
     @property
-    def manifest(self) -> Manifest:
-        """The tensors that are sent."""
-        ...
+    def manifest(self) -> Manifest: ...
 
     async def start(self, groups: Sequence[str]) -> None:
         """Send to these groups, whose servers are paused and about to receive."""

@@ -8,8 +8,8 @@ import pytest
 from agentrl import Client, RolloutWorkflow, Task, Trajectory, run_episode
 from agentrl.display.view import view_of
 from agentrl.errors import ConfigError
-from agentrl.jobs.replay import timeless_record
 from agentrl.runs.stored import stored_trajectory
+from agentrl.testing.replays import timeless_record
 from agentrl.types import StopReason
 from agentrl.workflow import as_workflow
 

@@ -20,9 +20,10 @@ from agentrl.cli.main import replay_command
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.jobs.evaluate import Target
-from agentrl.jobs.record import make_cassette, record_cassettes
-from agentrl.jobs.replay import compare_with_cassette, replay_cassettes
+from agentrl.jobs.record import record_cassettes
+from agentrl.jobs.replay import replay_cassettes
 from agentrl.testing import Reply, call, check_replay, play_async
+from agentrl.testing.replays import compare_with_cassette, make_cassette
 from agentrl.workflow import load_workflow
 from tests.support import taped
 from tests.support.endpoints import Endpoint, serving

@@ -99,7 +99,7 @@ def publication_of(path: Path, version: int) -> Publication:
 
 @contextmanager
 def running_server(
-    kind: Kind, checkpoints: dict[int, Path], folder: Path, *, extra: tuple[str, ...] = ()
+    kind: Literal["embedded", "sglang"], checkpoints: dict[int, Path], folder: Path, *, extra: tuple[str, ...] = ()
 ) -> Generator[RunningServer]:
     """Start a server with agentrl's own launcher and yield it once it answers.
 

@@ -24,8 +24,8 @@ from agentrl.errors import ConfigError, RequestRejected
 from agentrl.foreign import visible
 from agentrl.jobs.episode_bar import EpisodeBar
 from agentrl.rollout.episode import run_policy_episode
-from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy
 from agentrl.servers.scripted.server import ScriptedCall
+from agentrl.testing.policy import UNLIMITED, ScriptedPolicy
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow, load_workflow
 

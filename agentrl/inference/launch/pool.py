@@ -293,15 +293,12 @@ class PortReserve:
         self._held = ExitStack()
 
     def __enter__(self) -> PortReserve:
-        """Open the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Release all ports."""
         self._held.close()
 
     def take(self) -> int:
-        """Return a free port."""
         held = self._held.enter_context(socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

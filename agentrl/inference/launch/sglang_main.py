@@ -41,7 +41,6 @@ class MissingKernels(types.ModuleType):
     """Replaces `sgl_kernel`, which has no CPU build: every name can be imported, and a call raises an error."""
 
     def __getattr__(self, name: str) -> Callable[..., object]:
-        """Return a function that raises."""
         if name.startswith("__"):
             raise AttributeError(name)
 

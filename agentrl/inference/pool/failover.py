@@ -97,7 +97,6 @@ class Attempt:
         return wait
 
     def evicted(self) -> ServerUnavailable:
-        """Return the error for a wait that an eviction ended."""
         member = self.member
         assert member is not None
         return ServerUnavailable(f"{member.url}: evicted while the call waited for it: {member.reason}", url=member.url)
@@ -139,7 +138,6 @@ class Attempt:
         return min(BACK_OFF_S * 2.0 ** (len(self.failures) - 1) if asked is None else asked, MAX_BACK_OFF_S)
 
     def waited(self) -> str:
-        """Return who waited for whom, for the message of the deadline."""
         request = self.request
         where = f"waiting for {self.member.url}" if self.member else f"waiting for a server: {self._members.reasons()}"
         before = f" after {len(self.failures)} failures ({'; '.join(self.failures)})" if self.failures else ""

@@ -168,7 +168,6 @@ class Member:
 
     @property
     def url(self) -> str:
-        """The server's base URL."""
         return self.server.url
 
     @property
@@ -178,7 +177,6 @@ class Member:
 
     @property
     def in_flight(self) -> int:
-        """Model calls that wait for it."""
         return len(self.waits)
 
 
@@ -207,11 +205,9 @@ class Members:
         raise ServerUnavailable(f"{url}: expected a server of the pool, which has {there}; was it started again?", url=url)
 
     def serving(self) -> list[Member]:
-        """Return the members that serve."""
         return [member for member in self.all if member.state is State.SERVING]
 
     def other_serving(self, avoid: Set[Member]) -> bool:
-        """Return whether a server serves that is not in `avoid`."""
         return any(member not in avoid for member in self.serving())
 
     async def route(self, episode_id: str, avoid: Set[Member]) -> Member:
@@ -238,7 +234,6 @@ class Members:
         return home
 
     def release(self, episode_id: str) -> None:
-        """Forget an episode that has ended."""
         home = self._sessions.pop(episode_id, None)
         if home is not None:
             home.sessions -= 1

@@ -147,7 +147,6 @@ class ServerPool:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Stop the health checks and close all connections."""
         try:
             await self._stack.__aexit__(kind, error, None)
             if error is not None and self._fatal is not None:
@@ -161,7 +160,6 @@ class ServerPool:
 
     @property
     def policy_version(self) -> int:
-        """The version of every server that serves."""
         return self._members.version
 
     @property
@@ -172,7 +170,6 @@ class ServerPool:
 
     @property
     def serving(self) -> tuple[str, ...]:
-        """URLs of the servers that get calls."""
         return tuple(member.url for member in self._members.serving())
 
     async def sample(self, url: str, request: GenerateRequest) -> Generation:
@@ -231,7 +228,6 @@ class ServerPool:
         return member.reason
 
     def describe(self) -> PoolStatus:
-        """Return the status of each server now."""
         return describe(self._members, updating=self._updater.running)
 
     async def _connect(self) -> None:

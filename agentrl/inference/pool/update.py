@@ -132,7 +132,6 @@ class Update:
         self._failures: dict[Member, Exception] = {}
 
     async def run(self, probe: Probe | None) -> UpdateReport:
-        """Update the servers; errors and cancellation are those of `Updater.update`."""
         chosen = tuple(self._left)
         try:
             swap = await self._swap.run(chosen, self._each, self._commit, again=False)

@@ -40,7 +40,6 @@ class Assembly:
 
     @property
     def done(self) -> bool:
-        """Whether `generation` is complete."""
         return self._stop_reason is not None
 
     def body(self, *, stream: bool = False, cache_salt: str = "") -> tuple[str, bytes]:
@@ -100,7 +99,6 @@ class Assembly:
             )
 
     def abort(self) -> None:
-        """End the call with the tokens there are."""
         self._stop_reason = StopReason.ABORT
 
     def generation(self) -> Generation:

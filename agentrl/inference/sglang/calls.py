@@ -70,7 +70,6 @@ class ServerCalls:
 
     @property
     def in_flight(self) -> int:
-        """Requests at the server."""
         return len(self._sent)
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -123,7 +122,6 @@ class ServerCalls:
             self._gate = anyio.Event()
 
     def open_gate(self) -> None:
-        """Let held calls go."""
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.set()
@@ -208,7 +206,6 @@ class ServerCalls:
         await self._transport.call("POST", "/abort_request", orjson.dumps({"rid": rid}))
 
     def _waited(self, call: ServerCall) -> str:
-        """Return who waited for whom, for the message of a deadline."""
         held = self._gate is not None and not call.rid
         where = "agentrl held it back, because the server is paused" if held else "it was at the server"
         request = call.assembly.request

@@ -41,9 +41,7 @@ class Receiver(Protocol):
 class HasWeights(Protocol):
     """Records the weights that a server has."""
 
-    def __call__(self, version: int, unique: str, *, flush: bool) -> Awaitable[None]:
-        """Check that the server reports `version`."""
-        ...
+    def __call__(self, version: int, unique: str, *, flush: bool) -> Awaitable[None]: ...
 
 
 class GroupCalls:
@@ -55,7 +53,6 @@ class GroupCalls:
         self._control, self._info, self._flush, self._has = control, info, flush, has
 
     def request(self) -> GroupRequest:
-        """Return the group that the trainer must open."""
         info, url = self._info(), self._control.url
         if info.dp_size != 1 or info.pp_size != 1:
             raise ConfigError(
@@ -66,7 +63,6 @@ class GroupCalls:
         return GroupRequest(f"agentrl-{uuid4().hex}", info.tp_size, nccl, flat=True)
 
     async def join(self, address: GroupAddress) -> None:
-        """Have the server join a group."""
         body = {
             "master_address": address.host,
             "master_port": address.port,
@@ -80,7 +76,6 @@ class GroupCalls:
         )
 
     async def leave(self, name: str) -> None:
-        """Have the server forget a group, if it knows the group."""
         with suppress(WeightSyncError):  # restarted since: the server does not know the group
             await self._control.weights("/destroy_weights_update_group", {"group_name": name}, "leave a group")
 

@@ -80,7 +80,6 @@ class SGLangServer:
         self._mode: Literal["retract", "in_place"] = "retract"
 
     async def __aenter__(self) -> SGLangServer:
-        """Connect."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.aclose)
             await self.connect()
@@ -88,27 +87,22 @@ class SGLangServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close all connections."""
         await self.aclose()
 
     @property
     def url(self) -> str:
-        """The base URL."""
         return self._transport.url
 
     @property
     def version(self) -> int:
-        """The policy version the server last reported or was given."""
         return self._version
 
     @property
     def paused(self) -> bool:
-        """Whether the server was paused from here, or may have been."""
         return self._paused
 
     @property
     def in_flight(self) -> int:
-        """Requests at the server."""
         return self._calls.in_flight
 
     @property
@@ -120,12 +114,10 @@ class SGLangServer:
 
     @property
     def checksum_kind(self) -> str:
-        """`agentrl`: `checksums` are those of a `Publication`. Anything else: comparable with the same kind only."""
         return self.info.checksum_kind
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Longest context plus output, tokens, that the server grants every call; None where it reports no limit."""
         return None if self._info is None else self._info.max_context_tokens
 
     async def connect(self) -> None:
@@ -148,7 +140,6 @@ class SGLangServer:
         await self._transport.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """End a call; its `generate` returns the tokens it has, with `StopReason.ABORT`. An unknown id is ignored."""
         what = f"{self.url}: agentrl waited for /abort_request of {request_id}"
         with Deadline(self._control.timeout_s, lambda: what, self.url):
             await self._calls.abort(request_id)

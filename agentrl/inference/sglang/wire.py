@@ -56,7 +56,6 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
     @property
     def checksum_kind(self) -> str:
-        """`agentrl`: checksums are those of a `Publication`. Anything else: comparable with the same kind only."""
         return "agentrl" if self.engine in _OUR_ENGINES else f"{self.engine} {self.version}"
 
 

@@ -20,9 +20,8 @@ from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.control import ControlRoutes, GroupRoutes
 from agentrl.servers.http.errors import json_reply, openai_refusal, refusal
 from agentrl.servers.http.generate import GenerateRoute
-from agentrl.servers.http.guard import BODY_S, Refusal, guard
+from agentrl.servers.http.guard import BODY_S, AllowedOrigins, Refusal, guard
 from agentrl.servers.http.info import InfoRoutes
-from agentrl.servers.http.origins import AllowedOrigins
 from agentrl.servers.listening import Connections
 
 _MAX_BODY_BYTES: Final = 32 * 2**20

@@ -1,8 +1,4 @@
-"""Play a workflow without a model, for tests: `trajectory = play(Calculator, task, replies)`.
-
-Invariant: the workflow meets the real client, and its tools, environments and graders run. Nothing outside this process is
-asked for an answer of the model, and the same replies give the same trajectory.
-"""
+"""Episodes whose model answers from a list, as `agentrl.testing` offers them to tests."""
 
 from __future__ import annotations
 
@@ -23,11 +19,10 @@ from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.client import Client, EpisodeSettings, MessageLike, PolicyBackend
 from agentrl.client.client import Answered
 from agentrl.errors import ConfigError, RequestRejected
-from agentrl.jobs.record import make_cassette
-from agentrl.jobs.replay import compare_with_cassette
 from agentrl.rollout.episode import run_client_episode
-from agentrl.rollout.scripted import UNLIMITED, ScriptedPolicy
 from agentrl.servers.scripted.script import ScriptedCall
+from agentrl.testing.policy import UNLIMITED, ScriptedPolicy
+from agentrl.testing.replays import compare_with_cassette, make_cassette
 from agentrl.tokens.messages import plain_fields
 from agentrl.types import Message, Task, Trajectory
 from agentrl.workflow import as_workflow, load_workflow
@@ -104,15 +99,7 @@ async def play_async(
     timeout: float = TIMEOUT_S,
     cassette: str | Path | None = None,
 ) -> Trajectory:
-    """Return what `play` returns, in a running event loop.
-
-    Raises:
-        ConfigError: as `play`.
-        AssertionError: as `play`.
-        OSError: as `play`.
-
-    Cancellation: the episode is cancelled, and nothing is returned.
-    """
+    """Return what `play` returns, in a running event loop; arguments and errors are those of `play`."""
     if isinstance(replies, (str, CalledTool)):
         raise ConfigError(f"replies must be a list with one reply for each call of the model, got {replies!r:.80}; wrap it")
     flow = as_workflow(workflow, workflow_args)
@@ -167,11 +154,7 @@ def check_replay(
 
 
 def _importable_name(workflow: object) -> str:
-    """Return `module:Name` of a workflow class or function, by which a cassette names it.
-
-    Raises:
-        ConfigError: it is an object, or is made inside a function.
-    """
+    """Return `module:Name` of a workflow class or function, by which a cassette names it."""
     name: str | None = getattr(workflow, "__qualname__", None)
     if name is None:
         raise ConfigError(

@@ -3,14 +3,15 @@
 Write a `RolloutWorkflow`; it drives an environment through an OpenAI-compatible `Client`; an episode comes back as a
 `Trajectory` of token ids with rewards on its turns; `agentrl train run.yaml` trains on it.
 
-Invariant: importing this package imports none of its modules. A name is imported at its first use, so a server or trainer
-process does not import the client.
+Invariant: importing this package imports none of its modules but `exports`. A name is imported at its first use, so a
+server or trainer process does not import the client.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from agentrl.exports import first_use
 
 if TYPE_CHECKING:
     from agentrl.client import Client, MessageLike
@@ -85,13 +86,7 @@ _HOME = {
     "verify": "agentrl.tokens.verify",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = first_use(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.fields import ConfigField, config_fields
+from agentrl.config.describe import ConfigField, config_fields
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "run-file.md"
 _HEAD = """\

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from agentrl.algo.advantage import GroupAdvantages, advantages, token_advantages
-from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.packing import sorted_microbatches, split_minibatches
+from typing import TYPE_CHECKING
+
+from agentrl.exports import first_use
+
+if TYPE_CHECKING:
+    from agentrl.algo.advantage import GroupAdvantages, advantages, token_advantages
+    from agentrl.algo.config import AlgorithmConfig
+    from agentrl.algo.packing import sorted_microbatches, split_minibatches
 
 __all__ = [
     "AlgorithmConfig",
@@ -14,3 +19,15 @@ __all__ = [
     "split_minibatches",
     "token_advantages",
 ]
+
+__getattr__ = first_use(
+    __name__,
+    {
+        "AlgorithmConfig": "agentrl.algo.config",
+        "GroupAdvantages": "agentrl.algo.advantage",
+        "advantages": "agentrl.algo.advantage",
+        "sorted_microbatches": "agentrl.algo.packing",
+        "split_minibatches": "agentrl.algo.packing",
+        "token_advantages": "agentrl.algo.advantage",
+    },
+)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 
 
 class AlgorithmConfig(Config):

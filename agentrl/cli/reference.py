@@ -1,7 +1,7 @@
 """`agentrl explain` and `agentrl config`: what fields and metrics mean, and which values a run has.
 
-Invariant: what is printed of fields comes from the config models (`agentrl.fields`), and of metrics from the list that runs
-are checked against (`agentrl.observe.metric_keys`).
+Invariant: what is printed of fields comes from the config models (`agentrl.config.describe`), and of metrics from the list
+that runs are checked against (`agentrl.observe.metric_keys`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.config import RunConfig
+from agentrl.config.describe import ConfigField, config_fields, field_values
+from agentrl.config.hints import guess_field
 from agentrl.errors import ConfigError
-from agentrl.fields import ConfigField, config_fields, field_values
-from agentrl.misspelled import guess_field
 from agentrl.observe.metric_keys import MetricKey, find_metric
 
 

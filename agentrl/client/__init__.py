@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from agentrl.exports import first_use
 
 if TYPE_CHECKING:
     from agentrl.client.arguments import MessageLike
@@ -33,26 +34,21 @@ __all__ = [
     "tool",
 ]
 
-_HOME = {
-    "CallTimeout": "agentrl.client.offline",
-    "ChatStream": "agentrl.client.completion",
-    "Client": "agentrl.client.client",
-    "EndpointBackend": "agentrl.client.endpoint",
-    "EpisodeSettings": "agentrl.client.episode",
-    "MessageLike": "agentrl.client.arguments",
-    "PolicyBackend": "agentrl.client.policy",
-    "ReplayBackend": "agentrl.client.replay",
-    "SamplingConfig": "agentrl.client.config",
-    "Tool": "agentrl.tools",
-    "ToolError": "agentrl.tools",
-    "reply_to": "agentrl.tools",
-    "tool": "agentrl.tools",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'agentrl.client' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = first_use(
+    __name__,
+    {
+        "CallTimeout": "agentrl.client.offline",
+        "ChatStream": "agentrl.client.completion",
+        "Client": "agentrl.client.client",
+        "EndpointBackend": "agentrl.client.endpoint",
+        "EpisodeSettings": "agentrl.client.episode",
+        "MessageLike": "agentrl.client.arguments",
+        "PolicyBackend": "agentrl.client.policy",
+        "ReplayBackend": "agentrl.client.replay",
+        "SamplingConfig": "agentrl.client.config",
+        "Tool": "agentrl.tools",
+        "ToolError": "agentrl.tools",
+        "reply_to": "agentrl.tools",
+        "tool": "agentrl.tools",
+    },
+)

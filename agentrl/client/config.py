@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 from agentrl.inference.backend import MAX_TEMPERATURE, TEMPERATURE_RULE, is_temperature
 
 

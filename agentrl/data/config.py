@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 
 
 class SourceConfig(Config):

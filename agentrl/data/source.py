@@ -14,13 +14,13 @@ from typing import Any, Final, TypeAlias, cast
 
 import orjson
 
+from agentrl.config.names import local_dataset
 from agentrl.data.config import SourceConfig
 from agentrl.data.digest import check_unique
 from agentrl.data.files import find_files, read_rows
 from agentrl.data.records import DataRecord
 from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
-from agentrl.hub import local_dataset
 from agentrl.types import Task
 from agentrl.workflow import import_user_object
 

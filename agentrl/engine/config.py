@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 
 PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 """Largest difference, nats, of the probe's log-probs by the type in which server and trainer compute; the default."""

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar, cast, runtime_checkable
 import anyio
 from pydantic import Field
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 from agentrl.env.faults import environment_boundary
 from agentrl.errors import ConfigError, EnvironmentFault, RewardError, WorkflowError
 from agentrl.types import JsonValue, Message, Task

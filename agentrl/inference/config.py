@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, HttpUrl, TypeAdapter, ValidationError, field_validator
 
-from agentrl.configbase import Config, Device, Words
+from agentrl.config.base import Config, Device, Words
 
 EMBEDDED_CONTEXT_TOKENS = 4096
 """Longest context plus output of one request on an embedded server, unless the config sets another."""

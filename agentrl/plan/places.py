@@ -14,8 +14,8 @@ from pathlib import Path
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
+from agentrl.inference.gpus import first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
 from agentrl.inference.launch.anywhere import with_device
-from agentrl.inference.launch.sglang import first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
 from agentrl.processes.machine import count_cores
 from agentrl.processes.rank_numbers import world_in
 from agentrl.processes.ray import ClusterResources, ray_address, ray_resources

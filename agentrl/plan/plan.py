@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl.cluster.split import RankedSplit, Split
 from agentrl.config import RunConfig
-from agentrl.engine.route import Route
+from agentrl.config.route import Route
 from agentrl.plan.basis import local_gpu
 from agentrl.plan.memory import RunMemory, run_memory
 from agentrl.plan.mesh import mesh_problems

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import yaml
 
 from agentrl.config import RunConfig, inapplicable
+from agentrl.config.route import Route
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.source import never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
-from agentrl.engine.route import Route
-from agentrl.inference.launch.sglang import first_gpu, runs_on_cpu, tensor_parallel
+from agentrl.inference.gpus import first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.plan.basis import DEFAULT_GPU
 from agentrl.plan.memory import RunMemory, gib, longest_pass, running_requests
 from agentrl.plan.model import ModelShape

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 
 LISTEN_PORT = 29600
 """Port of the driver at which ranks join under `launcher: attach`, where `listen` names none."""

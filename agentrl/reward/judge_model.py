@@ -23,7 +23,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import Field
 
 from agentrl.cassette.tape import ask
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault
 from agentrl.types import JsonValue

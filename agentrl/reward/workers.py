@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 from pydantic import Field
 
 from agentrl.cassette.tape import ask
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault
 from agentrl.processes.job_process import WorkerLost, WorkerReply, WorkerSettings

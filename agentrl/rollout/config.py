@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 
 
 class RolloutConfig(Config):

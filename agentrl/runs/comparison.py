@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, cast
 import yaml
 
 from agentrl.config import RunConfig
+from agentrl.config.describe import as_yaml, config_fields
 from agentrl.errors import ConfigError
-from agentrl.fields import as_yaml, config_fields
 from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.observe.metric_keys import METRIC_KEYS
 from agentrl.runs.run import Run

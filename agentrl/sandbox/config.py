@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 from agentrl.errors import ConfigError
 from agentrl.sandbox.base import Sandbox
 from agentrl.sandbox.bubblewrap import open_bubblewrap

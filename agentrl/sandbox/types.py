@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from pydantic import Field
 
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 from agentrl.errors import ConfigError
 
 MAX_FILES = 256

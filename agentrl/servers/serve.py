@@ -20,7 +20,7 @@ from typing import Final, Literal
 import anyio
 import orjson
 
-from agentrl.configbase import DEVICE_PATTERN
+from agentrl.config.base import DEVICE_PATTERN
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.processes.parent import open_parent

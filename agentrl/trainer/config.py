@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.configbase import Config, Device, Seed
+from agentrl.config.base import Config, Device, Seed
 from agentrl.errors import ConfigError
 from agentrl.trainer.parallel.shape import MeshShape
 

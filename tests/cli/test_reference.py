@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.cli.reference import describe_fields, explain_name
 from agentrl.config import RunConfig, parse_config
+from agentrl.config.describe import config_fields
 from agentrl.errors import ConfigError
-from agentrl.fields import config_fields
 from tests.support.cli import AGENTRL, status_here
 
 BASE = {"workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}}

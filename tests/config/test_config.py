@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
-from agentrl.configbase import Config
+from agentrl.config.base import Config
 from agentrl.data.config import WeightedSource
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.config import RunConfig, parse_config
-from agentrl.fields import ConfigField, as_yaml, config_fields, field_values
+from agentrl.config.describe import ConfigField, as_yaml, config_fields, field_values
 
 BASE = {"workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}}
 FIELDS = {field.path: field for field in config_fields(RunConfig)}

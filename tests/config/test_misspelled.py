@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.config.describe import config_fields
+from agentrl.config.hints import MISSING, OTHER_WORDS, guess_field
 from agentrl.errors import ConfigError
-from agentrl.fields import config_fields
-from agentrl.misspelled import MISSING, OTHER_WORDS, guess_field
 
 BASE = {"workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}}
 KNOWN = [field.path for field in config_fields(RunConfig)]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.names import HubName, parse_hub_name
 from agentrl.errors import ConfigError
-from agentrl.hub import HubName, parse_hub_name
 from tests.support.cli import AGENTRL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -74,7 +74,7 @@ def test_names_are_found_in_the_cache_without_a_connection(tmp_path: Path) -> No
 from agentrl.config import ModelConfig
 from agentrl.data.config import TasksConfig
 from agentrl.data.load import load_training
-from agentrl.hub import local_dataset
+from agentrl.config.names import local_dataset
 print(ModelConfig(path="hf://org/tiny").directory)
 print(ModelConfig(path="hf://org/tiny@{COMMIT}").directory)
 print(local_dataset("hf://org/sums/main"))
@@ -100,7 +100,7 @@ def test_what_the_cache_lacks_is_an_error_with_the_command_and_no_connection(tmp
     code = f"""{NO_SOCKETS}
 from agentrl.config import ModelConfig
 from agentrl.errors import ConfigError
-from agentrl.hub import local_dataset
+from agentrl.config.names import local_dataset
 def model(path):
     return ModelConfig(path=path).directory
 for call in ({", ".join(f"lambda: {call}" for call in LACKING)}):
@@ -174,7 +174,7 @@ def test_the_download_command_fetches_what_a_run_then_finds(tmp_path: Path, hub:
     assert result.returncode == 0, result.stderr
     place = Path(result.stdout.strip())
     assert place.read_bytes() == HubHandler.FILE
-    code = f"{NO_SOCKETS}\nfrom agentrl.hub import local_dataset\nprint(local_dataset('hf://org/sums/train.jsonl'))"
+    code = f"{NO_SOCKETS}\nfrom agentrl.config.names import local_dataset\nprint(local_dataset('hf://org/sums/train.jsonl'))"
     found = python(code, tmp_path / "cache")
     assert found.stdout.strip() == str(place), found.stderr
     env["HF_HUB_OFFLINE"] = "1"

@@ -266,7 +266,7 @@ def test_an_interrupt_while_the_command_is_still_importing_is_one_message(tmp_pa
     os.mkfifo(tmp_path / "run.yaml")  # of which nothing comes, where the import has ended before the interrupt
     command = (sys.executable, "-X", "importtime", "-m", "agentrl", "train", "run.yaml")
     with started(tmp_path, *command) as process:
-        read_until(process, "agentrl.configbase")  # the first seconds: what a run file may hold is being imported
+        read_until(process, "agentrl.config.base")  # the first seconds: what a run file may hold is being imported
         said = ended(process, [signal.SIGINT])
     assert process.returncode == 130, said
     assert "Interrupted; everything" in said

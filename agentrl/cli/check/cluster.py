@@ -15,8 +15,8 @@ import anyio
 from agentrl.cli.check.report import CheckReport
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.inference.gpus import runs_on_cpu
 from agentrl.inference.launch.anywhere import with_device
-from agentrl.inference.launch.sglang import runs_on_cpu
 from agentrl.jobs.rollouts import num_workers
 from agentrl.plan.memory import gpus_per_server
 from agentrl.plan.plan import plan_run

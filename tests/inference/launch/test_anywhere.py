@@ -7,9 +7,10 @@ import pytest
 
 from agentrl.errors import ConfigError, LaunchError, ServerUnavailable
 from agentrl.inference.config import InferenceConfig
+from agentrl.inference.gpus import flag_value
 from agentrl.inference.launch.anywhere import node_command, recipe_anywhere
 from agentrl.inference.launch.pool import launch_pool
-from agentrl.inference.launch.sglang import LAUNCHER, flag_value, sglang_recipe
+from agentrl.inference.launch.sglang import LAUNCHER, sglang_recipe
 from agentrl.processes.base import Child, ProcessSpec
 
 

@@ -10,13 +10,13 @@ the groups that its batch must hold. Each wait is an event, never a poll, and `c
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
 
-from agentrl.engine.staleness import Admission, Candidate, Selection, StalenessPolicy, select
+from agentrl.engine.staleness import Admission, OutstandingGroups, StalenessPolicy
 from agentrl.errors import InvariantError, StallError
 from agentrl.types import Group
 
@@ -154,14 +154,9 @@ class GroupBuffer:
         self._on_drop = on_drop
         self._clock = clock
         self._changed = changed
-        self._admission = admission
-        self._policy: StalenessPolicy = policy
-        self._outstanding: dict[int, Ticket] = {}
+        self._groups_per_step = admission.groups_per_step
+        self._groups = OutstandingGroups(admission, policy, first_index=first_index, reopen=reopen)
         self._complete: dict[int, Group] = {}
-        self._oldest: dict[int, int] = {}
-        self._admitted = first_index
-        self._reopen = deque(sorted(reopen))
-        self._consumed = 0
         self._dropped: Counter[str] = Counter()
         self._condemned: dict[int, str] = {}
         self._closed = False
@@ -169,7 +164,7 @@ class GroupBuffer:
     @property
     def num_outstanding(self) -> int:
         """Groups admitted and neither consumed nor dropped."""
-        return len(self._outstanding)
+        return len(self._groups)
 
     @property
     def num_complete(self) -> int:
@@ -179,12 +174,12 @@ class GroupBuffer:
     @property
     def num_admitted(self) -> int:
         """Groups opened in the run, those of earlier processes included; the next new group gets this number."""
-        return self._admitted
+        return self._groups.num_admitted
 
     @property
     def open_indices(self) -> tuple[int, ...]:
         """Numbers of the groups that are neither consumed nor dropped, those that wait to be reopened included."""
-        return tuple(sorted((*self._outstanding, *self._reopen)))
+        return self._groups.open_indices
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -194,8 +189,7 @@ class GroupBuffer:
     @property
     def may_admit(self) -> bool:
         """Whether `admit` would return at once."""
-        opened = self._consumed + len(self._outstanding)
-        return self._admission.allows(opened=opened, version=self._clock.version)
+        return self._groups.may_admit(self._clock.version)
 
     async def admit(self) -> Ticket | None:
         """Return a ticket for the next group once the staleness bound allows it; None when the buffer is closed.
@@ -207,14 +201,8 @@ class GroupBuffer:
         )
         if self._closed:
             return None
-        if self._reopen:
-            index = self._reopen.popleft()
-        else:
-            index = self._admitted
-            self._admitted += 1
-        ticket = Ticket(index=index, version=self._clock.version)
-        self._outstanding[ticket.index] = ticket
-        return ticket
+        version = self._clock.version
+        return Ticket(index=self._groups.admit(version), version=version)
 
     def complete(self, group: Group) -> None:
         """Store a finished group until a batch takes it.
@@ -229,7 +217,7 @@ class GroupBuffer:
             self.drop(group.index, self._condemned[group.index])
             return
         self._complete[group.index] = group
-        self._oldest[group.index] = group.min_version()
+        self._groups.complete(group.index, group.min_version())
         self._changed.fire()
 
     def drop(self, index: int, reason: str) -> None:
@@ -239,9 +227,8 @@ class GroupBuffer:
             InvariantError: when the group is not outstanding.
         """
         self._owned(index, "drop")
-        del self._outstanding[index]
+        self._groups.drop(index)
         self._complete.pop(index, None)
-        self._oldest.pop(index, None)
         self._condemned.pop(index, None)
         self._dropped[reason] += 1
         if self._on_drop is not None:
@@ -250,7 +237,7 @@ class GroupBuffer:
 
     def condemn(self, indices: Iterable[int], reason: str) -> int:
         """Drop those of the groups that are outstanding, now or when they complete; return how many they are."""
-        outstanding = [index for index in indices if index in self._outstanding]
+        outstanding = [index for index in indices if index in self._groups]
         for index in outstanding:
             if index in self._complete:
                 self.drop(index, reason)
@@ -278,11 +265,7 @@ class GroupBuffer:
         await self._changed.wait_until(self._ready, timeout_s=timeout_s, what=self.describe_wait)
         if self._closed:
             return None
-        selection = self._select()
-        groups = tuple(self._complete.pop(index) for index in selection.take)
-        for group in groups:
-            del self._outstanding[group.index], self._oldest[group.index]
-        self._consumed += len(groups)
+        groups = tuple(self._complete.pop(index) for index in self._groups.take(self._clock.trainer_version))
         self._changed.fire()
         return groups
 
@@ -293,11 +276,11 @@ class GroupBuffer:
 
     def waits_for(self) -> tuple[int, ...]:
         """Return the groups that the trainer would wait for now; empty when a batch is ready or no group is outstanding."""
-        return self._select().waits_for
+        return self._groups.select(self._clock.trainer_version).waits_for
 
     def describe_wait(self) -> str:
         """Return a description of the groups that the trainer waits for."""
-        have, need = len(self._complete), self._admission.groups_per_step
+        have, need = len(self._complete), self._groups_per_step
         missing = self.waits_for()
         shown = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
         due = " that are due under the staleness bound" if have >= need else ""
@@ -306,25 +289,9 @@ class GroupBuffer:
     def _ready(self) -> bool:
         if self._closed:
             return True
-        selection = self._select()
-        for index in selection.drop:
-            self.drop(index, "over_age")
-        return bool(selection.take)
-
-    def _select(self) -> Selection:
-        candidates = [
-            Candidate(index=index, version=self._oldest.get(index, ticket.version), complete=index in self._complete)
-            for index, ticket in self._outstanding.items()
-        ]
-        return select(
-            candidates,
-            version=self._clock.trainer_version,
-            groups_per_step=self._admission.groups_per_step,
-            max_staleness=self._admission.max_staleness,
-            policy=self._policy,
-        )
+        return self._groups.is_ready(self._clock.trainer_version, lambda index: self.drop(index, "over_age"))
 
     def _owned(self, index: int, action: str) -> None:
-        if index not in self._outstanding:
-            known = "was consumed or dropped before" if index < self._admitted else "was never admitted"
+        if index not in self._groups:
+            known = "was consumed or dropped before" if index < self._groups.num_admitted else "was never admitted"
             raise InvariantError(f"cannot {action} group {index}: it {known}")

@@ -25,7 +25,8 @@ when B is 2, and admission does not prevent it. `tests/engine/test_staleness.py`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -121,3 +122,105 @@ def select(
             if sum(c.version <= limit for c in batch) < due:
                 return Selection(waits_for=tuple(c.index for c in running if c.version <= limit))
     return Selection(take=tuple(c.index for c in batch), drop=dropped)
+
+
+class OutstandingGroups:
+    """Every outstanding group by its number, with the age that decides when it must be trained.
+
+    Each admitted group is consumed once, dropped once or still outstanding. Nothing here waits, and no version is kept: the
+    buffer of a run waits for it, and the simulator asks it, each with its own clock.
+    """
+
+    def __init__(
+        self, admission: Admission, policy: StalenessPolicy, *, first_index: int = 0, reopen: Sequence[int] = ()
+    ) -> None:
+        """Start empty; `reopen` are numbers that are handed out before `first_index`."""
+        self._admission = admission
+        self._policy: StalenessPolicy = policy
+        self._outstanding: dict[int, Candidate] = {}
+        self._reopen = deque(sorted(reopen))
+        self._missing: tuple[int, frozenset[int]] | None = None
+        """A version, and the groups one of which must complete before it trains a batch; None: unknown."""
+        self.num_complete = 0
+        """Groups that could be trained."""
+        self.num_admitted = first_index
+        """The next new group gets this number."""
+        self.num_consumed = 0
+
+    def __len__(self) -> int:
+        """Return the number of groups admitted and neither consumed nor dropped."""
+        return len(self._outstanding)
+
+    def __contains__(self, index: int) -> bool:
+        """Return whether a group is outstanding."""
+        return index in self._outstanding
+
+    @property
+    def open_indices(self) -> tuple[int, ...]:
+        """Numbers of the groups that are neither consumed nor dropped, those that wait to be reopened included."""
+        return tuple(sorted((*self._outstanding, *self._reopen)))
+
+    def may_admit(self, version: int) -> bool:
+        """Return whether one more group may open while the servers have `version`."""
+        return self._admission.allows(opened=self.num_consumed + len(self._outstanding), version=version)
+
+    def admit(self, version: int) -> int:
+        """Open the next group at the version of the servers, and return its number."""
+        if self._reopen:
+            index = self._reopen.popleft()
+        else:
+            index, self.num_admitted = self.num_admitted, self.num_admitted + 1
+        self._outstanding[index] = Candidate(index=index, version=version, complete=False)
+        return index
+
+    def version_of(self, index: int) -> int:
+        """Return the version at the admission of an open group, or of the oldest token of a complete one."""
+        return self._outstanding[index].version
+
+    def complete(self, index: int, oldest: int) -> None:
+        """Record that a group is complete, whose oldest token is of version `oldest`."""
+        self._outstanding[index] = Candidate(index=index, version=oldest, complete=True)
+        self.num_complete += 1
+        if self._missing is not None and index in self._missing[1]:
+            self._missing = None
+
+    def drop(self, index: int) -> None:
+        """Drop a group; another may take its place."""
+        self.num_complete -= self._outstanding.pop(index).complete
+        self._missing = None
+
+    def is_ready(self, version: int, drop: Callable[[int], object]) -> bool:
+        """Return whether a batch can be trained from `version` of the weights.
+
+        Policy `drop` first passes each group that is over age to `drop`, which must drop it.
+        """
+        if self._policy != "drop":  # which may have groups to drop in any case
+            if self._missing is not None and self._missing[0] == version:
+                return False
+            if self.num_complete < self._admission.groups_per_step:
+                return False
+        selection = self.select(version)
+        for index in selection.drop:
+            drop(index)
+        if not selection.take and self.num_complete >= self._admission.groups_per_step:
+            self._missing = version, frozenset(selection.waits_for)
+        return bool(selection.take)
+
+    def take(self, version: int) -> tuple[int, ...]:
+        """Remove and return the groups of the batch that is trained from `version`, oldest first."""
+        taken = self.select(version).take
+        for index in taken:
+            del self._outstanding[index]
+        self.num_complete -= len(taken)
+        self.num_consumed += len(taken)
+        return taken
+
+    def select(self, version: int) -> Selection:
+        """Return what the trainer does next from `version` of the weights."""
+        return select(
+            list(self._outstanding.values()),
+            version=version,
+            groups_per_step=self._admission.groups_per_step,
+            max_staleness=self._admission.max_staleness,
+            policy=self._policy,
+        )

@@ -1,15 +1,11 @@
-"""The groups of a simulated run, under the engine's own rules (`agentrl.engine.staleness`).
-
-Invariant: each admitted group is consumed once, dropped once or still outstanding. Groups open and batches form exactly as
-in `agentrl.engine.buffer.GroupBuffer`, which waits with events where this one is asked; a test plays both side by side.
-"""
+"""The groups of a simulated run: those of the engine's buffer (`agentrl.engine.staleness`), with its versions."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
-from agentrl.engine.staleness import Admission, Candidate, Selection, StalenessPolicy, select
+from agentrl.engine.staleness import Admission, OutstandingGroups, StalenessPolicy
 
 
 class SimulatedBuffer:
@@ -17,18 +13,11 @@ class SimulatedBuffer:
 
     def __init__(self, admission: Admission, policy: StalenessPolicy) -> None:
         """Start empty, at version 0."""
-        self._admission = admission
-        self._policy: StalenessPolicy = policy
-        self._outstanding: dict[int, Candidate] = {}
-        self._complete = 0
-        self._missing: frozenset[int] | None = None
-        """Groups one of which must complete before a batch can form, where enough others are complete; None: unknown."""
+        self._groups = OutstandingGroups(admission, policy)
         self.version = 0
         """Of the servers, from which admission counts."""
         self.trainer_version = 0
         """Of the trainer: `version`, or the next one while servers load it."""
-        self.admitted = 0
-        self.consumed = 0
         self.dropped = 0
         self.on_drop: Callable[[int], None] = lambda index: None
         """Called with each group that leaves for its age."""
@@ -36,66 +25,41 @@ class SimulatedBuffer:
     @property
     def outstanding(self) -> int:
         """Groups admitted and neither consumed nor dropped."""
-        return len(self._outstanding)
+        return len(self._groups)
 
     @property
     def may_admit(self) -> bool:
         """Whether one more group may open."""
-        return self._admission.allows(opened=self.consumed + len(self._outstanding), version=self.version)
+        return self._groups.may_admit(self.version)
 
     def admit(self) -> int:
         """Open the next group and return its number; its version is the present one."""
-        index = self.admitted
-        self.admitted += 1
-        self._outstanding[index] = Candidate(index=index, version=self.version, complete=False)
-        return index
+        return self._groups.admit(self.version)
 
     def version_of(self, index: int) -> int:
         """Return the version at the admission of an open group."""
-        return self._outstanding[index].version
+        return self._groups.version_of(index)
 
     def complete(self, index: int, oldest: int) -> None:
         """Record that a group is complete, whose oldest token is of version `oldest`."""
-        self._outstanding[index] = Candidate(index=index, version=oldest, complete=True)
-        self._complete += 1
-        if self._missing is not None and index in self._missing:
-            self._missing = None
+        self._groups.complete(index, oldest)
 
     def drop(self, index: int) -> None:
         """Drop an open group; another may take its place."""
-        self._complete -= self._outstanding.pop(index).complete
+        self._groups.drop(index)
         self.dropped += 1
-        self._missing = None
 
     def is_ready(self) -> bool:
         """Return whether `take` would give a batch; policy `drop` first drops the groups that are over age."""
-        if self._missing is not None:
-            return False
-        if self._policy != "drop" and self._complete < self._admission.groups_per_step:
-            return False
-        selection = self._select()
-        for index in selection.drop:
-            self.drop(index)
-            self.on_drop(index)
-        if not selection.take and self._complete >= self._admission.groups_per_step:
-            self._missing = frozenset(selection.waits_for)
-        return bool(selection.take)
+        return self._groups.is_ready(self.trainer_version, self._drop_for_age)
 
     def take(self) -> tuple[int, ...]:
         """Remove and return the groups of the next batch, oldest first; empty where there is none."""
-        if not self.is_ready():
-            return ()
-        taken = self._select().take
-        for index in taken:
-            del self._outstanding[index]
-        self._complete -= len(taken)
-        self.consumed += len(taken)
-        return taken
+        return self._groups.take(self.trainer_version) if self.is_ready() else ()
 
     def stepped(self) -> None:
         """Record that the trainer has the next version."""
         self.trainer_version += 1
-        self._missing = None
 
     def tick(self) -> None:
         """Record that the servers have the trainer's version."""
@@ -103,15 +67,11 @@ class SimulatedBuffer:
 
     def counts(self) -> Counter[str]:
         """Return how many groups were admitted, consumed, dropped and are outstanding."""
+        groups = self._groups
         return Counter(
-            admitted=self.admitted, consumed=self.consumed, dropped=self.dropped, outstanding=len(self._outstanding)
+            admitted=groups.num_admitted, consumed=groups.num_consumed, dropped=self.dropped, outstanding=len(groups)
         )
 
-    def _select(self) -> Selection:
-        return select(
-            list(self._outstanding.values()),
-            version=self.trainer_version,
-            groups_per_step=self._admission.groups_per_step,
-            max_staleness=self._admission.max_staleness,
-            policy=self._policy,
-        )
+    def _drop_for_age(self, index: int) -> None:
+        self.drop(index)
+        self.on_drop(index)

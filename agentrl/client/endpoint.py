@@ -296,10 +296,10 @@ def _same(known: Message, given: Message) -> bool:
         return False
     if known.get("role") == "assistant":
         return _stripped(known) == _stripped(given) and _called(known) == _called(given)
-    return _given(known) == _given(given)
+    return _not_null(known) == _not_null(given)
 
 
-def _given(message: Message) -> Mapping[str, object]:
+def _not_null(message: Message) -> Mapping[str, object]:
     return {name: value for name, value in message.items() if value is not None}
 
 

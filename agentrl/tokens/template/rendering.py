@@ -415,14 +415,14 @@ def _roles(messages: Sequence[PlainMessage]) -> str:
 
 def _literals_of(source: str) -> set[str]:
     """Return the texts that a template writes or compares with."""
-    tree = _parsed(source)
+    tree = _syntax_tree(source)
     texts = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
     return texts | {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
 
 
 def _cuts_and_joins(source: str) -> bool:
     """Return whether a template may cut and join strings."""
-    tree = _parsed(source)
+    tree = _syntax_tree(source)
     if any(node.name not in _SAFE_FILTERS for node in tree.find_all(jinja2.nodes.Filter)):
         return True
     called = (call.node for call in tree.find_all(jinja2.nodes.Call))
@@ -431,6 +431,6 @@ def _cuts_and_joins(source: str) -> bool:
     return any(isinstance(node.arg, jinja2.nodes.Slice) for node in tree.find_all(jinja2.nodes.Getitem))
 
 
-def _parsed(source: str) -> jinja2.nodes.Template:
+def _syntax_tree(source: str) -> jinja2.nodes.Template:
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     return environment.parse(re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", source))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.support.process_guard import TESTS, ProcessGuard, starts_processes
 from tests.support.tiny import tiny_checkpoint
 
 GUARD = ProcessGuard()
+platform.processor()  # asks `uname` once in a process; the openai client does so at its first request
 
 # Two cores are shared by pytest and the servers it starts: one thread each is fastest, and hub access is never wanted.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

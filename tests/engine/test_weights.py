@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
@@ -89,20 +90,32 @@ def restart(pool: ServerPool, server: ScriptedServer) -> None:
     pool.report_started(server.url)
 
 
+class SecondStep(ScriptedTrainer):
+    """A trainer that says when its second step begins."""
+
+    def __init__(self, *, hold_steps: Mapping[int, anyio.Event]) -> None:
+        super().__init__(hold_steps=hold_steps)
+        self.begun = anyio.Event()
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        if len(self.batches) == 1:
+            self.begun.set()
+        return await super().step(batch)
+
+
 @pytest.mark.parametrize(("number", "lost"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("send_dtype", [None, "float32"])
 async def test_a_run_outlives_the_loss_of_servers_during_a_step(
     tmp_path: Path, renderer: Renderer, send_dtype: str | None, number: int, lost: int
 ) -> None:
     trained = anyio.Event()
-    trainer, servers = ScriptedTrainer(hold_steps={1: trained}), two_servers(renderer)[:number]
+    trainer, servers = SecondStep(hold_steps={1: trained}), two_servers(renderer)[:number]
     victims = servers[:lost]
     async with pool_of(*servers) as pool:
         engine = make_engine(tmp_path, renderer, trainer=trainer, inference=pool, steps=4, send_dtype=send_dtype)
 
         async def lose() -> None:
-            while len(trainer.batches) < 2:  # noqa: ASYNC110 - the trainer is observed, as a fault from outside would
-                await anyio.sleep(0.002)
+            await trainer.begun.wait()
             for victim in victims:
                 restart(pool, victim)
             settled = (State.SERVING,) if send_dtype is None else (State.SERVING, State.WAITING)

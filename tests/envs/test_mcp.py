@@ -31,6 +31,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@pytest.mark.processes
 async def test_the_tools_of_a_server_are_called_and_its_errors_are_for_the_model() -> None:
     async with McpServer(COMMAND, only=["price", "buy", "picture", "shout"], max_result_chars=1_000) as server:
         assert list(server.tools) == ["price", "buy", "picture", "shout"]

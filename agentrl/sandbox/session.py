@@ -39,7 +39,7 @@ class Reply(msgspec.Struct):
     left_out: dict[str, str] = {}
 
 
-class Link(Protocol):
+class SupervisorLink(Protocol):
     """The way to the supervisor of one sandbox."""
 
     @property
@@ -62,7 +62,7 @@ class Session:
     is an `EnvironmentFault`; so is a request for files once it has ended.
     """
 
-    def __init__(self, link: Link, limits: Limits) -> None:
+    def __init__(self, link: SupervisorLink, limits: Limits) -> None:
         self.link, self.limits = link, limits
         self._turn = anyio.Lock()
         """Calls of several tasks run one after another: the supervisor does one thing at a time."""
@@ -197,7 +197,7 @@ def _input_of(program: Program) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def session_over(link: Link, limits: Limits, files: Mapping[str, bytes] | None) -> AsyncGenerator[Session]:
+async def session_over(link: SupervisorLink, limits: Limits, files: Mapping[str, bytes] | None) -> AsyncGenerator[Session]:
     """Yield a session over `link`, with `files` in its working directory."""
     session = Session(link, limits)
     if files:

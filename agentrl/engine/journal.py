@@ -23,8 +23,7 @@ from agentrl.engine.diagnostics import advantage_metrics, task_outcomes
 from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight
 from agentrl.engine.parts import EngineParts
-from agentrl.engine.report import PublishReport, RunReport, SyncCost, Timer, Totals
-from agentrl.engine.utilization import BusyMeter
+from agentrl.engine.report import BusyMeter, PublishReport, RunReport, SyncCost, Timer, Totals
 from agentrl.errors import RunStopped
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles

@@ -1,1 +1,1 @@
-"""What a command, a script or a notebook starts: training, evaluation, serving, a warm start, one episode."""
+"""The commands of `agentrl`: each with its flags and its work in one file, and the same from Python in `python/`."""

@@ -102,11 +102,6 @@ def chat_command(
 async def chat(options: ChatOptions, *, read: Callable[[], str] | None = None, console: Console | None = None) -> None:
     """Talk until the input ends.
 
-    Args:
-        options: what to chat with.
-        read: returns the next line; an empty text ends the chat. The default reads from the terminal.
-        console: shows the conversation; the default is standard output.
-
     Raises:
         ConfigError: the checkpoint, the endpoint or a tool cannot be used.
         ServerError: no server could be started.
@@ -128,15 +123,7 @@ async def chat(options: ChatOptions, *, read: Callable[[], str] | None = None, c
 
 
 class Conversation:
-    """A conversation in a terminal.
-
-    Args:
-        new_client: returns a client without history.
-        tools: what the model may call.
-        system: the system message; None for none.
-        temperature: of each answer; 0 is greedy.
-        console: shows it.
-    """
+    """A conversation in a terminal."""
 
     def __init__(
         self,
@@ -259,11 +246,7 @@ def _endpoint_client(connection: AsyncOpenAI, model: str, sampling: SamplingConf
 
 
 def _load_tool(spec: str) -> Tool[..., object]:
-    """Return the tool that `module:name` names; a plain function becomes one.
-
-    Raises:
-        ConfigError: there is none, or it is no function with typed parameters.
-    """
+    """Return the tool that `module:name` names; a plain function becomes one."""
     found = import_user_object(spec, "--tools")
     if isinstance(found, Tool):
         return cast("Tool[..., object]", found)

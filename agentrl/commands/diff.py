@@ -42,11 +42,6 @@ def diff_command(left: Path, right: Path, /, *, all: bool = False) -> None:
 def describe_difference(left: Path, right: Path, *, every: bool = False) -> str:
     """Return the fields that differ, the final figures of both runs, and the tasks whose success changed.
 
-    Args:
-        left: directory of a run.
-        right: directory of another.
-        every: every figure and every task, instead of those that matter most.
-
     Raises:
         ConfigError: a directory holds no run, or a file of it is not readable.
     """

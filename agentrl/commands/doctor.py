@@ -172,11 +172,7 @@ def _check_installed_sglang(report: CheckReport) -> None:
 
 
 def _installed_sglang(config: InferenceConfig) -> str:
-    """Return version and Python of the SGLang that a run would launch.
-
-    Raises:
-        ConfigError: no SGLang was found.
-    """
+    """Return version and Python of the SGLang that a run would launch."""
     python = find_sglang_python(config)
     command = [python, "-c", "import importlib.metadata as m; print(m.version('sglang'))"]
     try:

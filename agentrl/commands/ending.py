@@ -22,12 +22,7 @@ _Line: TypeAlias = Mapping[str, Any]
 
 
 def describe_end(run: RunConfig, error: BaseException | None) -> str:
-    """Return the summary of a run that has ended, many lines without a line feed at the end.
-
-    Args:
-        run: the run, whose directory is read.
-        error: what ended it; None: it did all its steps.
-    """
+    """Return the summary of a run that has ended, many lines without a line feed at the end."""
     events = list(read_metrics(run.run_dir)) if (run.run_dir / "metrics.jsonl").is_file() else []
     steps = [event for event in events if event["event"] == "step"]
     evaluations = [event for event in events if event["event"] == "evaluation"]

@@ -81,14 +81,6 @@ async def play_environment(
 ) -> float:
     """Play one episode: every line that is read is an assistant message, `/call NAME {...}` calls a tool.
 
-    Args:
-        spec: as for `load_environment`.
-        args: of the environment.
-        task: fields of the task.
-        seed: of the environment.
-        read: returns the next line; an empty string ends the episode.
-        write: shows a text.
-
     Returns:
         The sum of the rewards.
 

@@ -206,12 +206,6 @@ async def play_episodes(
 def choose_samples(tasks: Sequence[Task], episodes: int | None, samples: int, *, greedy: bool) -> tuple[Sequence[Task], int]:
     """Return the tasks that are played `samples` times each, and the number of episodes that makes.
 
-    Args:
-        tasks: of the evaluation.
-        episodes: number of all episodes, a multiple of `samples`; None: those of every task.
-        samples: episodes of each task.
-        greedy: whether the evaluation samples at temperature 0.
-
     Raises:
         ConfigError: the numbers do not fit together, or greedy samples were asked for.
     """
@@ -332,11 +326,7 @@ def _save(output: Path, values: Mapping[str, Any]) -> str:
 
 
 def _report_failures(run: RunConfig, report: EvalReport) -> None:
-    """Print to standard error what failed; raise if too much did.
-
-    Raises:
-        ErrorBudgetExceeded: all episodes failed, or more than `rollout.max_failure_rate` of them.
-    """
+    """Print to standard error what failed; raise if too much did."""
     first, count, limit = report.first_failed, len(report.episodes), run.rollout.max_failure_rate
     if first is None or first.failure is None:
         return

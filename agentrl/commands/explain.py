@@ -40,9 +40,6 @@ def config_command(config: Path | None = None, /, *overrides: Overrides, all: bo
 def explain_name(name: str) -> str:
     """Return the meaning, type, unit and default of a field, the fields of a section, or the meaning of a metric.
 
-    Args:
-        name: a path such as `trainer.lr`, a section, the last part of a path, such as `lr`, or a key of `metrics.jsonl`.
-
     Raises:
         ConfigError: there is no such field or metric; the message guesses what was meant.
     """
@@ -58,12 +55,7 @@ def explain_name(name: str) -> str:
 
 
 def describe_fields(run: RunConfig | None = None, *, every: bool = False) -> str:
-    """Return one line for each field: without a run its default and meaning, with one its value there.
-
-    Args:
-        run: whose values to show.
-        every: with a run, also the fields that its file leaves at their defaults.
-    """
+    """Return one line for each field: without a run its default and meaning, with one its value there."""
     fields = {field.path: field for field in config_fields(RunConfig) if not field.is_section}
     if run is None:
         rows = [

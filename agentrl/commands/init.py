@@ -38,10 +38,6 @@ def init_command(folder: Path, /, *, template: str = "attempts") -> None:
 def start_project(folder: Path, template: str = "attempts") -> str:
     """Write a project into `folder`, and return what to do next.
 
-    Args:
-        folder: must not exist, or be empty; its last part names the run.
-        template: one of `templates()`.
-
     Raises:
         ConfigError: the folder holds something, its name cannot be one of a run, the template is unknown, or writing fails.
     """
@@ -95,11 +91,7 @@ def _template_folder(name: str) -> Traversable:
 
 
 def _make_model(folder: Path) -> None:
-    """Run the project's own script that writes its tiny model.
-
-    Raises:
-        ConfigError: the script failed; the message has its last line.
-    """
+    """Run the project's own script that writes its tiny model."""
     command = [sys.executable, _MAKE_MODEL]
     try:
         made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_MODEL_S, check=False)

@@ -67,17 +67,9 @@ async def record_cassettes(
 ) -> None:
     """Run episodes and write a cassette of each into `output`, in place of files of the same name.
 
-    Args:
-        run: the run file.
-        output: the directory; it is made where there is none.
-        target: what samples the episodes.
-        task: id of the one task to record; None: the held-out tasks, or else the training tasks, in order.
-        episodes: number of episodes; None: one.
-
     Raises:
         ConfigError: there is no such task, or the target or a flag cannot be used.
         ServerError: no server could be started or reached.
-        RunStopped: a file cannot be written.
         ErrorBudgetExceeded: every episode failed.
 
     Cancellation: ends episodes and servers; the cassettes so far stay.

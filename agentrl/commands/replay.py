@@ -53,12 +53,6 @@ async def replay_cassettes(
 ) -> bool:
     """Replay cassettes, print a line for each, and return whether all are equal to their records.
 
-    Args:
-        paths: files, and directories of files that end in `.json`.
-        workflow: `module:Name`; None: the one that each cassette names.
-        workflow_args: its arguments; None: those of the cassette, for its own workflow.
-        live_tools: run the tools again.
-
     Raises:
         ConfigError: there is no cassette, one cannot be read, or the workflow cannot be used.
 

@@ -98,15 +98,6 @@ async def rescore_run(
 
     Environments, graders and judges run; what tools answered is what is stored, unless `live_tools` is set.
 
-    Args:
-        path: the run's directory.
-        workflow: `module:Name`; None: the one of the run.
-        workflow_args: its arguments; None: those of the run, for the run's own workflow.
-        step: rescore the episodes that ended before this step completed only.
-        limit: rescore so many episodes at most.
-        live_tools: run the tools again.
-        output: a file of JSON lines, one an episode.
-
     Raises:
         ConfigError: there is no run, it has no such episodes, or the workflow cannot be used.
         RunStopped: `output` cannot be written, or no episode could be scored.

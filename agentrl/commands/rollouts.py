@@ -25,15 +25,7 @@ from agentrl.workflow import RolloutWorkflow
 def make_runner(
     run: RunConfig, workflow: RolloutWorkflow, renderer: Renderer, *, model: Path | str, log_dir: Path
 ) -> PolicyRunner:
-    """Return what plays the episodes of a run.
-
-    Args:
-        run: the whole run.
-        workflow: the workflow that `run` names.
-        renderer: the tokenizer and the context limit that the servers grant.
-        model: directory of the tokenizer.
-        log_dir: where workers write their logs.
-    """
+    """Return what plays the episodes of a run."""
     if run.rollout.runner == "local":
         return LocalRunner(workflow, renderer=renderer, rollout=run.rollout, seed=run.seed)
     setup = WorkerSetup(

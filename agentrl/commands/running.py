@@ -40,13 +40,7 @@ def load_run(path: Path, overrides: Sequence[str]) -> RunConfig:
 def run_job(
     job: Callable[[], Awaitable[object]], results: Callable[[], str], *, stall_timeout_s: float | None = None
 ) -> None:
-    """Run an async job to its end; the job itself ends what it started.
-
-    Args:
-        job: an async function.
-        results: returns where the results are, for the message after an interrupt.
-        stall_timeout_s: seconds the job may block the event loop; None for a job that watches the loop itself.
-    """
+    """Run an async job to its end; the job itself ends what it started."""
     from agentrl.watchdog.loop import run_watched
     from agentrl.watchdog.threads import run_without_waiting
 
@@ -104,10 +98,6 @@ def describe_error(error: BaseException) -> str:
 
 def check_writable(path: Path, what: str) -> None:
     """Check, before a command starts its work, that it can write `path`; a trial file is written and removed.
-
-    Args:
-        path: the file or directory that the command will make.
-        what: names `path` in the message, such as `--output report.json`.
 
     Raises:
         ConfigError: it cannot be written; the message says why.

@@ -1,10 +1,9 @@
-"""`agentrl train` on one machine: servers and trainer are supervised subprocesses, the engine runs in this process.
+"""`agentrl train`: the engine runs in this process; it starts servers and trainer here or on Ray, or lets them attach.
 
 Invariant: bad input is reported before any process starts. However the run ends, every process that it started has
 ended when `train` returns, and the run directory holds what was recorded, with a `summary.json` that says why the run
 ended. Ctrl-C, SIGTERM to the command and a workflow that blocks the event loop all end a run in this way; only SIGKILL
-leaves no summary. A resumed run keeps the order of its tasks and the shape of its batches, and starts from a whole
-checkpoint.
+leaves no summary.
 """
 
 from __future__ import annotations
@@ -164,15 +163,6 @@ async def train_run(
     `trainer.restarts` times within an hour.
 
     `run.run_dir` gets config.yaml, plan.txt, metrics.jsonl, episodes/, weights/, checkpoints/, logs/, summary.json.
-
-    Args:
-        run: the whole run.
-        existing: what to do with an existing run directory.
-        accept_changed_tasks: whether a resumed run may continue with tasks that differ from those of its checkpoint.
-        progress: how to show the run; None: live on a terminal, one line a step elsewhere.
-        max_block_s: seconds the event loop may be blocked by code that does not await; None: `engine.stall_timeout_s`.
-        may_exit: whether the process may write the summary and exit when a workflow ignores every interrupt.
-        objects: workflow and tasks, in place of what `run` names.
 
     Raises:
         ConfigError: before anything is started; also where another process runs this run, whose files stay as they are.

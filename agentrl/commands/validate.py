@@ -111,10 +111,6 @@ class ValidationReport:
 class TaskValidation:
     """Plays the tasks of a run against the scripted policy and collects what is found.
 
-    Args:
-        run: its tasks, workflow and rollout section are used; its model and servers are not.
-        limit: tasks of each set that are checked, from the first; None checks all, and 100 of a set that never ends.
-
     Raises:
         ConfigError: tasks or workflow cannot be used, `limit` is below 1, or a reference is no text.
     """
@@ -152,10 +148,7 @@ class TaskValidation:
         self._report = ValidationReport(counts=counts, prompts_compared=self._workflow.prompt_is_task)
 
     async def check(self) -> ValidationReport:
-        """Play all tasks behind a progress bar and return what is found.
-
-        Cancellation: ends the episodes; nothing is returned.
-        """
+        """Play all tasks behind a progress bar and return what is found."""
         episodes = [*map(len, self._sets.values()), *map(len, self._references.values()), *map(len, self._guesses.values())]
         with EpisodeBar(sum(episodes)) as advance:
             async with self._workflow.opened():

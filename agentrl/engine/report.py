@@ -249,7 +249,6 @@ class BusyMeter:
     """
 
     def __init__(self) -> None:
-        """Start now."""
         self._most_tokens_per_s = 0.0
         self._processor_s = time.process_time()
 

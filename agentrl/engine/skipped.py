@@ -41,7 +41,6 @@ class SkippedSteps:
     """
 
     def __init__(self, algorithm: AlgorithmConfig, config: EngineConfig) -> None:
-        """Begin without a skipped step."""
         self._algorithm, self._limit = algorithm, config.stop_after_skipped
         self._in_a_row = 0
         self._last_reason = ""
@@ -120,7 +119,6 @@ class EqualScores:
     """
 
     def __init__(self) -> None:
-        """Start before the first group."""
         self._in_a_row = 0
         self._has_warned = False
 

@@ -18,8 +18,6 @@ from agentrl.cassette.file import read_cassette, write_cassette
 from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.client import Client, EpisodeSettings, MessageLike, PolicyBackend
 from agentrl.client.client import Answered
-from agentrl.commands.record import make_cassette
-from agentrl.commands.replay import compare_with_cassette
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.rollout.episode import run_client_episode
 from agentrl.servers.scripted.script import ScriptedCall

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from agentrl import Client, RolloutWorkflow, Task, Trajectory, run_episode
-from agentrl.commands.replay import timeless_record
 from agentrl.display.view import view_of
 from agentrl.errors import ConfigError
 from agentrl.runs.stored import stored_trajectory

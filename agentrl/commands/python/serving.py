@@ -29,7 +29,6 @@ class ServedPolicy:
     """A checkpoint that is being served."""
 
     def __init__(self, config: RunConfig, pool: ServerPool, renderer: Renderer) -> None:
-        """Serve with `pool`, as `config` says."""
         self._config = config
         self._pool = pool
         self._renderer = renderer

@@ -15,12 +15,12 @@ from agentrl.exports import first_use
 
 if TYPE_CHECKING:
     from agentrl.client import Client, MessageLike
+    from agentrl.commands.python.episode import run_episode
+    from agentrl.commands.python.evaluation import evaluate
+    from agentrl.commands.python.serving import serve
+    from agentrl.commands.python.training import train, train_async
     from agentrl.env import Environment, open_environment
     from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
-    from agentrl.jobs.python.episode import run_episode
-    from agentrl.jobs.python.evaluation import evaluate
-    from agentrl.jobs.python.serving import serve
-    from agentrl.jobs.python.training import train, train_async
     from agentrl.runs.run import open_run
     from agentrl.tokens.verify import verify
     from agentrl.tools import ToolError, reply_to, tool
@@ -73,16 +73,16 @@ _HOME = {
     "ToolError": "agentrl.tools",
     "Trajectory": "agentrl.types",
     "Turn": "agentrl.types",
-    "evaluate": "agentrl.jobs.python.evaluation",
+    "evaluate": "agentrl.commands.python.evaluation",
     "in_process": "agentrl.tools.processes",
     "open_environment": "agentrl.env",
     "open_run": "agentrl.runs.run",
     "reply_to": "agentrl.tools",
-    "run_episode": "agentrl.jobs.python.episode",
-    "serve": "agentrl.jobs.python.serving",
+    "run_episode": "agentrl.commands.python.episode",
+    "serve": "agentrl.commands.python.serving",
     "tool": "agentrl.tools",
-    "train": "agentrl.jobs.python.training",
-    "train_async": "agentrl.jobs.python.training",
+    "train": "agentrl.commands.python.training",
+    "train_async": "agentrl.commands.python.training",
     "verify": "agentrl.tokens.verify",
 }
 

@@ -1,6 +1,6 @@
 """`python -m agentrl`: the `agentrl` command, for where its script is not on the path."""
 
-from agentrl.cli.main import main
+from agentrl.commands.main import main
 
 if __name__ == "__main__":
     main()

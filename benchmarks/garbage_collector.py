@@ -38,8 +38,8 @@ import anyio
 
 from agentrl.client import SamplingConfig
 from agentrl.client.client import Client
+from agentrl.commands import train
 from agentrl.inference.backend import GenerateRequest, Generation
-from agentrl.jobs import train
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer

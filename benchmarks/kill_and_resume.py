@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from agentrl.jobs.files import write_json
+from agentrl.files import write_json
 from benchmarks.machine import describe_machine
 from tests.support.kills import STEPS_BEFORE_A_KILL, account, compare, prepare
 from tests.support.tiny import tiny_checkpoint

@@ -21,9 +21,9 @@ from typing import Any
 import anyio
 from rich.console import Console
 
+from agentrl.commands.train import train_run
 from agentrl.config import RunConfig, load_config
-from agentrl.jobs.files import write_json
-from agentrl.jobs.train import train_run
+from agentrl.files import write_json
 from agentrl.observe.progress import NoProgress
 from agentrl.plan.basis import measured_machines
 from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from agentrl.cli.main import run_command
+from agentrl.commands.running import run_command
 from agentrl.errors import RunStopped, WorkflowError, boundary
 from agentrl.foreign import visible
 

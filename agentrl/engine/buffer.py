@@ -33,10 +33,7 @@ class Signal:
         self._event = anyio.Event()
 
     async def wait(self) -> None:
-        """Return after the next `fire`.
-
-        Cancellation: nothing is left behind.
-        """
+        """Return after the next `fire`."""
         await self._event.wait()
 
     async def wait_until(self, holds: Callable[[], bool], *, timeout_s: float | None, what: Callable[[], str]) -> None:
@@ -49,8 +46,6 @@ class Signal:
 
         Raises:
             StallError: when the condition does not hold in time.
-
-        Cancellation: nothing is left behind.
         """
         with anyio.move_on_after(timeout_s) as scope:
             while not holds():
@@ -74,7 +69,6 @@ class VersionClock:
     """
 
     def __init__(self, *, start: int = 0, changed: Signal | None = None) -> None:
-        """Start at version `start`; each tick fires `changed`, which the buffer shares."""
         self._version = self._trainer_version = start
         self._changed = changed or Signal()
 

@@ -130,9 +130,6 @@ async def evaluate_policy(
 
     Raises:
         ConfigError: when there are no tasks, or `episodes` is below 1.
-        InvariantError: from an episode; the others are cancelled.
-
-    Cancellation: all episodes are cancelled; nothing is returned.
     """
     if greedy:
         sampling = sampling.model_copy(update={"temperature": 0.0})
@@ -249,10 +246,7 @@ class EvaluationQueue:
         self._changed.fire()
 
     async def released(self) -> None:
-        """Return when servers may take new weights: at once, or when no frozen evaluation is due.
-
-        Cancellation: nothing is left behind.
-        """
+        """Return when servers may take new weights: at once, or when no frozen evaluation is due."""
         await self._changed.wait_until(
             lambda: not (self._holds and self._due), timeout_s=None, what=lambda: "the trainer waits for an evaluation"
         )

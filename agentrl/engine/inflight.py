@@ -44,7 +44,6 @@ class InFlight:
     """The running episodes of a run."""
 
     def __init__(self, *, on_progress: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
-        """Start empty; `on_progress` is called at each start, turn and end."""
         self._flights: dict[str, Flight] = {}
         self._on_progress = on_progress
         self._now = now
@@ -141,7 +140,6 @@ class FinishedCalls:
     """Nats. Sampling never draws a token of this probability."""
 
     def __init__(self) -> None:
-        """Start without a call."""
         self._last: dict[str, deque[FinishedCall]] = {}
         self._unverified: defaultdict[str, set[int]] = defaultdict(set)
         self.example: GenerateRequest | None = None
@@ -214,7 +212,6 @@ class SeedWatch:
     """Warns once of a workflow that gives the calls of several members of a group one seed, so that they sample alike."""
 
     def __init__(self) -> None:
-        """Start without a call."""
         self._episodes: OrderedDict[tuple[str, int], str] = OrderedDict()
         self._warned = False
 
@@ -241,7 +238,6 @@ class WatchedChunks(AsyncIterator[GenerationChunk]):
     """The chunks of one call, whose last one is recorded."""
 
     def __init__(self, chunks: AsyncIterator[GenerationChunk], record: Callable[[Generation], None]) -> None:
-        """Forward `chunks`."""
         self._chunks, self._record = chunks, record
 
     async def __anext__(self) -> GenerationChunk:
@@ -255,7 +251,6 @@ class WatchedBackend:
     """A backend that counts its calls in an `InFlight` and records their ends."""
 
     def __init__(self, backend: Backend, flights: InFlight) -> None:
-        """Forward every call to `backend`."""
         self._backend = backend
         self._flights = flights
         self._seeds = SeedWatch()

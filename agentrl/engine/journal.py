@@ -23,8 +23,7 @@ from agentrl.engine.diagnostics import advantage_metrics, task_outcomes
 from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight
 from agentrl.engine.parts import EngineParts
-from agentrl.engine.report import PublishReport, RunReport, SyncCost, Timer, Totals
-from agentrl.engine.utilization import BusyMeter
+from agentrl.engine.report import BusyMeter, PublishReport, RunReport, SyncCost, Timer, Totals
 from agentrl.errors import RunStopped
 from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles
@@ -46,7 +45,7 @@ _TIMED: Mapping[Timer, tuple[Actor, ActivityName]] = {
 
 
 class Journal:
-    """The records of one run."""
+    """The records of one run; each method that writes raises `RunStopped` when the disk refuses."""
 
     def __init__(
         self,
@@ -114,19 +113,11 @@ class Journal:
         self._worked(actor, activity, begin, time.perf_counter())
 
     def publishing(self, version: int) -> None:
-        """Record a version before any server can have it: no later process of the run uses the number for other weights.
-
-        Raises:
-            RunStopped: when the disk refuses.
-        """
+        """Record a version before any server can have it: no later process of the run uses the number for other weights."""
         self._append("publishing", {"version": version})
 
     def published(self, ended: float, report: PublishReport) -> None:
-        """Record in the timeline a publication that ended at `ended`, a moment of `time.perf_counter`.
-
-        Raises:
-            RunStopped: when the disk refuses.
-        """
+        """Record in the timeline a publication that ended at `ended`, a moment of `time.perf_counter`."""
         update = ended - report.update_s
         pause = update + report.pause_after_s
         self._worked("trainer", "publish", update - report.publish_s, update)
@@ -195,7 +186,6 @@ class Journal:
 
         Raises:
             ErrorBudgetExceeded: when too many in a row were dropped for their failed members.
-            RunStopped: when the disk refuses.
         """
         tokens = self._flights.tokens_by_group.pop(index, 0)
         self._totals.add_waste("over_age" if reason == "over_age" else "dropped_group", tokens)
@@ -208,8 +198,6 @@ class Journal:
 
         Raises:
             RunStopped: one was deleted or replaced.
-
-        Cancellation: nothing is changed.
         """
         self._metrics.check_in_place()
         self._timeline.check_in_place()
@@ -224,11 +212,7 @@ class Journal:
         report: StepReport,
         sync: SyncCost,
     ) -> None:
-        """Record a training step; `sync` is the cost of publications since the last one.
-
-        Raises:
-            RunStopped: when the disk refuses.
-        """
+        """Record a training step; `sync` is the cost of publications since the last one."""
         totals, now = self._totals, time.perf_counter()
         sampled = sum(self._flights.tokens_by_group.pop(group.index, 0) for group in groups)
         totals.add_batch(groups, prepared, report, sync, sampled)
@@ -271,11 +255,7 @@ class Journal:
             self._trackers.step(number, self._wall_s(), line, episodes)
 
     def checkpoint_begun(self, step: int, held_s: float) -> None:
-        """Record that the trainer has copied its state for a checkpoint, and did nothing else for `held_s` seconds.
-
-        Raises:
-            RunStopped: when the disk refuses.
-        """
+        """Record that the trainer has copied its state for a checkpoint, and did nothing else for `held_s` seconds."""
         end = time.perf_counter()
         self._worked("trainer", "checkpoint", end - held_s, end, step)
 
@@ -287,32 +267,17 @@ class Journal:
             path: its directory.
             seconds: from its beginning until it was on the disk.
             held_s: of these, how long the trainer did nothing else.
-
-        Raises:
-            RunStopped: when the disk refuses.
         """
         self._totals.checkpoint = str(path)
         self._append("checkpoint", {"step": step, "path": str(path), "seconds": seconds, "held_s": held_s})
 
     async def flush(self) -> None:
-        """Return when every episode so far is on disk, so that what builds on it outlives none of them.
-
-        Raises:
-            RunStopped: when the disk refuses.
-
-        Cancellation: `close` writes the rest.
-        """
+        """Return when every episode so far is on disk, so that what builds on it outlives none of them."""
         if self._episodes is not None:
             await self._episodes.flush()
 
     async def evaluation(self, step: int, report: EvalReport) -> str:
-        """Record an evaluation that began after `step` and has just ended, once its episodes are on disk; return its result.
-
-        Raises:
-            RunStopped: when the disk refuses.
-
-        Cancellation: nothing is recorded.
-        """
+        """Record an evaluation that began after `step` and has ended, once its episodes are on disk; return a line of it."""
         end = time.perf_counter()
         await self.flush()
         self._worked("evaluation", "evaluate", end - report.seconds, end, step)
@@ -324,11 +289,7 @@ class Journal:
         return evaluation_line(line)
 
     def evaluation_skipped(self, step: int) -> None:
-        """Record an evaluation that was due while two earlier ones were unfinished.
-
-        Raises:
-            RunStopped: when the disk refuses.
-        """
+        """Record an evaluation that was due while two earlier ones were unfinished."""
         self._append("evaluation_skipped", {"step": step})
 
     def snapshot(self) -> Snapshot:
@@ -373,13 +334,7 @@ class Journal:
         )
 
     async def write(self) -> None:
-        """Write the records of episodes until cancelled.
-
-        Raises:
-            RunStopped: when the disk refuses.
-
-        Cancellation: `close` writes the remaining records.
-        """
+        """Write the records of episodes until cancelled."""
         if self._episodes is not None:
             await self._episodes.write()
 
@@ -387,9 +342,6 @@ class Journal:
         """Write the remaining records and the `end` event, and close the files.
 
         Where no error ended the run, one of closing it is the error of the `end` event and of the trackers.
-
-        Raises:
-            RunStopped: when the disk refuses, or does not take the remaining records in time.
 
         Cancellation: shielded, for `DRAIN_TIMEOUT_S` at most; trackers have `FINISH_TIMEOUT_S`.
         """

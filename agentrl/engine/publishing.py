@@ -193,10 +193,6 @@ class Publications:
     async def first(self) -> None:
         """Put the weights with which the run begins on every server, as the version at which the clock stands.
 
-        Raises:
-            TrainError, WeightSyncError, ServerError: when the weights did not arrive.
-            RunStopped: when the disk refuses the record of it.
-
         Cancellation: servers may have either version.
         """
         await self._send(await self._hold(self._clock.version), who="the trainer", beside=False)
@@ -208,10 +204,6 @@ class Publications:
         Args:
             tasks: where the publication runs beside the trainer; it must be over before this group is.
             beside: return when the trainer may step, if it keeps a snapshot; otherwise when every server has the weights.
-
-        Raises:
-            TrainError, WeightSyncError, ServerError: when these weights, or those before, did not arrive.
-            RunStopped: when the disk refuses the record of it.
 
         Cancellation: servers may have either version.
         """
@@ -230,13 +222,7 @@ class Publications:
             self._waited_s += time.perf_counter() - begin
 
     async def finish(self) -> None:
-        """Return when no publication runs.
-
-        Raises:
-            TrainError, WeightSyncError, ServerError, RunStopped: the one that ran failed.
-
-        Cancellation: it continues.
-        """
+        """Return when no publication runs."""
         if self._ended is None:
             return
         begin = time.perf_counter()

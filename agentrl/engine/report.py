@@ -5,6 +5,7 @@ Invariant: each sampled token is trained, wasted for a named cause, part of an e
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,15 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from agentrl.engine.batch import PreparedBatch
 from agentrl.observe.metrics import MetricValue
+from agentrl.processes.machine import count_cores
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group
 
 Timer: TypeAlias = Literal["trainer_wait_s", "rollout_wait_s", "train_s"]
+
+
+TRAINER_WORK = ("train_s", "sync_wait_s", "trainer.seconds_spot_check")
+"""The keys of a `step` line whose seconds the trainer works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +240,36 @@ class Totals:
             evaluations=tuple(self.evaluations),
             checkpoint=self.checkpoint,
         )
+
+
+class BusyMeter:
+    """Measures how busy trainer, servers and driver of one process were in each step.
+
+    A share is of the time since the last step; those of trainer and servers are at most 1.
+    """
+
+    def __init__(self) -> None:
+        self._most_tokens_per_s = 0.0
+        self._processor_s = time.process_time()
+
+    def step(self, elapsed_s: float, tokens_per_s: float, line: Mapping[str, object]) -> dict[str, float]:
+        """Return the shares of a step that has just ended.
+
+        Args:
+            elapsed_s: seconds since the last one.
+            tokens_per_s: sampled meanwhile.
+            line: its other metrics.
+        """
+        self._most_tokens_per_s = max(self._most_tokens_per_s, tokens_per_s)
+        now = time.process_time()
+        used_s, self._processor_s = now - self._processor_s, now
+        worked_s = sum(value for key in TRAINER_WORK if isinstance(value := line.get(key), float))
+        return {
+            "trainer_busy_share": min(1.0, worked_s / elapsed_s),
+            "server_busy_share": tokens_per_s / self._most_tokens_per_s if self._most_tokens_per_s else 0.0,
+            "driver_busy_cores": used_s / elapsed_s,
+            "machine_cores": float(count_cores()),
+        }
 
 
 def _larger(known: float | None, found: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Steps that train nothing: why, what to change, and when the run gives up.
+"""Steps and groups that teach nothing: why, what to change, and when the run gives up.
 
 Invariant: a step that leaves the weights as they were is explained to a person, and a run that trains nothing for
 `engine.stop_after_skipped` steps in a row ends with an error.
@@ -19,6 +19,8 @@ from agentrl.types import Group, Trajectory
 
 logger = logging.getLogger(__name__)
 
+WINDOW: Final = 16
+"""Groups in a row that must have equal scores before a warning."""
 TURN_REWARDS_ADVICE: Final = (
     "algorithm.advantage: episode gives each turn the whole episode's return; algorithm.advantage: turn credits it with the "
     "rewards that were set after it was sent"
@@ -39,7 +41,6 @@ class SkippedSteps:
     """
 
     def __init__(self, algorithm: AlgorithmConfig, config: EngineConfig) -> None:
-        """Begin without a skipped step."""
         self._algorithm, self._limit = algorithm, config.stop_after_skipped
         self._in_a_row = 0
         self._last_reason = ""
@@ -107,3 +108,34 @@ def _equal_returns(groups: Sequence[Group], algorithm: AlgorithmConfig) -> str:
 
 def _has_turn_rewards(episode: Trajectory) -> bool:
     return any(turn.reward for turn in episode.turns)
+
+
+class EqualScores:
+    """Watches the groups that `score_group` scored, and warns once where all members get one and the same score.
+
+    Example:
+        >>> watch = EqualScores()
+        >>> watch.see(())
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._has_warned = False
+
+    def see(self, scored: Sequence[Trajectory]) -> None:
+        """Count a group as `score_group` left it; what failed, got advantages or has rewarded turns does not count."""
+        if len(scored) < 2 or any(each.failure is not None or each.advantage is not None for each in scored):
+            return
+        if any(turn.reward is not None for each in scored for turn in each.turns):
+            return
+        equal = len({each.final_reward for each in scored}) == 1
+        self._in_a_row = self._in_a_row + 1 if equal else 0
+        if self._in_a_row == WINDOW and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "score_group gave all members of a group one and the same score, in %d groups in a row. A member is "
+                "compared with the others, so these groups teach nothing. Score each member by what it adds to the "
+                "group, or return MemberAdvantages, such as agentrl.reward.pass_at_k.pass_at_k(scores); if the tasks are "
+                "all solved, or none is, use others",
+                WINDOW,
+            )

@@ -344,11 +344,7 @@ class TrainLoop:
         return await self._check_servers(number)
 
     async def _check_servers(self, number: int) -> Mapping[str, float]:
-        """Take out the servers whose log-probs are wrong, drop the groups they may have spoilt, and return the metrics.
-
-        Raises:
-            InvariantError: no other server is left, or a log-prob is impossible.
-        """
+        """Take out the servers whose log-probs are wrong, drop the groups they may have spoilt, and return the metrics."""
         version = self._clock.version
         with (
             self._board.waiting("the trainer", f"a spot check of the servers at version {version}"),

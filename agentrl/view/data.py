@@ -16,10 +16,10 @@ import orjson
 import yaml
 
 from agentrl.errors import ConfigError
-from agentrl.jobs.run_lock import is_locked
 from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.runs.reading import RESUMED_MARK, read_index, read_metrics
 from agentrl.runs.run import Run
+from agentrl.runs.run_lock import is_locked
 from agentrl.types import JsonValue
 from agentrl.view.episode import episode_json
 from agentrl.view.metric_names import describe_metrics

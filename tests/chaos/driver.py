@@ -12,9 +12,9 @@ from pathlib import Path
 
 import anyio
 
-from agentrl.cli.main import run_command
+from agentrl.commands.running import run_command
+from agentrl.commands.train import train_run
 from agentrl.config import load_config
-from agentrl.jobs.train import train_run
 from agentrl.observe.progress import PlainProgress, Snapshot
 from agentrl.watchdog.signals import describe_results, interrupt_note
 from agentrl.weights.disk import partial_directory

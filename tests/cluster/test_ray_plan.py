@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.check.cluster import check_room
+from agentrl.commands.doctor import check_room
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.plan.places import missing_gpus

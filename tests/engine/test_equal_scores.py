@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.engine.equal_scores import WINDOW, EqualScores
+from agentrl.engine.skipped import WINDOW, EqualScores
 from agentrl.types import EpisodeFailure, StopReason, Trajectory
 from tests.algo.build import episode, turn
 

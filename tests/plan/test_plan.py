@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from agentrl.client import Client
+from agentrl.commands.train import load_parts
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.train import load_parts
 from agentrl.plan.checks import missing_here, reward_warnings
 from agentrl.plan.places import missing_gpus
 from agentrl.plan.plan import plan_run

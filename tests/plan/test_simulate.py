@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.commands.running import parse_json_object
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.files import json_text, parse_json_object
+from agentrl.files import json_text
 from agentrl.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
 
 GOOD: dict[str, Any] = {

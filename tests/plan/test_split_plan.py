@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.commands.ending import describe_end, describe_interrupted_run
 from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError
-from agentrl.jobs.ending import describe_end, describe_interrupted_run
 from agentrl.plan.model import model_of
 from agentrl.plan.plan import plan_run
 from agentrl.plan.resizing import WINDOW_STEPS, advise_driver, advise_move, busy_windows, read_splits, record_split, split_of

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from agentrl.cli.main import app, run_command
+from agentrl.commands.main import make_app
+from agentrl.commands.running import run_command
 
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
 END_S = 300.0
@@ -54,7 +55,7 @@ def agentrl(folder: Path, *arguments: str, timeout_s: float = END_S) -> subproce
 def status_here(*arguments: str) -> object:
     """Run the command in this process, which is up already, and return its exit status."""
     try:
-        run_command(lambda: app(arguments))
+        run_command(lambda: make_app(arguments)(arguments))
     except SystemExit as end:
         return end.code or 0
     return 0

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from agentrl.client import Client
+from agentrl.commands.evaluate import Target, evaluate_target
 from agentrl.config import parse_config
-from agentrl.jobs.evaluate import Target, evaluate_target
 from agentrl.types import Task
 from agentrl.watchdog.garbage_collector import THRESHOLDS, tuned_garbage_collector
 

@@ -88,7 +88,7 @@ def test_a_blocking_workflow_ends_the_run_with_its_file_and_line_in_the_summary(
     os.mkfifo(tmp_path / "go")
     script = (
         "import anyio; from functools import partial; from agentrl.config import load_config\n"
-        "from agentrl.cli.main import run_command; from agentrl.jobs.train import train_run\n"
+        "from agentrl.commands.running import run_command; from agentrl.commands.train import train_run\n"
         "run_command(lambda: anyio.run(partial(train_run, load_config('run.yaml'), max_block_s=1.5)))"
     )
     with started(tmp_path, sys.executable, "-c", script) as process:
@@ -177,7 +177,7 @@ def test_an_evaluation_is_not_kept_by_an_episode_that_ignores_its_deadline(tmp_p
     (tmp_path / "my_agent.py").write_text(without_call.format(line="await anyio.sleep(1000)"))
     script = (
         "from functools import partial; from agentrl.config import load_config\n"
-        "from agentrl.cli.main import run_command; from agentrl.jobs.evaluate import Target, evaluate_target\n"
+        "from agentrl.commands.running import run_command; from agentrl.commands.evaluate import Target, evaluate_target\n"
         "from agentrl.watchdog.loop import run_watched\n"
         "job = partial(evaluate_target, load_config('run.yaml'), Target(), episodes=2)\n"
         "run_command(lambda: run_watched(job, stall_timeout_s=1.5, on_exit=lambda ending: 'No results.'))"
@@ -273,7 +273,7 @@ def test_an_interrupt_while_the_command_is_still_importing_is_one_message(tmp_pa
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("module", ["agentrl", "agentrl.cli.main"])
+@pytest.mark.parametrize("module", ["agentrl", "agentrl.commands.main"])
 def test_the_command_is_a_module_too(tmp_path: Path, module: str) -> None:
     command = [sys.executable, "-m", module, "train", "none.yaml"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

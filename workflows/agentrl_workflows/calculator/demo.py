@@ -12,7 +12,7 @@ Invariant: the numbers in the table come from held-out tasks, which neither the 
 
 from __future__ import annotations
 
-from agentrl.cli.main import run_command
+from agentrl.commands.running import run_command
 from agentrl_workflows.calculator.recipe import FULL, SMOKE
 from agentrl_workflows.demo.command import demo_app
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from cyclopts import App
 from rich.console import Console
 
-from agentrl.cli.main import Overrides, run_command
+from agentrl.commands.running import Overrides, run_command
 from agentrl.errors import RunStopped
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster, ray_cluster
 

@@ -12,7 +12,7 @@ table come from held-out tasks.
 
 from __future__ import annotations
 
-from agentrl.cli.main import run_command
+from agentrl.commands.running import run_command
 from agentrl_workflows.code_demo.recipe import CODE, CODE_SMOKE
 from agentrl_workflows.demo.command import demo_app
 

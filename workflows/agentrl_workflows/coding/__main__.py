@@ -12,7 +12,7 @@ import orjson
 from cyclopts import App
 from rich.console import Console
 
-from agentrl.cli.main import run_command
+from agentrl.commands.running import run_command
 from agentrl_workflows.coding.tasks import make_coding_tasks
 
 app = App(name="coding", help="Write programming tasks with hidden tests, at four levels.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from cyclopts import App
 from rich.console import Console
 
-from agentrl.cli.main import Overrides
+from agentrl.commands.running import Overrides
 from agentrl.watchdog.signals import describe_results, interrupt_note
 from agentrl_workflows.demo.recipe import DemoRecipe
 from agentrl_workflows.demo.run import run_demo

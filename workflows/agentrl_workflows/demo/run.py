@@ -17,13 +17,13 @@ from typing import Any
 import anyio
 from rich.console import Console
 
+from agentrl.commands.train import train_run
 from agentrl.config import RunConfig, load_config
 from agentrl.data.load import load_held_out
 from agentrl.engine.report import RunReport
 from agentrl.errors import ConfigError
+from agentrl.files import write_json
 from agentrl.inference.launch.sglang import find_sglang_python
-from agentrl.jobs.files import write_json
-from agentrl.jobs.train import train_run
 from agentrl.watchdog.loop import run_watched
 from agentrl.workflow import load_workflow
 from agentrl_workflows.demo.curve import draw_curve

@@ -11,7 +11,7 @@ Invariant: the numbers in the table come from held-out sums, which neither the d
 
 from __future__ import annotations
 
-from agentrl.cli.main import run_command
+from agentrl.commands.running import run_command
 from agentrl_workflows.demo.command import demo_app
 from agentrl_workflows.math_demo.recipe import MATH, MATH_SMOKE
 

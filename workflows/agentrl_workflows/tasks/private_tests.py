@@ -16,7 +16,7 @@ import orjson
 from cyclopts import App
 from rich.console import Console
 
-from agentrl.cli.main import run_command
+from agentrl.commands.running import run_command
 from agentrl.data.records import DataRecord, iterate_records
 from agentrl.errors import ConfigError
 from agentrl.foreign import one_line, shortened

@@ -1,1 +1,0 @@
-"""The command line: the `agentrl` command, and its checks and environments."""

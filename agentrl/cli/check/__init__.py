@@ -1,1 +1,0 @@
-"""Checks of what a run consists of, before it runs."""

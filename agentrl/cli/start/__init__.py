@@ -1,1 +1,0 @@
-"""`agentrl init`: a new folder with an agent, its tasks, its tests and its run."""

@@ -1,1 +1,0 @@
-"""What a command, a script or a notebook starts: training, evaluation, serving, a warm start, one episode."""

@@ -202,7 +202,7 @@ _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker
 _TO_DRIVER: msgspec.msgpack.Decoder[ToDriver] = msgspec.msgpack.Decoder(ToDriver)
 
 
-def encode(message: ToWorker | ToDriver, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+def encode_message(message: ToWorker | ToDriver, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """Return `message` as the body of a frame; raises WorkflowError where it is longer than `max_bytes`."""
     body = msgspec.msgpack.encode(message)
     if len(body) > max_bytes:

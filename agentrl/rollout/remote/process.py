@@ -58,7 +58,7 @@ from agentrl.rollout.remote.frames import (
     WorkerReady,
     WorkerRefused,
     WorkerSetup,
-    encode,
+    encode_message,
     read_to_worker,
 )
 from agentrl.rollout.remote.packing import (
@@ -84,7 +84,7 @@ _MAX_LOGGED_CHARS = 8_000
 
 def sender(writer: FrameWriter, max_bytes: int = MAX_MESSAGE_BYTES) -> Callable[[ToDriver], None]:
     """Return what sends a message to the driver, and raises WorkflowError where it is longer than `max_bytes`."""
-    return lambda message: writer.send(encode(message, max_bytes))
+    return lambda message: writer.send(encode_message(message, max_bytes))
 
 
 class _DriverLog(logging.Handler):

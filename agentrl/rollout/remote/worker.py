@@ -44,7 +44,7 @@ from agentrl.rollout.remote.frames import (
     WorkerReady,
     WorkerRefused,
     WorkerSetup,
-    encode,
+    encode_message,
     read_to_driver,
 )
 from agentrl.rollout.remote.packing import (
@@ -178,7 +178,7 @@ class RemoteWorker:
             RolloutWorkerDied: it ended.
         """
         try:
-            await self._link.send(encode(setup))
+            await self._link.send(encode_message(setup))
             while isinstance(answer := read_to_driver(await self._link.receive()), WorkerLogged):
                 self._log(answer)
         except STREAM_ENDS:
@@ -260,7 +260,7 @@ class RemoteWorker:
         return pending.result()
 
     def _send(self, message: ToWorker) -> None:
-        self._unsent.append(encode(message, self._max_message_bytes))
+        self._unsent.append(encode_message(message, self._max_message_bytes))
         self._has_unsent.set()
 
     async def _write(self) -> None:

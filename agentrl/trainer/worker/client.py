@@ -53,7 +53,7 @@ class RestoreReport:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _RequestUnderWay:
+class _PendingRequest:
     number: int
     body: bytes
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -71,18 +71,18 @@ class _Exchanges:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._waiting: dict[int, _RequestUnderWay] = {}
+        self._waiting: dict[int, _PendingRequest] = {}
         self._made = 0
         self._failure: Exception | None = None
         # Concurrent requests must not mix their frames.
         self._sending = anyio.Lock()
 
-    def numbered(self, request: protocol.WorkerRequest) -> _RequestUnderWay:
+    def numbered(self, request: protocol.WorkerRequest) -> _PendingRequest:
         """Return `request` for `exchange`; raises InvariantError where it is too large."""
         self._made += 1
-        return _RequestUnderWay(number=self._made, body=protocol.encode(request, self._made))
+        return _PendingRequest(number=self._made, body=protocol.encode(request, self._made))
 
-    async def exchange(self, request: _RequestUnderWay) -> protocol.WorkerReply:
+    async def exchange(self, request: _PendingRequest) -> protocol.WorkerReply:
         """Send `request` and return its reply, or raise what ended the link.
 
         Cancellation: a request that was sent in part breaks the link; otherwise its reply is dropped.

@@ -187,7 +187,7 @@ def answer_requests(
         stack.push(partial(_close_writer, worker.checkpoints))
         while (call := inbox.next()) is not None:
             with inbox.working():
-                _answer(writer, worker.share, call)
+                _answer_call(writer, worker.share, call)
         worker.ranks.share(b"")  # the other ranks end too
 
 
@@ -197,16 +197,16 @@ def _set_up_first(inbox: Inbox, writer: FrameWriter, set_up: Callable[[protocol.
 
     def answer(request: protocol.WorkerRequest) -> protocol.WorkerReply:
         made.append(set_up(request))
-        inbox.answer_aside(partial(_answer, writer, made[0].answer))  # before the driver knows that it may send such
+        inbox.answer_aside(partial(_answer_call, writer, made[0].answer))  # before the driver knows that it may send such
         return made[0].ready()
 
     while not made and (call := inbox.next()) is not None:
         with inbox.working():
-            _answer(writer, answer, call)
+            _answer_call(writer, answer, call)
     return made[0] if made else None
 
 
-def _answer(
+def _answer_call(
     writer: FrameWriter, action: Callable[[protocol.WorkerRequest], protocol.WorkerReply], call: NumberedCall
 ) -> None:
     """Send what `action` returns for the request, or its error of `agentrl.errors`; heartbeats precede it."""

@@ -27,7 +27,7 @@ from agentrl.rollout.remote.frames import (
     ModelCall,
     ToDriver,
     WorkerReady,
-    encode,
+    encode_message,
     read_to_driver,
     read_to_worker,
 )
@@ -56,7 +56,7 @@ JSON = st.recursive(
 
 @given(cuts=st.lists(st.integers(0, 60), max_size=6), numbers=st.lists(st.integers(0, 2**40), max_size=5))
 def test_frames_come_out_whole_however_the_stream_is_cut(cuts: list[int], numbers: list[int]) -> None:
-    data = b"".join(framed(encode(CancelEpisode(number))) for number in numbers)
+    data = b"".join(framed(encode_message(CancelEpisode(number))) for number in numbers)
     buffer, found = FrameBuffer(), list[int]()
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
         for body in buffer.cut(data[begin:end] if begin < end else b""):
@@ -132,7 +132,9 @@ class ScriptedStream(ByteStream):
     """A worker that is ready and then sends what a test gives it."""
 
     def __init__(self, *messages: ToDriver | bytes) -> None:
-        self._data = [each if isinstance(each, bytes) else framed(encode(each)) for each in (WorkerReady(0.0), *messages)]
+        self._data = [
+            each if isinstance(each, bytes) else framed(encode_message(each)) for each in (WorkerReady(0.0), *messages)
+        ]
 
     async def send(self, item: bytes) -> None:
         pass
@@ -160,7 +162,7 @@ def call(**fields: object) -> ModelCall:
 
 HOSTILE: list[ToDriver | bytes] = [
     b"\xff" * 64,
-    framed(encode(CancelEpisode(0))),
+    framed(encode_message(CancelEpisode(0))),
     WorkerReady(1.0),
     GroupScored(0, ()),
     call(context=Context((b"1234",), (b"1,2",), 2, 9)),

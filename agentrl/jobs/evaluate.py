@@ -20,6 +20,7 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.data.load import load_held_out
 from agentrl.engine.evaluate import EvalReport, evaluate_policy, evaluate_with
+from agentrl.episode.summary import is_success
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.inference.config import has_credentials
 from agentrl.inference.launch.pool import launch_pool
@@ -27,7 +28,6 @@ from agentrl.jobs.episode_bar import EpisodeBar
 from agentrl.jobs.files import check_writable, write_json
 from agentrl.jobs.rollouts import make_runner
 from agentrl.jobs.train import load_renderer
-from agentrl.observe.metrics import is_success
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.watchdog.garbage_collector import tuned_garbage_collector

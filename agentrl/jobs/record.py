@@ -11,11 +11,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentrl.cassette.file import write_cassette
-from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.client import Client
 from agentrl.config import RunConfig
 from agentrl.data.load import load_tasks
+from agentrl.episode.tape import Recorder, using_tape, write_cassette
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.folders import make_private
 from agentrl.foreign import one_line

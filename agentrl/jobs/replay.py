@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.cassette.file import read_cassette
-from agentrl.cassette.tape import TapedAnswer
+from agentrl.episode.tape import TapedAnswer, read_cassette
 from agentrl.errors import ConfigError
 from agentrl.foreign import one_line
 from agentrl.testing.replays import compare_with_cassette

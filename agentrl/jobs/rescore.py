@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 import anyio
 import orjson
 
-from agentrl.cassette.tape import Asked, Player
 from agentrl.concurrency import task_group
+from agentrl.episode.tape import Asked, Player
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.foreign import one_line
 from agentrl.jobs.files import check_writable

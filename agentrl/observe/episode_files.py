@@ -28,16 +28,10 @@ import anyio.to_thread
 import msgspec
 
 from agentrl.concurrency import task_group
+from agentrl.episode.codec import encode_line, trajectory_record
+from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER, TRAINED_HEADER, EndedEpisode, summarize
 from agentrl.errors import RunStopped
-from agentrl.observe.episode_record import (
-    EPISODES_HEADER,
-    INDEX_HEADER,
-    TRAINED_HEADER,
-    EndedEpisode,
-    summarize,
-    trajectory_record,
-)
-from agentrl.observe.records import JsonLines, cannot_write, encode_line
+from agentrl.observe.records import JsonLines, cannot_write
 
 DRAIN_TIMEOUT_S = 20.0
 """Seconds that a run that ends waits until its last lines are on disk: a disk that others write to pauses for some."""
@@ -216,7 +210,7 @@ class EpisodeFiles:
             file = self._records or self._open_step()
             name, line = file.path.name.removesuffix(".jsonl"), self._next_line + len(records)
             records.append(encode_line(trajectory_record(each)))
-            summaries.append(msgspec.json.encode(summarize(each, file=name, line=line)) + b"\n")
+            summaries.append(encode_line(msgspec.structs.asdict(summarize(each, file=name, line=line))))
         if file is not None:
             file.append_bytes(b"".join(records))
             self._next_line += len(records)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from agentrl.episode.codec import stored_trajectory
+from agentrl.episode.summary import EpisodeSummary, Purpose, TrainedEpisode
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EpisodeSummary, Purpose, TrainedEpisode
 from agentrl.observe.timeline import Activity, read_timeline
 from agentrl.runs.plot import plot_curves
 from agentrl.runs.reading import read_index, read_metrics, read_record, read_record_lines, read_trained_lines
-from agentrl.runs.stored import StoredEpisode, stored_trajectory
+from agentrl.runs.stored import StoredEpisode
 from agentrl.runs.table import EpisodeTable, MetricLines
 from agentrl.runs.tokenizer import TokenTexts
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import msgspec
 
+from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EpisodeSummary
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingImports]

@@ -15,9 +15,9 @@ import msgspec
 import orjson
 import yaml
 
+from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
 from agentrl.jobs.run_lock import is_locked
-from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.runs.reading import RESUMED_MARK, read_index, read_metrics
 from agentrl.runs.run import Run
 from agentrl.types import JsonValue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.runs.run import Run, open_run
 from agentrl.view.document import document
 from agentrl.view.episode import episode_json

@@ -10,10 +10,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agentrl.observe.episode_record import EndedEpisode, summarize, trained_record, trajectory_record
-from agentrl.observe.records import encode_line
-from agentrl.rollout.remote.packing import pack_score, pack_trajectory, unpack_trajectory
-from agentrl.runs.stored import stored_trajectory
+from agentrl.episode.codec import (
+    encode_line,
+    pack_score,
+    pack_trajectory,
+    stored_trajectory,
+    trajectory_record,
+    unpack_trajectory,
+)
+from agentrl.episode.summary import EndedEpisode, summarize, trained_record
 from agentrl.types import EpisodeFailure, ForkReason, StopReason, Task, Trajectory, Turn, VersionSpan
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,7 +61,7 @@ def turns() -> tuple[Turn, ...]:
             temperature=0.7,
             fork=ForkReason.HISTORY_EDITED,
             kept_thinking=True,
-            messages=({"role": "tool", "content": [{"type": "text", "text": "4"}], "seen": {"big": 2**70, "odd": {3, 3}}},),
+            messages=({"role": "tool", "content": [{"type": "text", "text": "4"}], "seen": {"big": 2**70, "odd": {3}}},),
         ),
     )
 
@@ -78,9 +83,7 @@ def trajectories() -> list[Trajectory]:
         ended_s=103.25,
     )
     failure = EpisodeFailure(kind="WorkflowError", message="no JSON", traceback="T", after_turn="agent.py:12")
-    failed = Trajectory(
-        episode_id="eval.3.0", task_id="t", turns=(), stop_reason=StopReason.WORKFLOW_ERROR, failure=failure
-    )
+    failed = Trajectory(episode_id="eval.3.0", task_id="t", turns=(), stop_reason=StopReason.WORKFLOW_ERROR, failure=failure)
     return [whole, failed]
 
 
@@ -107,7 +110,7 @@ def lines() -> bytes:
         advantages=[0.5, None],
         proximal_logprobs=[np.array([-1, np.nan, -0.1], np.float32), None],
     )
-    return b"".join([*records, *(msgspec.json.encode(each) + b"\n" for each in summaries), encode_line(trained)])
+    return b"".join([*records, *(encode_line(msgspec.structs.asdict(each)) for each in summaries), encode_line(trained)])
 
 
 def packed() -> bytes:
@@ -115,8 +118,12 @@ def packed() -> bytes:
 
 
 def as_maps(data: bytes) -> Any:  # noqa: ANN401 - any message
-    """Return what a message says; the order of the fields says nothing."""
-    return json.loads(json.dumps(msgspec.msgpack.decode(data), default=bytes.hex, sort_keys=True))
+    """Return what a message says: the order of fields says nothing, and a failure has names since this release."""
+    found = json.loads(json.dumps(msgspec.msgpack.decode(data), default=bytes.hex, sort_keys=True))
+    for each in found:
+        if isinstance(each["failure"], list):
+            each["failure"] = dict(zip(("kind", "message", "traceback", "after_turn"), each["failure"], strict=True))
+    return found
 
 
 def differences(one: Trajectory, other: Trajectory) -> list[str]:

@@ -14,10 +14,9 @@ import msgspec
 import pytest
 
 from agentrl import Client, Task, Trajectory
-from agentrl.cassette.file import Cassette, read_cassette, write_cassette
-from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.cli.main import replay_command
 from agentrl.config import RunConfig, parse_config
+from agentrl.episode.tape import Cassette, Recorder, read_cassette, using_tape, write_cassette
 from agentrl.errors import ConfigError
 from agentrl.jobs.evaluate import Target
 from agentrl.jobs.record import record_cassettes

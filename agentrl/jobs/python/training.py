@@ -17,11 +17,11 @@ from anyio.from_thread import start_blocking_portal
 
 from agentrl.config import RunConfig
 from agentrl.engine.report import RunReport
+from agentrl.episode.summary import Purpose
 from agentrl.errors import RunStopped
 from agentrl.jobs.ending import describe_interrupted_run
 from agentrl.jobs.python.arguments import GivenTasks, read_run
 from agentrl.jobs.train import Existing, train_run
-from agentrl.observe.episode_record import Purpose
 from agentrl.observe.progress import Progress
 from agentrl.runs.run import open_run
 from agentrl.runs.table import EpisodeTable, MetricLines

@@ -10,9 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.episode.summary import Purpose, is_success
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import Purpose
-from agentrl.observe.metrics import is_success
 from agentrl.observe.timeline import Activity
 from agentrl.observe.trackers.base import RunStatus, TrackedRun, Tracker
 from agentrl.types import Trajectory

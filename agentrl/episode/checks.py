@@ -11,8 +11,8 @@ from typing import cast
 
 import numpy as np
 
+from agentrl.episode.trajectory import BranchPath, Float32Array, Turn, VersionSpan
 from agentrl.errors import InvariantError, RewardError
-from agentrl.types import BranchPath, Float32Array, Turn, VersionSpan
 
 MAX_REWARD = 1e30
 """Largest absolute reward: sums over any episode and group then stay finite in float32."""

@@ -27,10 +27,10 @@ from agentrl.engine.report import PublishReport, RunReport, SyncCost, Timer, Tot
 from agentrl.engine.utilization import BusyMeter
 from agentrl.episode.summary import EndedEpisode, MetricValue, prefixed
 from agentrl.errors import RunStopped
-from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles
 from agentrl.observe.progress import Snapshot, evaluation_line
 from agentrl.observe.records import JsonLines
+from agentrl.observe.resuming import last_wall_s
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.rollout.budget import AfterTurnErrors, ErrorBudget
 from agentrl.trainer.base import StepReport

@@ -41,8 +41,8 @@ from agentrl.jobs.errors import describe_error
 from agentrl.jobs.files import write_json
 from agentrl.jobs.rollouts import check_tasks_travel, make_runner
 from agentrl.jobs.run_lock import run_lock
-from agentrl.observe.clock import last_wall_s
 from agentrl.observe.progress import Progress, make_progress
+from agentrl.observe.resuming import last_wall_s
 from agentrl.observe.trackers.base import Tracker
 from agentrl.plan.plan import Plan, plan_run
 from agentrl.plan.resizing import record_split

@@ -9,8 +9,7 @@ import msgspec
 
 from agentrl.episode.codec import turn_record
 from agentrl.episode.summary import TrainedTurn
-from agentrl.runs.stored import StoredEpisode
-from agentrl.runs.tokenizer import TokenTexts
+from agentrl.runs.run import StoredEpisode, TokenTexts
 from agentrl.types import Int32Array, Turn
 
 

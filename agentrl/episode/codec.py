@@ -117,22 +117,14 @@ def pack_score(scored: Trajectory) -> msgspec.Raw:
 
 
 def unpack_turn(message: msgspec.Raw, clock_offset_s: float = 0.0) -> Turn:
-    """Return the turn, its times `clock_offset_s` later.
-
-    Raises:
-        InvariantError: it is no turn, or its parts contradict each other.
-    """
+    """Return the turn, its times `clock_offset_s` later."""
     turn = unpacked(message, Turn, _with_conversation)
     check_turn(turn, None, "a turn of a rollout message")
     return _later(turn, clock_offset_s)
 
 
 def unpack_trajectory(message: msgspec.Raw, task: Task, clock_offset_s: float = 0.0) -> Trajectory:
-    """Return the trajectory of an episode of `task`, its times `clock_offset_s` later.
-
-    Raises:
-        InvariantError: it is no trajectory, or its parts contradict each other.
-    """
+    """Return the trajectory of an episode of `task`, its times `clock_offset_s` later."""
     found = unpacked(message, Trajectory, _with_conversations)
     for index, turn in enumerate(found.turns):
         where = f"turn {index} of a rollout message"
@@ -144,11 +136,7 @@ def unpack_trajectory(message: msgspec.Raw, task: Task, clock_offset_s: float = 
 
 
 def with_score(episode: Trajectory, message: msgspec.Raw) -> Trajectory:
-    """Return `episode` with its score.
-
-    Raises:
-        InvariantError: the message is no score.
-    """
+    """Return `episode` with its score."""
     unscored: Fields = {"episode_id": episode.episode_id, "task_id": episode.task_id, "turns": ()}
     scored = unpacked(message, Trajectory, lambda found: found | unscored)
     return replace(episode, **{name: getattr(scored, name) for name in SCORED})
@@ -160,11 +148,7 @@ def packed(record: object) -> msgspec.Raw:
 
 
 def unpacked(message: msgspec.Raw, kind: type[Record], prepare: Callable[[Fields], Fields] = dict) -> Record:
-    """Return the record of this kind in a part of a message; `prepare` makes its fields from those that were sent.
-
-    Raises:
-        InvariantError: the fields are not those that `kind` declares.
-    """
+    """Return the record of this kind in a part of a message; `prepare` makes its fields from those that were sent."""
     try:
         return msgspec.convert(prepare(msgspec.msgpack.decode(message, type=Fields)), kind, dec_hook=_array)
     except (msgspec.DecodeError, TypeError) as error:

@@ -100,11 +100,7 @@ class Player:
         return answer.result
 
     def diverge(self, what: str) -> NoReturn:
-        """Remember that the episode is another one, and raise.
-
-        Raises:
-            ReplayDiverged: always.
-        """
+        """Remember that the episode is another one, and raise."""
         self.diverged.append(what)
         raise ReplayDiverged(what)
 
@@ -142,8 +138,6 @@ async def ask(kind: Asked, name: str, request: object, live: Callable[[], Awaita
     Raises:
         ReplayDiverged: a tape plays, and the question is not on it.
         EnvironmentFault: as `live`, which may raise other errors too; those are not recorded.
-
-    Cancellation: passes through; nothing is recorded.
     """
     tape = _tape.get()
     with outside_work():
@@ -172,8 +166,6 @@ async def run_and_compare(kind: Asked, name: str, request: object, live: Callabl
     Raises:
         ReplayDiverged: a tape plays, and holds another answer to the question.
         EnvironmentFault: as `live`.
-
-    Cancellation: passes through.
     """
     tape = _tape.get()
     with outside_work():
@@ -233,11 +225,7 @@ class Cassette(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_cassette(path: Path, cassette: Cassette) -> None:
-    """Write a cassette, in place of an earlier one.
-
-    Raises:
-        OSError: it cannot be written; no partial file is left.
-    """
+    """Write a cassette, in place of an earlier one."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_bytes(msgspec.json.encode(cassette) + b"\n")

@@ -73,9 +73,6 @@ class EpisodeFiles:
             keep_steps: steps whose records are kept; None: all.
             mark: the line of a resumed run; readers leave out the episodes that it takes back. None: the run is new.
             drain_timeout_s: seconds after which `close` begins nothing more.
-
-        Raises:
-            RunStopped: when the index cannot be opened.
         """
         self._folder, self._step, self._keep_steps = folder, next_step, keep_steps
         self._drain_timeout_s = drain_timeout_s
@@ -94,11 +91,7 @@ class EpisodeFiles:
             self._step_ended.set()
 
     def put(self, ended: EndedEpisode) -> None:
-        """Queue a finished attempt.
-
-        Raises:
-            RunStopped: when `MAX_PENDING` records wait for the disk.
-        """
+        """Queue a finished attempt."""
         if len(self._pending) >= MAX_PENDING:
             raise RunStopped(f"{self._folder}: {MAX_PENDING} records wait for the disk, which does not keep up")
         self._pending.append(ended)
@@ -115,13 +108,7 @@ class EpisodeFiles:
         self._more.set()
 
     async def check_in_place(self) -> None:
-        """Check that the files that are written are still those that their paths name.
-
-        Raises:
-            RunStopped: one was deleted or replaced.
-
-        Cancellation: nothing is changed.
-        """
+        """Check that the files that are written are still those that their paths name."""
         async with self._writing:
             self._index.check_in_place()
             if self._records is not None:
@@ -129,9 +116,6 @@ class EpisodeFiles:
 
     async def write(self) -> None:
         """Write queued records, and compress the files of ended steps, until cancelled.
-
-        Raises:
-            RunStopped: when the disk refuses, naming the file and the cause.
 
         Cancellation: the present batch, and the present file, is finished; `close` writes the later records.
         """
@@ -142,18 +126,12 @@ class EpisodeFiles:
     async def flush(self) -> None:
         """Return when every record so far is in its file.
 
-        Raises:
-            RunStopped: when the disk refuses a line.
-
         Cancellation: as for `write`.
         """
         await self._drain()
 
     async def close(self) -> None:
         """Write the remaining records, compress the files of ended steps while there is time, and close the files.
-
-        Raises:
-            RunStopped: when the disk refuses, or has not taken every record after `drain_timeout_s`.
 
         Cancellation: shielded; begins nothing after `drain_timeout_s`. A file that is left plain is compressed by the
             process that resumes the run.
@@ -291,11 +269,7 @@ def trained_file(folder: Path, step: int) -> Path:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file that is there plain or compressed; half a line at the end is left out.
-
-    Raises:
-        FileNotFoundError: there is neither.
-    """
+    """Yield the whole lines of a file that is there plain or compressed; half a line at the end is left out."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

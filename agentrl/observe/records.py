@@ -27,9 +27,6 @@ class JsonLines:
         Args:
             path: the file.
             header: the first line of a file that has none yet.
-
-        Raises:
-            RunStopped: when the file cannot be opened.
         """
         self.path = path
         try:
@@ -47,19 +44,11 @@ class JsonLines:
                 raise
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Write one line.
-
-        Raises:
-            RunStopped: naming the file and the cause, such as a full disk.
-        """
+        """Write one line."""
         self.append_bytes(encode_line(record))
 
     def append_bytes(self, lines: bytes) -> None:
-        """Write whole lines.
-
-        Raises:
-            RunStopped: naming the file and the cause.
-        """
+        """Write whole lines."""
         written = 0
         try:
             while written < len(lines):
@@ -71,11 +60,7 @@ class JsonLines:
             raise cannot_write(self.path, error) from error
 
     def check_in_place(self) -> None:
-        """Check that the file that is written is still the one that its path names.
-
-        Raises:
-            RunStopped: the file was deleted, or replaced by another one.
-        """
+        """Check that the file that is written is still the one that its path names."""
         written = os.fstat(self._file.fileno())
         try:
             named = self.path.stat()

@@ -83,7 +83,6 @@ class TokenTexts:
     """The tokenizer of a run: looked for at each use until one is found, as a run writes its first checkpoint late."""
 
     def __init__(self, run_dir: Path, model_path: Callable[[], str | None]) -> None:
-        """Look in `run_dir`, and where it has no checkpoint in the directory that `model_path` returns."""
         self._run_dir = run_dir
         self._model_path = model_path
         self._loaded: Tokenizer | None = None
@@ -141,7 +140,6 @@ class Run:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the directory `path`."""
         self.path = path
         """The directory."""
 
@@ -200,11 +198,7 @@ class Run:
             yield self._stored(found.summary, found.record, texts)
 
     def plot(self) -> Figure:
-        """Return a matplotlib figure of returns, success, staleness and evaluations by step.
-
-        Raises:
-            ConfigError: matplotlib is not installed.
-        """
+        """Return a matplotlib figure of returns, success, staleness and evaluations by step."""
         return plot_curves(self.metrics("step"), self.metrics("evaluation"), title=self.name)
 
     def _stored(self, row: EpisodeSummary, record: bytes, texts: TokenTexts) -> StoredEpisode:

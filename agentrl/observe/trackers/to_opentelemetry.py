@@ -23,11 +23,7 @@ class OpenTelemetryTracker(Tracker):
     """Makes spans from the records of a run, with the times of the records."""
 
     def __init__(self) -> None:
-        """Check that there is somewhere to send spans to.
-
-        Raises:
-            ConfigError: there is neither a tracer provider nor an endpoint, or the package that sends to one is missing.
-        """
+        """Check that there is somewhere to send spans to."""
         from opentelemetry import trace  # pyright: ignore[reportMissingImports]
 
         self._own = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias, cast
 
 from agentrl.client import Client
 from agentrl.concurrency import SharedContext
+from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, WorkflowError, boundary
 from agentrl.types import MemberAdvantages, StopReason, Task, Trajectory
-from agentrl.validation import check_reward
 
 WorkflowFunction = Callable[..., Awaitable[float | None]]
 """`async def solve(task, client) -> float`; None where it has called `client.reward_final`."""

@@ -10,18 +10,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from agentrl.observe.episode_record import (
-    EpisodeSummary,
-    RecordedEpisode,
-    RecordedFailure,
-    RecordedTurn,
-    TrainedEpisode,
-    TrainedTurn,
-)
+from agentrl.episode.codec import RECORDED_EPISODE, RECORDED_TURN
+from agentrl.episode.summary import EndedEpisode, EpisodeSummary, TrainedEpisode, TrainedTurn
+from agentrl.episode.trajectory import EpisodeFailure, Trajectory, Turn
 from agentrl.observe.timeline import Activity
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "run-directory.md"
@@ -81,29 +75,40 @@ leaves out the episodes before it that run again. Times are seconds on the run's
 
 `python -m scripts.run_directory_reference` makes this page from the code.
 """
-_TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
-    ("A line of episodes/index.jsonl", EpisodeSummary),
-    ("A line of episodes/step-NNNNNN.jsonl", RecordedEpisode),
-    ("One of its turns", RecordedTurn),
-    ("Its failure", RecordedFailure),
-    ("A line of episodes/trained-NNNNNN.jsonl.gz", TrainedEpisode),
-    ("One of its turns that was trained", TrainedTurn),
-    ("A line of timeline.jsonl", Activity),
-)
+_DERIVED = {
+    "episode_return": "Sum of all rewards, undiscounted; null for a failed episode.",
+    "success": "Whether it succeeded, by `agentrl.episode.summary.is_success`; null for a failed episode.",
+}
 
 
 def page() -> str:
     """Return the page as Markdown."""
-    return "\n".join([_HEAD, *(f"## {title}\n\n{_table(kind)}" for title, kind in _TABLES)])
+    place = {name: text for name, text in _described(EndedEpisode).items() if name not in ("trajectory", "run_begin_s")}
+    turn, trajectory = _described(Turn), _described(Trajectory)
+    record = dict(place)
+    for name in RECORDED_EPISODE:
+        record[name] = trajectory[name]
+        if name == "advantage":
+            record |= _DERIVED
+    tables = {
+        "A line of episodes/index.jsonl": _described(EpisodeSummary),
+        "A line of episodes/step-NNNNNN.jsonl": record,
+        "One of its turns": {name: turn[name] for name in RECORDED_TURN},
+        "Its failure": _described(EpisodeFailure),
+        "A line of episodes/trained-NNNNNN.jsonl.gz": _described(TrainedEpisode),
+        "One of its turns that was trained": _described(TrainedTurn),
+        "A line of timeline.jsonl": _described(Activity),
+    }
+    return "\n".join([_HEAD, *(f"## {title}\n\n{_table(rows)}" for title, rows in tables.items())])
 
 
-def _table(kind: type[msgspec.Struct]) -> str:
-    rows = [f"| `{name}` | {meaning} |" for name, meaning in _fields(kind).items()]
+def _table(meanings: Mapping[str, str]) -> str:
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in meanings.items()]
     return "\n".join(["| field | meaning |", "|---|---|", *rows, ""])
 
 
-def _fields(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the docstring below each field of a struct."""
+def _described(kind: type) -> dict[str, str]:
+    """Return the docstring below each field of a record."""
     [definition] = ast.parse(inspect.getsource(kind)).body
     assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}

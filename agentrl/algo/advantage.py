@@ -34,9 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.episode.checks import MAX_REWARD, are_independent, check_reward_time
 from agentrl.errors import InvariantError
 from agentrl.types import BoolArray, BranchPath, Float32Array, Group, Sample, Trajectory
-from agentrl.validation import MAX_REWARD, are_independent, check_reward_time
 
 Float64Array: TypeAlias = NDArray[np.float64]
 Int64Array: TypeAlias = NDArray[np.int64]

@@ -30,13 +30,13 @@ from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBacken
 from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import REPORTED_NAMES, Episode, EpisodeSettings, RunningCall
 from agentrl.client.offline import CallTimeout
+from agentrl.episode.checks import are_independent
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
 from agentrl.foreign import one_line
 from agentrl.inference.backend import Generation
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.messages import field_getter, plain_fields
 from agentrl.types import BranchPath, ForkReason, Message, Speaker, StopReason, Turn
-from agentrl.validation import are_independent
 
 _CUT_REASONS = frozenset({"abort", "content_filter", "error"})
 """The finish reasons of an answer that neither the model nor a limit of the call has ended."""

@@ -17,10 +17,10 @@ from typing import Final, Self
 import numpy as np
 
 from agentrl.concurrency import loop_time
+from agentrl.episode.checks import check_reward_parts
 from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.types import BranchPath, EpisodeFailure, StopReason, Trajectory, Turn
-from agentrl.validation import check_reward_parts
 
 _AMBIGUOUS = -1
 REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")

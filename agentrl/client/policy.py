@@ -23,13 +23,13 @@ from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
 from agentrl.client.episode import MISSES_METRIC, Episode, EpisodeSettings
 from agentrl.client.offline import call_timeout
+from agentrl.episode.checks import are_independent
 from agentrl.errors import ContextOverflow, ReplyError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import BranchPath, Int32Array, Message, Speaker, StopReason, Turn
-from agentrl.validation import are_independent
 
 
 class PolicyBackend(ClientBackend):

@@ -26,11 +26,11 @@ from agentrl.commands.train import load_renderer
 from agentrl.config import RunConfig
 from agentrl.data.load import load_held_out
 from agentrl.engine.evaluate import EvalReport, evaluate_policy, evaluate_with
+from agentrl.episode.summary import is_success
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.files import write_json
 from agentrl.inference.config import has_credentials
 from agentrl.inference.launch.pool import launch_pool
-from agentrl.observe.metrics import is_success
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.watchdog.garbage_collector import tuned_garbage_collector

@@ -12,13 +12,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from agentrl.cassette.file import write_cassette
-from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.client import Client
 from agentrl.commands.evaluate import Target, check_target, command_target, play_episodes, server_logs
 from agentrl.commands.running import Overrides, check_writable, load_run, run_job
 from agentrl.config import RunConfig
 from agentrl.data.load import load_tasks
+from agentrl.episode.tape import Recorder, using_tape, write_cassette
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.folders import make_private
 from agentrl.foreign import one_line

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.cassette.file import read_cassette
-from agentrl.cassette.tape import TapedAnswer
 from agentrl.commands.running import parse_json_object, run_job
+from agentrl.episode.tape import TapedAnswer, read_cassette
 from agentrl.errors import ConfigError
 from agentrl.foreign import one_line
 from agentrl.testing.replays import compare_with_cassette

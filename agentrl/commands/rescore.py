@@ -15,10 +15,10 @@ from typing import Any, Final, Literal
 import anyio
 import orjson
 
-from agentrl.cassette.tape import Asked, Player
 from agentrl.commands.replay import stored_tool_answers
 from agentrl.commands.running import check_writable, parse_json_object, run_job
 from agentrl.concurrency import task_group
+from agentrl.episode.tape import Asked, Player
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.foreign import one_line
 from agentrl.rollout.config import RolloutConfig

@@ -26,7 +26,7 @@ from agentrl.engine.resume import RunState
 from agentrl.errors import ConfigError, RunStopped, TrainError
 from agentrl.files import write_json
 from agentrl.folders import make_private
-from agentrl.observe.clock import last_wall_s
+from agentrl.observe.resuming import last_wall_s
 from agentrl.plan.plan import Plan
 from agentrl.plan.resizing import record_split
 from agentrl.plan.text import describe_plan, resolved_yaml

@@ -19,8 +19,8 @@ from agentrl.data.curriculum import MAX_RESULTS, Choice, Curriculum, GroupResult
 from agentrl.data.digest import StreamDigest, TaskDigest
 from agentrl.data.load import TrainingTasks
 from agentrl.data.stream import TaskStream, stream_task
+from agentrl.episode.summary import is_success
 from agentrl.errors import ConfigError, RunStopped
-from agentrl.observe.metrics import is_success
 from agentrl.types import Group, Task
 
 

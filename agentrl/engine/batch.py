@@ -14,9 +14,8 @@ import numpy as np
 
 from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError
-from agentrl.observe.episode_record import trained_record
-from agentrl.observe.metrics import episode_metrics, history_counts, staleness_metrics, uniform_outcome
 from agentrl.tokens.verify import verify
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.types import Float32Array, Group, Int32Array, Sample
@@ -28,7 +27,7 @@ class PreparedBatch:
 
     batch: TrainBatch
     metrics: Mapping[str, float]
-    """The `agentrl.observe.metrics` that depend on the batch alone."""
+    """The `agentrl.episode.summary` that depend on the batch alone."""
     staleness: Int32Array
     """[loss tokens] int32: versions between sampling and training."""
     masked_tokens: int

@@ -1,7 +1,7 @@
 """Statistics of groups: how often K episodes of a task succeed, what a majority answers, and how advantages are spread.
 
 Invariant: a failed episode has no result and counts nowhere. A statistic over nothing has no key. Right is what
-`agentrl.observe.metrics.is_success` says.
+`agentrl.episode.summary.is_success` says.
 
 `pass_at.K` is the unbiased estimate of the chance that at least one of K episodes of a task succeeds, 1 - C(n - c, K) /
 C(n, K) for c successes among n episodes (Chen et al. 2021, arXiv 2107.03374, equation 1), averaged over the tasks with at
@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from agentrl.observe.metrics import is_success, name_part
+from agentrl.episode.summary import is_success, name_part
 from agentrl.reward.match import normal_text, read_number
 from agentrl.types import Trajectory
 

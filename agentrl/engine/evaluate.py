@@ -20,9 +20,9 @@ from agentrl.concurrency import task_group
 from agentrl.data.digest import check_unique
 from agentrl.engine.buffer import Signal
 from agentrl.engine.diagnostics import task_outcomes
+from agentrl.episode.summary import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import Backend
-from agentrl.observe.metrics import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.group import EpisodeRunner, cancelled_episode, run_recorded
@@ -86,7 +86,7 @@ class EvalReport:
         return {task_id: tuple(episodes) for task_id, episodes in played.items()}
 
     def metrics(self) -> dict[str, MetricValue]:
-        """Return the keys of the `evaluation` event of `agentrl.observe.metrics`."""
+        """Return the keys of the `evaluation` event of `agentrl.episode.summary`."""
         versions = self.versions
         found: dict[str, MetricValue] = {
             **episode_metrics(self.episodes),

@@ -1,7 +1,7 @@
 """The records of a run: metrics, trajectories, counters and the report.
 
 Invariant: each finished episode, step, drop, evaluation and checkpoint is recorded once, where it happens, under the keys
-of `agentrl.observe.metrics`.
+of `agentrl.episode.summary`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import BusyMeter, PublishReport, RunReport, SyncCost, Timer, Totals
+from agentrl.episode.summary import EndedEpisode, MetricValue, prefixed
 from agentrl.errors import RunStopped
-from agentrl.observe.clock import last_wall_s
 from agentrl.observe.episode_files import EpisodeFiles
-from agentrl.observe.episode_record import EndedEpisode
-from agentrl.observe.metrics import MetricValue, prefixed
 from agentrl.observe.progress import Snapshot, evaluation_line
 from agentrl.observe.records import JsonLines
+from agentrl.observe.resuming import last_wall_s
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
 from agentrl.rollout.budget import AfterTurnErrors, ErrorBudget
 from agentrl.trainer.base import StepReport

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from agentrl.engine.batch import PreparedBatch
-from agentrl.observe.metrics import MetricValue
+from agentrl.episode.summary import MetricValue
 from agentrl.processes.machine import count_cores
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group

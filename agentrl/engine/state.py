@@ -10,8 +10,8 @@ from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.journal import Journal
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.staleness import Admission
+from agentrl.observe.resuming import last_version
 from agentrl.observe.stall import StallTimer, WaitBoard
-from agentrl.observe.versions import last_version
 
 
 class LoopState:

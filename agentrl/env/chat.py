@@ -19,9 +19,9 @@ from pydantic import Field
 
 from agentrl.config.base import Config
 from agentrl.env.faults import environment_boundary
+from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, EnvironmentFault, RewardError, WorkflowError
 from agentrl.types import JsonValue, Message, Task
-from agentrl.validation import check_reward
 
 T = TypeVar("T")
 ToolSchema = Mapping[str, JsonValue]

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 import anyio
 
 from agentrl.env.faults import environment_boundary
+from agentrl.episode.checks import check_reward
 from agentrl.errors import EnvironmentFault, WorkflowError
-from agentrl.validation import check_reward
 
 ActionT_contra = TypeVar("ActionT_contra", contravariant=True)
 ObservationT_co = TypeVar("ObservationT_co", covariant=True)

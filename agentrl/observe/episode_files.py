@@ -28,16 +28,10 @@ import anyio.to_thread
 import msgspec
 
 from agentrl.concurrency import task_group
+from agentrl.episode.codec import encode_line, trajectory_record
+from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER, TRAINED_HEADER, EndedEpisode, summarize
 from agentrl.errors import RunStopped
-from agentrl.observe.episode_record import (
-    EPISODES_HEADER,
-    INDEX_HEADER,
-    TRAINED_HEADER,
-    EndedEpisode,
-    summarize,
-    trajectory_record,
-)
-from agentrl.observe.records import JsonLines, cannot_write, encode_line
+from agentrl.observe.records import JsonLines, cannot_write
 
 DRAIN_TIMEOUT_S = 20.0
 """Seconds that a run that ends waits until its last lines are on disk: a disk that others write to pauses for some."""
@@ -79,9 +73,6 @@ class EpisodeFiles:
             keep_steps: steps whose records are kept; None: all.
             mark: the line of a resumed run; readers leave out the episodes that it takes back. None: the run is new.
             drain_timeout_s: seconds after which `close` begins nothing more.
-
-        Raises:
-            RunStopped: when the index cannot be opened.
         """
         self._folder, self._step, self._keep_steps = folder, next_step, keep_steps
         self._drain_timeout_s = drain_timeout_s
@@ -100,11 +91,7 @@ class EpisodeFiles:
             self._step_ended.set()
 
     def put(self, ended: EndedEpisode) -> None:
-        """Queue a finished attempt.
-
-        Raises:
-            RunStopped: when `MAX_PENDING` records wait for the disk.
-        """
+        """Queue a finished attempt."""
         if len(self._pending) >= MAX_PENDING:
             raise RunStopped(f"{self._folder}: {MAX_PENDING} records wait for the disk, which does not keep up")
         self._pending.append(ended)
@@ -121,13 +108,7 @@ class EpisodeFiles:
         self._more.set()
 
     async def check_in_place(self) -> None:
-        """Check that the files that are written are still those that their paths name.
-
-        Raises:
-            RunStopped: one was deleted or replaced.
-
-        Cancellation: nothing is changed.
-        """
+        """Check that the files that are written are still those that their paths name."""
         async with self._writing:
             self._index.check_in_place()
             if self._records is not None:
@@ -135,9 +116,6 @@ class EpisodeFiles:
 
     async def write(self) -> None:
         """Write queued records, and compress the files of ended steps, until cancelled.
-
-        Raises:
-            RunStopped: when the disk refuses, naming the file and the cause.
 
         Cancellation: the present batch, and the present file, is finished; `close` writes the later records.
         """
@@ -148,18 +126,12 @@ class EpisodeFiles:
     async def flush(self) -> None:
         """Return when every record so far is in its file.
 
-        Raises:
-            RunStopped: when the disk refuses a line.
-
         Cancellation: as for `write`.
         """
         await self._drain()
 
     async def close(self) -> None:
         """Write the remaining records, compress the files of ended steps while there is time, and close the files.
-
-        Raises:
-            RunStopped: when the disk refuses, or has not taken every record after `drain_timeout_s`.
 
         Cancellation: shielded; begins nothing after `drain_timeout_s`. A file that is left plain is compressed by the
             process that resumes the run.
@@ -216,7 +188,7 @@ class EpisodeFiles:
             file = self._records or self._open_step()
             name, line = file.path.name.removesuffix(".jsonl"), self._next_line + len(records)
             records.append(encode_line(trajectory_record(each)))
-            summaries.append(msgspec.json.encode(summarize(each, file=name, line=line)) + b"\n")
+            summaries.append(encode_line(msgspec.structs.asdict(summarize(each, file=name, line=line))))
         if file is not None:
             file.append_bytes(b"".join(records))
             self._next_line += len(records)
@@ -297,11 +269,7 @@ def trained_file(folder: Path, step: int) -> Path:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file that is there plain or compressed; half a line at the end is left out.
-
-    Raises:
-        FileNotFoundError: there is neither.
-    """
+    """Yield the whole lines of a file that is there plain or compressed; half a line at the end is left out."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

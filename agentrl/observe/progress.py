@@ -87,15 +87,11 @@ class PlainProgress:
     """One line for each step and each evaluation."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Write to `stream`, standard error by default."""
         self._stream = stream or sys.stderr
         self._broken = False
 
     async def show(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Wait to be cancelled: lines are written by `step`.
-
-        Cancellation: nothing is left behind.
-        """
+        """Wait to be cancelled: lines are written by `step`."""
         await anyio.sleep_forever()
 
     def step(self, snapshot: Snapshot) -> None:
@@ -125,7 +121,6 @@ class LiveProgress:
     """A panel that is redrawn in place."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """Draw on `console`, that of standard error by default."""
         self._console = console or Console(stderr=True)
 
     async def show(self, snapshot: Callable[[], Snapshot]) -> None:
@@ -165,10 +160,7 @@ class NoProgress:
     """Shows nothing."""
 
     async def show(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Return at once.
-
-        Cancellation: nothing is left behind.
-        """
+        """Return at once."""
 
     def step(self, snapshot: Snapshot) -> None:
         """Nothing."""

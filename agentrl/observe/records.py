@@ -7,46 +7,15 @@ error that names the cause.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
-import orjson
-
+from agentrl.episode.codec import encode_line
 from agentrl.errors import RunStopped
 from agentrl.folders import make_private
 
 _BLOCK_BYTES = 65536
-_MAX_DEPTH = 200
-"""Levels of a record that can be written; orjson takes 254."""
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
-
-
-def encode_line(record: Mapping[str, object]) -> bytes:
-    """Return `record` as one line of JSON; numpy arrays become lists, NaN and infinities null, other objects their repr.
-
-    So do numbers of more than 64 bits. Half of a surrogate pair becomes its escape; a value nested too deeply, a note.
-    """
-    try:
-        return orjson.dumps(record, default=repr, option=_OPTIONS)
-    except TypeError:  # data of a user that JSON, or UTF-8, does not have
-        return orjson.dumps(_encodable(record, _MAX_DEPTH), default=repr, option=_OPTIONS)
-
-
-def _encodable(value: object, depth: int) -> object:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return repr(value)
-    if isinstance(value, (Mapping, list, tuple)) and not depth:
-        return f"{type(value).__name__}, nested too deeply"
-    if isinstance(value, Mapping):
-        fields = cast("Mapping[object, object]", value).items()
-        return {str(_encodable(str(name), depth)): _encodable(field, depth - 1) for name, field in fields}
-    if isinstance(value, (list, tuple)):
-        return [_encodable(item, depth - 1) for item in cast("Sequence[object]", value)]
-    return value
 
 
 class JsonLines:
@@ -58,9 +27,6 @@ class JsonLines:
         Args:
             path: the file.
             header: the first line of a file that has none yet.
-
-        Raises:
-            RunStopped: when the file cannot be opened.
         """
         self.path = path
         try:
@@ -78,19 +44,11 @@ class JsonLines:
                 raise
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Write one line.
-
-        Raises:
-            RunStopped: naming the file and the cause, such as a full disk.
-        """
+        """Write one line."""
         self.append_bytes(encode_line(record))
 
     def append_bytes(self, lines: bytes) -> None:
-        """Write whole lines.
-
-        Raises:
-            RunStopped: naming the file and the cause.
-        """
+        """Write whole lines."""
         written = 0
         try:
             while written < len(lines):
@@ -102,11 +60,7 @@ class JsonLines:
             raise cannot_write(self.path, error) from error
 
     def check_in_place(self) -> None:
-        """Check that the file that is written is still the one that its path names.
-
-        Raises:
-            RunStopped: the file was deleted, or replaced by another one.
-        """
+        """Check that the file that is written is still the one that its path names."""
         written = os.fstat(self._file.fileno())
         try:
             named = self.path.stat()

@@ -37,7 +37,6 @@ class WaitBoard:
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        """Start empty; `now` is the clock, in seconds."""
         self._now = now
         self._waits: dict[int, Wait] = {}
         self._next = 0
@@ -71,7 +70,6 @@ class StallTimer:
     """Extra seconds, so that a part with a deadline of the same length reports first."""
 
     def __init__(self, *, timeout_s: float, describe: Callable[[], str]) -> None:
-        """Wait `timeout_s` for progress; `describe` returns the waits for the error message."""
         self._timeout_s = timeout_s
         self._describe = describe
         self._scope: anyio.CancelScope | None = None
@@ -82,13 +80,7 @@ class StallTimer:
             self._scope.deadline = anyio.current_time() + self._timeout_s + min(self.GRACE_S, self._timeout_s)
 
     async def watch(self) -> NoReturn:
-        """Wait for the deadline.
-
-        Raises:
-            StallError: when the deadline passes; the message names the waits.
-
-        Cancellation: nothing is left behind.
-        """
+        """Wait for the deadline."""
         with anyio.CancelScope() as self._scope:
             self.progress()
             await anyio.sleep_forever()

@@ -57,9 +57,6 @@ def read_timeline(run_dir: str | Path) -> Iterator[Activity]:
     """Yield the activities of a run in the order in which they ended; half a line at the end is left out.
 
     A run without the file, such as one that has not begun, yields none.
-
-    Raises:
-        msgspec.DecodeError: a line is no activity.
     """
     decoder = msgspec.json.Decoder(Activity)
     path = Path(run_dir) / "timeline.jsonl"

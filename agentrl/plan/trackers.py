@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.observe.clock import last_wall_s
+from agentrl.observe.resuming import last_wall_s
 from agentrl.observe.trackers.base import TrackedRun, Tracker
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.tokens.renderer import Renderer

@@ -22,9 +22,9 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import Field
 
-from agentrl.cassette.tape import ask
 from agentrl.config.base import Config
 from agentrl.env import environment_boundary
+from agentrl.episode.tape import ask
 from agentrl.errors import EnvironmentFault
 from agentrl.types import JsonValue
 

@@ -11,9 +11,9 @@ from typing import Any, Self, cast
 
 from pydantic import Field
 
-from agentrl.cassette.tape import ask
 from agentrl.config.base import Config
 from agentrl.env import environment_boundary
+from agentrl.episode.tape import ask
 from agentrl.errors import EnvironmentFault
 from agentrl.processes.job_process import WorkerLost, WorkerReply, WorkerSettings
 from agentrl.processes.jobs import WorkerPool

@@ -21,6 +21,7 @@ from openai import AsyncOpenAI
 from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.concurrency import OutsideWork, flatten, watch_outside_work
 from agentrl.env import watch_faults
+from agentrl.episode.checks import check_reward, check_reward_time
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFault,
@@ -37,7 +38,6 @@ from agentrl.rollout.score import score_episodes
 from agentrl.sandbox.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
-from agentrl.validation import check_reward, check_reward_time
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
 

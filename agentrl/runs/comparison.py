@@ -14,8 +14,8 @@ import yaml
 
 from agentrl.config import RunConfig
 from agentrl.config.describe import as_yaml, config_fields
+from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.observe.metric_keys import METRIC_KEYS
 from agentrl.runs.run import Run
 

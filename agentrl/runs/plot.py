@@ -26,9 +26,6 @@ def plot_curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mappin
         steps: the `step` events of `metrics.jsonl`.
         evaluations: the `evaluation` events.
         title: of the figure.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

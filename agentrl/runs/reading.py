@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import orjson
 
+from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER, TRAINED_HEADER, EpisodeSummary
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import read_lines, step_file, trained_file
-from agentrl.observe.episode_record import EPISODES_HEADER, INDEX_HEADER, TRAINED_HEADER, EpisodeSummary
 
 _Record: TypeAlias = dict[str, Any]
 _OF_A_STEP = ("step", "checkpoint", "evaluation", "evaluation_skipped")

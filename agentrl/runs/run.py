@@ -1,32 +1,121 @@
 """A run, read from its directory: `run = agentrl.open_run("runs/demo")`.
 
 Invariant: nothing is written, and nothing is kept: each call reads the files as they are, also while the run writes them.
-Work that was lost when a process was killed is left out.
+Work that was lost when a process was killed is left out. Token ids become text only by a tokenizer with the vocabulary of
+the run's model: that of its newest checkpoint, else of `model.path`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from tokenizers import Tokenizer
 
+from agentrl.episode.codec import stored_trajectory
+from agentrl.episode.show import EpisodeView, html_of, print_view, view_of
+from agentrl.episode.summary import EpisodeSummary, Purpose, TrainedEpisode
+from agentrl.episode.trajectory import Task, Trajectory
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EpisodeSummary, Purpose, TrainedEpisode
 from agentrl.observe.timeline import Activity, read_timeline
 from agentrl.runs.plot import plot_curves
 from agentrl.runs.reading import read_index, read_metrics, read_record, read_record_lines, read_trained_lines
-from agentrl.runs.stored import StoredEpisode, stored_trajectory
 from agentrl.runs.table import EpisodeTable, MetricLines
-from agentrl.runs.tokenizer import TokenTexts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from agentrl.config import RunConfig
 
+_TOKENIZER_FILE = "tokenizer.json"
 _TRAINED = msgspec.json.Decoder(TrainedEpisode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEpisode:
+    """An episode of a run with everything that is recorded of it."""
+
+    summary: EpisodeSummary
+    """Its line in the index."""
+    trajectory: Trajectory
+    """Its turns; `trajectory.task` has the task."""
+    read_trained: Callable[[], TrainedEpisode | None]
+    """Reads what `trained` returns."""
+    read_texts: Callable[[Sequence[int]], list[str] | None]
+    """Reads what `token_texts` returns."""
+
+    @property
+    def task(self) -> Task | None:
+        """The task; None where only its id was recorded."""
+        return self.trajectory.task
+
+    @property
+    def trained(self) -> TrainedEpisode | None:
+        """The advantages and proximal log-probs of its turns; None for an episode that no step has trained."""
+        return self.read_trained()
+
+    def token_texts(self, ids: Sequence[int]) -> list[str] | None:
+        """Return the text of each of `ids`; None where no tokenizer of the run is found.
+
+        Raises:
+            ConfigError: the tokenizer of the run cannot be read.
+        """
+        return self.read_texts(ids)
+
+    def show(self, tokens: bool = False) -> None:
+        """Print the episode to the terminal, with the advantages that were trained; `tokens` prints each token, too."""
+        print_view(self._view(tokens))
+
+    def _repr_html_(self) -> str:
+        """Return the episode as a notebook shows it, with every token."""
+        return html_of(self._view(tokens=True))
+
+    def _view(self, tokens: bool) -> EpisodeView:
+        trained = self.trained
+        advantages = None if trained is None else [turn.advantage for turn in trained.turns]
+        return view_of(self.trajectory, tokens=tokens, texts=self.token_texts, advantages=advantages)
+
+
+class TokenTexts:
+    """The tokenizer of a run: looked for at each use until one is found, as a run writes its first checkpoint late."""
+
+    def __init__(self, run_dir: Path, model_path: Callable[[], str | None]) -> None:
+        self._run_dir = run_dir
+        self._model_path = model_path
+        self._loaded: Tokenizer | None = None
+
+    def __call__(self, ids: Sequence[int]) -> list[str] | None:
+        """Return one text for each id; None where there is no tokenizer. Part of a character beyond ASCII is U+FFFD.
+
+        Raises:
+            ConfigError: the tokenizer cannot be read.
+        """
+        self._loaded = self._loaded or self._load()
+        if self._loaded is None:
+            return None
+        return self._loaded.decode_batch([[int(number)] for number in ids], skip_special_tokens=False)
+
+    def _load(self) -> Tokenizer | None:
+        file = self._file()
+        if file is None:
+            return None
+        try:
+            return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read the tokenizer {file}: {error.strerror}") from error
+        except Exception as error:
+            raise ConfigError(f"{file} is not a tokenizer: {error}") from error
+
+    def _file(self) -> Path | None:
+        checkpoints = sorted(self._run_dir.glob(f"checkpoints/step-*/{_TOKENIZER_FILE}"))
+        if checkpoints:
+            return checkpoints[-1]
+        model = self._model_path()
+        file = None if model is None else Path(model) / _TOKENIZER_FILE
+        return file if file is not None and file.is_file() else None
 
 
 def open_run(path: str | Path) -> Run:
@@ -51,7 +140,6 @@ class Run:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the directory `path`."""
         self.path = path
         """The directory."""
 
@@ -110,11 +198,7 @@ class Run:
             yield self._stored(found.summary, found.record, texts)
 
     def plot(self) -> Figure:
-        """Return a matplotlib figure of returns, success, staleness and evaluations by step.
-
-        Raises:
-            ConfigError: matplotlib is not installed.
-        """
+        """Return a matplotlib figure of returns, success, staleness and evaluations by step."""
         return plot_curves(self.metrics("step"), self.metrics("evaluation"), title=self.name)
 
     def _stored(self, row: EpisodeSummary, record: bytes, texts: TokenTexts) -> StoredEpisode:

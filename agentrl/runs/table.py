@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import msgspec
 
+from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EpisodeSummary
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingImports]
@@ -22,7 +22,6 @@ class EpisodeTable(Sequence[EpisodeSummary]):
     """Summaries of episodes."""
 
     def __init__(self, rows: Sequence[EpisodeSummary]) -> None:
-        """Hold `rows`."""
         self._rows = tuple(rows)
 
     @overload
@@ -71,19 +70,11 @@ class EpisodeTable(Sequence[EpisodeSummary]):
         return [msgspec.structs.asdict(row) for row in self._rows]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a pandas data frame with one row for each episode; `forks` and `players` hold dicts and lists.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
+        """Return a pandas data frame with one row for each episode; `forks` and `players` hold dicts and lists."""
         return _pandas_frame(self.to_dicts(), _COLUMNS)
 
     def to_polars(self) -> polars.DataFrame:
-        """Return a polars data frame with one row for each episode; `forks` is JSON text, `players` a list.
-
-        Raises:
-            ConfigError: polars is not installed.
-        """
+        """Return a polars data frame with one row for each episode; `forks` is JSON text, `players` a list."""
         rows = [{**row, "forks": msgspec.json.encode(row["forks"]).decode()} for row in self.to_dicts()]
         return _polars_frame(rows, _COLUMNS)
 
@@ -99,19 +90,11 @@ class MetricLines(list[Mapping[str, Any]]):
     """Lines of `metrics.jsonl`, in their order."""
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a pandas data frame: a row for each line, a column for each key; nested keys have dots in their names.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
+        """Return a pandas data frame: a row for each line, a column for each key; nested keys have dots in their names."""
         return _pandas_frame([_dotted(line) for line in self], None)
 
     def to_polars(self) -> polars.DataFrame:
-        """Return the same as a polars data frame.
-
-        Raises:
-            ConfigError: polars is not installed.
-        """
+        """Return the same as a polars data frame."""
         return _polars_frame([_dotted(line) for line in self], None)
 
 

@@ -14,10 +14,9 @@ from uuid import uuid4
 
 import anyio
 
-from agentrl.cassette.file import read_cassette, write_cassette
-from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.client import Client, EpisodeSettings, MessageLike, PolicyBackend
 from agentrl.client.client import Answered
+from agentrl.episode.tape import Recorder, read_cassette, using_tape, write_cassette
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.rollout.episode import run_client_episode
 from agentrl.servers.scripted.script import ScriptedCall

@@ -13,15 +13,13 @@ from typing import cast
 import msgspec
 import orjson
 
-from agentrl.cassette.file import Cassette
-from agentrl.cassette.tape import Player, Recorder, TapedAnswer, using_tape
 from agentrl.client import Client, ReplayBackend
+from agentrl.episode.codec import encode_line, stored_trajectory, trajectory_record
+from agentrl.episode.summary import EndedEpisode
+from agentrl.episode.tape import Cassette, Player, Recorder, TapedAnswer, using_tape
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EndedEpisode, trajectory_record
-from agentrl.observe.records import encode_line
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_client_episode
-from agentrl.runs.stored import stored_trajectory
 from agentrl.types import Trajectory
 from agentrl.workflow import RolloutWorkflow
 

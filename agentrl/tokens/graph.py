@@ -26,6 +26,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from agentrl.episode.checks import check_spans, sound_logprobs
 from agentrl.errors import ContextOverflow, ReplyError, TokenError
 from agentrl.inference.backend import INT32, Context, json_of
 from agentrl.tokens.history import HistoryMatch, TurnIndex
@@ -43,7 +44,6 @@ from agentrl.types import (
     Turn,
     VersionSpan,
 )
-from agentrl.validation import check_spans, sound_logprobs
 
 _THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
 

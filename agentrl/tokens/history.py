@@ -19,10 +19,10 @@ import msgspec
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
+from agentrl.episode.checks import are_independent
 from agentrl.errors import WorkflowError
 from agentrl.tokens.messages import DIGEST_BYTES, calls_of, field_getter, message_key, role_of
 from agentrl.types import BranchPath, Message, Turn
-from agentrl.validation import are_independent
 
 _MAX_CONVERSATIONS = 4
 """Conversations that an episode remembers; the reader reads all messages of any other."""

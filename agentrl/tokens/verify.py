@@ -11,9 +11,9 @@ import hashlib
 import numpy as np
 import orjson
 
+from agentrl.episode.checks import check_turn
 from agentrl.errors import InvariantError
 from agentrl.types import Int32Array, Sample, Trajectory
-from agentrl.validation import check_turn
 
 
 def verify(trajectory: Trajectory) -> list[Sample]:

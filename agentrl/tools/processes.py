@@ -15,8 +15,8 @@ from typing import Final, cast
 
 from anyio.lowlevel import RunVar
 
-from agentrl.cassette.tape import ask
 from agentrl.env import environment_boundary
+from agentrl.episode.tape import ask
 from agentrl.errors import EnvironmentFault
 from agentrl.processes.job_process import WorkerLost, WorkerSettings
 from agentrl.processes.jobs import WorkerPool

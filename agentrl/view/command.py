@@ -28,9 +28,6 @@ def view_run(paths: Sequence[Path], *, port: int, opens_browser: bool, html: Pat
         opens_browser: open the page in the browser of this machine.
         html: file for one episode; None: serve.
         episode_id: the one to write, or to open first.
-
-    Raises:
-        ConfigError: there is no such run or episode, or the port or the file cannot be used.
     """
     if not 0 <= port <= 65_535:
         raise ConfigError(f"--port: expected 0 to 65535, got {port}; 0 picks a free one")

@@ -15,8 +15,8 @@ import msgspec
 import orjson
 import yaml
 
+from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.runs.reading import RESUMED_MARK, read_index, read_metrics
 from agentrl.runs.run import Run
 from agentrl.runs.run_lock import is_locked
@@ -40,11 +40,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Return the place that `str` wrote; an empty text is the beginning.
-
-        Raises:
-            ValueError: it is no place.
-        """
+        """Return the place that `str` wrote; an empty text is the beginning."""
         inode, dash, offset = (text or "0-0").partition("-")
         if not (dash and inode.isdecimal() and offset.isdecimal()):
             raise ValueError(f"from: expected what the answer before gave as `next`, or nothing, got {text!r}")
@@ -74,11 +70,7 @@ class RunData:
     """Reads one run directory; every method may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
-        """Read from `path`.
-
-        Raises:
-            ConfigError: it is no run directory.
-        """
+        """Read from `path`."""
         if not path.is_dir():
             raise ConfigError(f"{path}: expected the directory of a run, such as runs/NAME")
         if not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "episodes")):
@@ -115,11 +107,7 @@ class RunData:
         return _json_bytes({"next": str(read.next), "reset": read.is_reset, "count": len(read.items), "columns": columns})
 
     def episode(self, episode_id: str) -> bytes:
-        """Return one episode with the text of each token.
-
-        Raises:
-            ConfigError: the run has no such episode, or its record was pruned.
-        """
+        """Return one episode with the text of each token."""
         return orjson.dumps(
             episode_json(Run(self.path).episode(episode_id), self._token_texts), option=orjson.OPT_SERIALIZE_NUMPY
         )

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from agentrl.observe.episode_record import TrainedTurn
-from agentrl.runs.stored import StoredEpisode
-from agentrl.runs.tokenizer import TokenTexts
+from agentrl.episode.codec import turn_record
+from agentrl.episode.summary import TrainedTurn
+from agentrl.runs.run import StoredEpisode, TokenTexts
 from agentrl.types import Int32Array, Turn
 
 
@@ -37,27 +37,9 @@ def episode_json(episode: StoredEpisode, token_texts: TokenTexts) -> dict[str, A
 
 def _turn_json(turn: Turn, trained: TrainedTurn | None, texts: Mapping[int, str] | None) -> dict[str, Any]:
     advantage = trained.advantage if trained else None
-    return {
-        "player": turn.player,
-        "branch": list(turn.branch),
-        "role": turn.role,
-        "parent": turn.parent,
-        "fork": turn.fork,
-        "kept_thinking": turn.kept_thinking,
-        "stop_reason": turn.stop_reason,
-        "reward": turn.reward,
-        "temperature": turn.temperature,
-        "started_s": turn.started_s,
-        "ended_s": turn.ended_s,
-        "messages": list(turn.messages),
-        "tools": turn.tools,
-        "message": turn.message,
-        "context_ids": turn.context_ids,
+    return turn_record(turn) | {
         "context_texts": _texts_of_ids(turn.context_ids, texts),
-        "output_ids": turn.output_ids,
         "output_texts": _texts_of_ids(turn.output_ids, texts),
-        "output_logprobs": turn.output_logprobs,
-        "spans": [[span.start, span.end, span.version] for span in turn.spans],
         "advantage": advantage,
         "proximal_logprobs": trained.proximal_logprobs if trained else None,
         "is_trained": advantage is not None and turn.temperature > 0,

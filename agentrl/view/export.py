@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EpisodeSummary
 from agentrl.runs.run import Run, open_run
 from agentrl.view.document import document
 from agentrl.view.episode import episode_json
@@ -18,9 +18,6 @@ def write_episode(run_dir: Path, target: Path, episode_id: str | None = None) ->
         run_dir: directory of a run.
         target: the file; an existing one is replaced.
         episode_id: None: the best of the newest step.
-
-    Raises:
-        ConfigError: the run has no such episode, or the file cannot be written.
     """
     run = open_run(run_dir)
     chosen = episode_id or best_of_newest_step(run).episode_id
@@ -34,11 +31,7 @@ def write_episode(run_dir: Path, target: Path, episode_id: str | None = None) ->
 
 
 def best_of_newest_step(run: Run) -> EpisodeSummary:
-    """Return the episode with the highest return of the newest step that has one.
-
-    Raises:
-        ConfigError: every episode failed, or none is recorded.
-    """
+    """Return the episode with the highest return of the newest step that has one."""
     ended = [summary for summary in run.episodes() if summary.episode_return is not None]
     if not ended:
         raise ConfigError(f"{run.path} has no episode with a return; pass --episode to write one that failed")

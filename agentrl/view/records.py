@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from agentrl.observe.episode_record import TrainedEpisode, TrainedTurn
+from agentrl.episode.summary import TrainedEpisode, TrainedTurn
 from agentrl.runs.reading import read_index, read_record_lines, read_trained_lines
 
 

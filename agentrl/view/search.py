@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import msgspec
 import orjson
 
-from agentrl.observe.episode_record import EpisodeSummary
+from agentrl.episode.summary import EpisodeSummary
 from agentrl.runs.reading import read_index, read_record_lines
 from agentrl.types import JsonValue
 

@@ -60,7 +60,6 @@ class ViewRoutes:
     """Answers the requests of the page."""
 
     def __init__(self, runs: Sequence[RunData], token: str) -> None:
-        """Answer from one run, or from two that are compared, to those who have `token`."""
         self._runs, self._token = runs, token
         self._turns = ReadersFirst()
         self._searchers = anyio.CapacityLimiter(_MAX_SEARCHES)
@@ -208,9 +207,6 @@ async def serving_view(*runs: RunData, port: int = 0, token: str | None = None) 
         runs: one or two.
         port: on loopback; 0 picks a free one.
         token: that the reader must have; None: a new random one.
-
-    Raises:
-        ConfigError: the port cannot be used.
 
     Cancellation: requests in flight end, and the port is closed.
     """

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 import anyio
 from pydantic import BaseModel
 
-from agentrl.cassette.tape import ask
 from agentrl.concurrency import flatten
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd, environment_boundary
+from agentrl.episode.tape import ask
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.extract import boxed, last_number
 from agentrl.reward.match import exact_match

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from agentrl.algo.advantage import advantages, returns_to_go
+from agentrl.episode.checks import are_independent
 from agentrl.types import Trajectory
-from agentrl.validation import are_independent
 from tests.algo.build import EPISODE, TURN, group
 from tests.algo.expectation import by, exact_gradient, expected_estimate, whole_return
 from tests.algo.timed_trees import TIMED, Environment, players, racing, racing_branches

@@ -9,8 +9,8 @@ import pytest
 
 from agentrl import Client, Task, Trajectory, run_episode
 from agentrl.client import ReplayBackend
+from agentrl.episode.codec import pack_trajectory, unpack_trajectory
 from agentrl.errors import WorkflowError
-from agentrl.rollout.remote.packing import pack_trajectory, unpack_trajectory
 from agentrl.types import StopReason
 from tests.support.chat import HI
 from tests.support.endpoints import Endpoint, endpoint_client, serving

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from agentrl import Client, RolloutWorkflow, Task, Trajectory, run_episode
-from agentrl.display.view import view_of
+from agentrl.episode.codec import stored_trajectory
+from agentrl.episode.show import view_of
 from agentrl.errors import ConfigError
-from agentrl.runs.stored import stored_trajectory
 from agentrl.testing.replays import timeless_record
 from agentrl.types import StopReason
 from agentrl.workflow import as_workflow

@@ -14,12 +14,11 @@ import msgspec
 import pytest
 
 from agentrl import Client, Task, Trajectory
-from agentrl.cassette.file import Cassette, read_cassette, write_cassette
-from agentrl.cassette.tape import Recorder, using_tape
 from agentrl.commands.evaluate import Target
 from agentrl.commands.record import record_cassettes
 from agentrl.commands.replay import replay_cassettes, replay_command
 from agentrl.config import RunConfig, parse_config
+from agentrl.episode.tape import Cassette, Recorder, read_cassette, using_tape, write_cassette
 from agentrl.errors import ConfigError
 from agentrl.testing import Reply, call, check_replay, play_async
 from agentrl.testing.replays import compare_with_cassette, make_cassette

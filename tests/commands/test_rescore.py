@@ -11,9 +11,9 @@ import yaml
 
 from agentrl import Task, Trajectory
 from agentrl.commands.rescore import RescoredEpisode, rescore_command, rescore_run
+from agentrl.episode.summary import EndedEpisode
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.observe.episode_files import EpisodeFiles
-from agentrl.observe.episode_record import EndedEpisode
 from agentrl.testing import Reply, call, play_async
 from agentrl.types import EpisodeFailure, StopReason
 from tests.support import taped

@@ -13,9 +13,9 @@ import pytest
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client
 from agentrl.engine.batch import prepare_batch, trained_records
+from agentrl.episode.codec import encode_line
+from agentrl.episode.summary import TrainedEpisode, TrainedTurn
 from agentrl.errors import InvariantError, StaleDataError
-from agentrl.observe.episode_record import TrainedEpisode, TrainedTurn
-from agentrl.observe.records import encode_line
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agentrl.observe.clock import last_wall_s
+from agentrl.observe.resuming import last_wall_s
 
 
 def test_the_time_is_that_of_the_last_whole_line(tmp_path: Path) -> None:

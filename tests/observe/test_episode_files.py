@@ -14,20 +14,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from agentrl.episode.codec import RECORDED_EPISODE, RECORDED_TURN, encode_line, stored_trajectory, trajectory_record
+from agentrl.episode.summary import EndedEpisode, EpisodeSummary, TrainedEpisode, TrainedTurn, summarize, trained_record
 from agentrl.errors import RunStopped
 from agentrl.observe.episode_files import MAX_PENDING, EpisodeFiles, read_lines
-from agentrl.observe.episode_record import (
-    EndedEpisode,
-    EpisodeSummary,
-    RecordedEpisode,
-    RecordedTurn,
-    TrainedEpisode,
-    TrainedTurn,
-    summarize,
-    trained_record,
-    trajectory_record,
-)
-from agentrl.observe.records import encode_line
 from agentrl.types import EpisodeFailure, ForkReason, StopReason, Task, Trajectory, Turn, VersionSpan
 
 
@@ -98,20 +88,31 @@ async def write_steps(folder: Path, steps: range, *, keep_steps: int | None = No
     await files.close()
 
 
-def test_the_record_and_the_index_line_have_the_fields_that_readers_decode(tmp_path: Path) -> None:
+def test_the_record_has_the_fields_that_are_declared_and_is_read_as_the_same_trajectory() -> None:
     trajectory = episode(turns=(turn(), turn(parent=0, fork=ForkReason.HISTORY_EDITED, player="white", tools=None)))
     line = encode_line(trajectory_record(ended(trajectory)))
-    raw, read = json.loads(line), msgspec.json.decode(line, type=RecordedEpisode)
-    assert [*raw] == [*RecordedEpisode.__struct_fields__]
-    assert [*raw["turns"][0]] == [*RecordedTurn.__struct_fields__]
-    assert (read.group, read.episode_return, read.failure, read.metrics) == (0, 2.0, None, {"busy": 1.0})
-    assert (read.task, read.success, read.started_s, read.ended_s) == ({"question": "2 + 2?"}, True, 0.0, 3.0)
+    raw, read = json.loads(line), stored_trajectory(line)
+    assert {*raw} == {*RECORDED_EPISODE, "purpose", "group", "step", "policy_version", "episode_return", "success"}
+    assert [*raw["turns"][0]] == [*RECORDED_TURN]
+    assert (raw["group"], raw["episode_return"], raw["success"], read.failure, read.metrics) == (
+        0,
+        2.0,
+        True,
+        None,
+        {"busy": 1.0},
+    )
+    assert (read.task, read.started_s, read.ended_s) == (trajectory.task, 0.0, 3.0)
     [first, second] = read.turns
-    assert np.array_equal(np.array(first.output_logprobs, np.float32), trajectory.turns[0].output_logprobs)
-    assert (first.context_ids, first.output_ids, first.spans) == ([5, 6], [7, 8, 9], [(0, 1, 3), (1, 3, 4)])
-    assert (first.messages, first.started_s) == ([{"role": "user", "content": "2 + 2?"}], 1.0)
-    assert first.message["content"] == "hm"
-    assert (second.fork, second.player, second.tools) == ("history_edited", "white", None)
+    for name in ("context_ids", "output_ids", "output_logprobs"):
+        mine, theirs = getattr(first, name), getattr(trajectory.turns[0], name)
+        assert (mine.tolist(), mine.dtype) == (theirs.tolist(), theirs.dtype)
+    assert (first.spans, first.started_s, first.message["content"]) == (trajectory.turns[0].spans, 1.0, "hm")
+    assert first.messages == ({"role": "user", "content": "2 + 2?"},)
+    assert (second.fork, second.player, second.tools) == (ForkReason.HISTORY_EDITED, "white", None)
+
+
+def test_the_line_of_a_step_has_the_fields_that_readers_decode() -> None:
+    trajectory = episode(turns=(turn(), turn(parent=0)))
     trained = trained_record(
         trajectory, step=1, policy_version=4, advantages=[0.5, None], proximal_logprobs=[np.array([-1, np.nan, -1]), None]
     )
@@ -167,6 +168,14 @@ async def test_records_put_before_the_end_are_on_disk_after_it_in_order(tmp_path
     assert [record["episode_id"] for record in records(tmp_path, 1)] == [str(number) for number in range(51)]
     rows = [msgspec.convert(line, EpisodeSummary) for line in index(tmp_path)]
     assert [(row.episode_id, row.file, row.line) for row in rows] == [(str(n), "step-000001", n + 1) for n in range(51)]
+
+
+async def test_a_prompt_with_half_of_a_surrogate_pair_is_written_as_its_escape(tmp_path: Path) -> None:
+    files = EpisodeFiles(tmp_path, next_step=1)
+    files.put(ended(episode("half \ud83d", turns=(turn(messages=({"role": "user", "content": "half \ud83d"},)),))))
+    await files.close()
+    [line] = index(tmp_path)
+    assert (line["episode_id"], line["prompt"]) == ("half \\ud83d", "half \\ud83d")
 
 
 async def test_closing_inside_a_cancelled_scope_still_writes_what_is_left(tmp_path: Path) -> None:

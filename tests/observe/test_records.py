@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentrl.episode.codec import encode_line
 from agentrl.errors import RunStopped
-from agentrl.observe.records import JsonLines, encode_line
+from agentrl.observe.records import JsonLines
 from agentrl.types import StopReason
 
 

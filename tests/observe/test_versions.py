@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.observe.versions import last_version
+from agentrl.observe.resuming import last_version
 
 
 def test_a_version_counts_once_it_is_about_to_be_published_and_also_when_its_work_was_lost(tmp_path: Path) -> None:

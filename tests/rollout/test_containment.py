@@ -12,9 +12,9 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.engine.evaluate import evaluate_with
+from agentrl.episode.codec import encode_line, trajectory_record
+from agentrl.episode.summary import EndedEpisode
 from agentrl.errors import RunStopped
-from agentrl.observe.episode_record import EndedEpisode, trajectory_record
-from agentrl.observe.records import encode_line
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.group import DroppedGroup, run_group, run_recorded

@@ -12,9 +12,9 @@ import pytest
 
 from agentrl.algo.advantage import advantages
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.cassette.tape import ask as cassette_ask
 from agentrl.client import Client, ReplayBackend
 from agentrl.env.faults import environment_boundary
+from agentrl.episode.tape import ask as cassette_ask
 from agentrl.errors import EnvironmentFault, ServerError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_client_episode, run_policy_episode

@@ -11,8 +11,8 @@ import orjson
 import pytest
 import yaml
 
+from agentrl.episode.summary import INDEX_HEADER, EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import INDEX_HEADER, EpisodeSummary
 from agentrl.runs.comparison import common_figures, common_tasks, differing_fields
 from agentrl.runs.run import Run, open_run
 from tests.support.summaries import episode_summary

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from agentrl.episode.codec import encode_line
+from agentrl.episode.summary import INDEX_HEADER
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import EpisodeFiles
-from agentrl.observe.episode_record import INDEX_HEADER
-from agentrl.observe.records import encode_line
 from agentrl.runs.plot import plot_curves
 from agentrl.runs.reading import read_index
 from agentrl.runs.run import Run, open_run

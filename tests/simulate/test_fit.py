@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import EPISODES_HEADER, INDEX_HEADER
 from agentrl.simulate.costs.model import Fleet, RunShape
 from agentrl.simulate.fitting.run import LEAST_STEPS, MeasuredMachines, fit_run
 from agentrl.simulate.play import play_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.observe.episode_record import EpisodeSummary
+from agentrl.episode.summary import EpisodeSummary
 
 
 def episode_summary(number: int, **changes: object) -> EpisodeSummary:

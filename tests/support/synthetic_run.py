@@ -12,8 +12,8 @@ import orjson
 import yaml
 from tokenizers import Tokenizer
 
+from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER, TRAINED_HEADER
 from agentrl.observe.episode_files import step_file, trained_file
-from agentrl.observe.episode_record import EPISODES_HEADER, INDEX_HEADER, TRAINED_HEADER
 from tests.support.tiny import build_tokenizer
 
 EPISODES_A_STEP = 64

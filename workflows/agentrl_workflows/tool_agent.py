@@ -19,10 +19,10 @@ from openai import omit
 
 from agentrl.client import Client, MessageLike
 from agentrl.env import environment_boundary
+from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, WorkflowError
 from agentrl.tools import RepliesToCalls, reply_to, tool
 from agentrl.types import Task
-from agentrl.validation import check_reward
 from agentrl.workflow import RolloutWorkflow, import_user_object
 
 AnswerGrader: TypeAlias = Callable[[str, Task], float | Awaitable[float]]

@@ -21,8 +21,8 @@ from agentrl.commands.run_directory import Existing
 from agentrl.commands.train import train_run
 from agentrl.config import RunConfig
 from agentrl.engine.report import RunReport
+from agentrl.episode.summary import Purpose
 from agentrl.errors import RunStopped
-from agentrl.observe.episode_record import Purpose
 from agentrl.observe.progress import Progress
 from agentrl.runs.run import open_run
 from agentrl.runs.table import EpisodeTable, MetricLines

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 import orjson
 
+from agentrl.episode.checks import sound_logprobs
 from agentrl.errors import InvariantError, ReplyError, RequestRejected
 from agentrl.inference.backend import CONTEXT_HEADROOM, CONTEXT_RESERVE, GenerateRequest, SamplingParams
 from agentrl.types import Float32Array, Int32Array, VersionSpan
-from agentrl.validation import sound_logprobs
 
 _T = TypeVar("_T")
 _UNTRAINED = "default"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-from agentrl.observe.episode_record import Purpose
+from agentrl.episode.summary import Purpose
 from agentrl.observe.timeline import Activity
 from agentrl.types import JsonValue, Trajectory
 

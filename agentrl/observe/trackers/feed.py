@@ -16,8 +16,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
-from agentrl.observe.episode_record import Purpose
-from agentrl.observe.metrics import MetricValue
+from agentrl.episode.summary import MetricValue, Purpose
 from agentrl.observe.timeline import Activity
 from agentrl.observe.trackers.base import RunStatus, TrackedRun, Tracker
 from agentrl.observe.trackers.sample import Chosen, Decode, choose_episodes

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from agentrl.episode.summary import is_success
 from agentrl.foreign import shortened, visible
-from agentrl.observe.metrics import is_success
 from agentrl.observe.trackers.base import Choice, SampledEpisode
 from agentrl.types import Trajectory
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from agentrl.observe.episode_record import Purpose
+from agentrl.episode.summary import Purpose
 from agentrl.observe.records import JsonLines
 from agentrl.observe.trackers.base import RunStatus, SampledEpisode, TrackedRun, Tracker
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from agentrl.observe.episode_record import Purpose
+from agentrl.episode.summary import Purpose
 from agentrl.observe.trackers.base import RunStatus, SampledEpisode, TrackedRun, Tracker
 from agentrl.types import JsonValue
 

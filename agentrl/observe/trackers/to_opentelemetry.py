@@ -10,9 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.episode.summary import Purpose, is_success
 from agentrl.errors import ConfigError
-from agentrl.observe.episode_record import Purpose
-from agentrl.observe.metrics import is_success
 from agentrl.observe.timeline import Activity
 from agentrl.observe.trackers.base import RunStatus, TrackedRun, Tracker
 from agentrl.types import Trajectory
@@ -24,11 +23,7 @@ class OpenTelemetryTracker(Tracker):
     """Makes spans from the records of a run, with the times of the records."""
 
     def __init__(self) -> None:
-        """Check that there is somewhere to send spans to.
-
-        Raises:
-            ConfigError: there is neither a tracer provider nor an endpoint, or the package that sends to one is missing.
-        """
+        """Check that there is somewhere to send spans to."""
         from opentelemetry import trace  # pyright: ignore[reportMissingImports]
 
         self._own = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from agentrl.observe.episode_record import Purpose
+from agentrl.episode.summary import Purpose
 from agentrl.observe.trackers.base import RunStatus, SampledEpisode, TrackedRun, Tracker
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from agentrl.observe.episode_record import Purpose
+from agentrl.episode.summary import Purpose
 from agentrl.observe.trackers.base import RunStatus, SampledEpisode, TrackedRun, Tracker
 
 _COLUMNS = ("step", "choice", "task", "episode", "return", "success", "text")

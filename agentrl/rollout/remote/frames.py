@@ -1,6 +1,7 @@
 """Messages between the driver and a rollout worker, as msgpack in frames.
 
 Invariant: a body decodes into exactly one of the declared messages or is refused. Nothing that is read can run code.
+`agentrl.episode.codec` packs turns, trajectories, scores and generations, and checks them when it unpacks them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import msgspec
 from agentrl.errors import WorkflowError
 from agentrl.inference.backend import Context
 from agentrl.processes.frames import decoded
-from agentrl.rollout.remote.packing import PackedGeneration, PackedScore, PackedTrajectory, PackedTurn
 
 MAX_MESSAGE_BYTES = 1 << 28
 """Largest body: a trajectory of about 20 million tokens."""
@@ -68,7 +68,7 @@ class ScoreGroup(msgspec.Struct, frozen=True, tag=True):
     task_id: str
     task: bytes
     """The fields of the task, msgpack."""
-    episodes: tuple[PackedTrajectory, ...]
+    episodes: tuple[msgspec.Raw, ...]
 
 
 class CancelEpisode(msgspec.Struct, frozen=True, tag=True):
@@ -83,7 +83,7 @@ class CallAnswered(msgspec.Struct, frozen=True, tag=True):
     call: int
     new_ids: bytes
     """Of a streamed call: the ids since the last piece."""
-    generation: PackedGeneration
+    generation: msgspec.Raw
 
 
 class CallPiece(msgspec.Struct, frozen=True, tag=True):
@@ -151,21 +151,21 @@ class TurnRecorded(msgspec.Struct, frozen=True, tag=True):
     """An episode has one more turn."""
 
     number: int
-    turn: PackedTurn
+    turn: msgspec.Raw
 
 
 class EpisodeEnded(msgspec.Struct, frozen=True, tag=True):
     """An episode has ended as a trajectory, which may be a failure."""
 
     number: int
-    trajectory: PackedTrajectory
+    trajectory: msgspec.Raw
 
 
 class GroupScored(msgspec.Struct, frozen=True, tag=True):
     """The episodes of a group have their scores, or have failed together."""
 
     number: int
-    scores: tuple[PackedScore, ...]
+    scores: tuple[msgspec.Raw, ...]
     """One for each episode, in order."""
 
 

@@ -28,6 +28,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
+from agentrl.episode.codec import pack_score, pack_trajectory, pack_turn, unpack_trajectory
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, WorkflowError, boundary
 from agentrl.foreign import shortened
 from agentrl.processes.frames import READ_BYTES, ByteSource, read_frames
@@ -61,13 +62,7 @@ from agentrl.rollout.remote.frames import (
     encode_message,
     read_to_worker,
 )
-from agentrl.rollout.remote.packing import (
-    pack_score,
-    pack_trajectory,
-    pack_turn,
-    unpack_task,
-    unpack_trajectory,
-)
+from agentrl.rollout.remote.packing import unpack_task
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Trajectory, Turn
 from agentrl.watchdog.garbage_collector import tuned_garbage_collector

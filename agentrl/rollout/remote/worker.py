@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
+from agentrl.episode.codec import pack_trajectory, packed, unpack_trajectory, unpack_turn, with_score
 from agentrl.errors import AgentRLError, InvariantError, RolloutWorkerDied, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, SamplingParams
 from agentrl.processes.link import STREAM_ENDS, Link
@@ -47,15 +48,7 @@ from agentrl.rollout.remote.frames import (
     encode_message,
     read_to_driver,
 )
-from agentrl.rollout.remote.packing import (
-    ids_bytes,
-    pack_generation,
-    pack_task,
-    pack_trajectory,
-    unpack_trajectory,
-    unpack_turn,
-    with_score,
-)
+from agentrl.rollout.remote.packing import ids_bytes, pack_task
 from agentrl.types import EpisodeFailure, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
@@ -236,8 +229,7 @@ class RemoteWorker:
             InvariantError: the scoring met an error that ends the run.
         """
         number = next(self._numbers)
-        packed = tuple(map(pack_trajectory, episodes))
-        start = ScoreGroup(number, task.id, pack_task(task), packed)
+        start = ScoreGroup(number, task.id, pack_task(task), tuple(map(pack_trajectory, episodes)))
         return await self._await(number, start, ScoringUnderWay(episodes), f"the scoring of task {task.id}")
 
     async def _await(self, number: int, start: StartEpisode | ScoreGroup, pending: Pending[Outcome], what: str) -> Outcome:
@@ -327,13 +319,12 @@ class RemoteWorker:
         request = _request(call)
         if not call.streamed:
             generation = await self._backend.generate(request)
-            self._send(CallAnswered(call.call, b"", pack_generation(generation)))
+            self._send(CallAnswered(call.call, b"", packed(generation)))
             return
         async with self._backend.stream(request) as chunks:
             async for chunk in chunks:
                 if chunk.generation is not None:
-                    packed = pack_generation(chunk.generation)
-                    self._send(CallAnswered(call.call, ids_bytes(chunk.output_ids), packed))
+                    self._send(CallAnswered(call.call, ids_bytes(chunk.output_ids), packed(chunk.generation)))
                     return
                 self._send(CallPiece(call.call, ids_bytes(chunk.output_ids)))
 

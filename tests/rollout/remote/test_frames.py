@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.concurrency import task_group
+from agentrl.episode.codec import pack_score, pack_trajectory, pack_turn, packed, unpack_trajectory, unpack_turn, with_score
 from agentrl.errors import AgentRLError, ConfigError, InvariantError
 from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
 from agentrl.processes.frames import FrameBuffer, framed
@@ -31,16 +32,7 @@ from agentrl.rollout.remote.frames import (
     read_to_driver,
     read_to_worker,
 )
-from agentrl.rollout.remote.packing import (
-    pack_score,
-    pack_task,
-    pack_trajectory,
-    pack_turn,
-    unpack_task,
-    unpack_trajectory,
-    unpack_turn,
-    with_score,
-)
+from agentrl.rollout.remote.packing import pack_task, unpack_task
 from agentrl.rollout.remote.worker import RemoteWorker
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Turn
@@ -114,18 +106,22 @@ async def test_given_advantages_come_back_with_the_scores(renderer: Renderer) ->
 
 async def test_a_turn_whose_parts_contradict_each_other_is_refused(renderer: Renderer) -> None:
     [turn] = (await episode(Judge(), renderer)).turns
-    packed = pack_turn(turn)
-    assert unpack_turn(packed, 2.0).ended_s == (turn.ended_s or math.nan) + 2.0
+    sent = msgspec.msgpack.decode(pack_turn(turn))
+    assert unpack_turn(pack_turn(turn), 2.0).ended_s == (turn.ended_s or math.nan) + 2.0
     wrong = [
-        {"output_logprobs": packed.output_logprobs[4:]},
-        {"output_ids": packed.output_ids[:-1]},
+        {"output_logprobs": sent["output_logprobs"][4:]},
+        {"output_logprobs": sent["output_logprobs"][1:]},
+        {"output_ids": sent["output_ids"][:-1]},
         {"spans": ((0, 1, 0),)},
         {"spans": ((1, 5, 0),)},
         {"conversation": b"[]"},
+        {"conversation": 7},
+        {"stop_reason": "tired"},
+        {"temperature": "warm"},
     ]
     for fields in wrong:
         with pytest.raises(InvariantError, match="rollout"):
-            unpack_turn(msgspec.structs.replace(packed, **fields))
+            unpack_turn(packed(sent | fields))
 
 
 class ScriptedStream(ByteStream):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.engine.report import RunReport
-from agentrl.observe.metrics import is_success
+from agentrl.episode.summary import is_success
 from agentrl.types import Trajectory
 from agentrl_workflows.demo.evaluations import Evaluations
 from agentrl_workflows.demo.recipe import DemoRecipe

@@ -11,8 +11,8 @@ from typing import cast
 
 import numpy as np
 
+from agentrl.episode.trajectory import BranchPath, Float32Array, Turn, VersionSpan
 from agentrl.errors import InvariantError, RewardError
-from agentrl.types import BranchPath, Float32Array, Turn, VersionSpan
 
 MAX_REWARD = 1e30
 """Largest absolute reward: sums over any episode and group then stay finite in float32."""
@@ -53,9 +53,6 @@ def check_reward_parts(value: object, where: str) -> tuple[float, Mapping[str, f
         value: a number, or a mapping of names and numbers that add up to the reward.
         where: as for `check_reward`.
 
-    Raises:
-        RewardError: as for `check_reward`, or a name is no text.
-
     Example:
         >>> check_reward_parts({"right": 1.0, "short": -0.25}, "run")
         (0.75, {'right': 1.0, 'short': -0.25})
@@ -76,11 +73,7 @@ def sound_logprobs(logprobs: Float32Array) -> bool:
 
 
 def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, where: object) -> None:
-    """Check the version spans of an output of `count` tokens: contiguous, versions non-decreasing along the branch.
-
-    Raises:
-        InvariantError: names `where`, by its text, and the first condition that does not hold.
-    """
+    """Check the version spans of an output of `count` tokens: contiguous, versions non-decreasing along the branch."""
     at = 0
     version = parent.spans[-1].version if parent is not None and parent.spans else -1
     for span in spans:
@@ -105,11 +98,7 @@ def are_independent(one: BranchPath, other: BranchPath) -> bool:
 
 
 def check_reward_time(turn: Turn, where: str) -> None:
-    """Check that a turn's reward, if it has one, was set after its request was sent.
-
-    Raises:
-        InvariantError: names `where` and the times.
-    """
+    """Check that a turn's reward, if it has one, was set after its request was sent."""
     if (turn.reward is None) != (turn.rewarded_at is None) or not turn.sent_at >= 0:
         raise InvariantError(
             f"{where}: sent at {turn.sent_at}, with reward {turn.reward} set at {turn.rewarded_at}; expected a count of at "
@@ -123,9 +112,6 @@ def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
     """Check the invariants of a recorded turn.
 
     Lengths are equal, log-probs sound, and spans as in `check_spans`; a reward is finite, and set after the turn was sent.
-
-    Raises:
-        InvariantError: names `where` and the first condition that does not hold.
     """
     count, logprobs = len(turn.output_ids), turn.output_logprobs
     if len(logprobs) != count:

@@ -1,7 +1,12 @@
-"""The tape of one episode: what tools, environments, graders, judges and the clock answered.
+"""The tape of an episode: the answers of tools, environments, graders, judges and the clock. A cassette is its file.
 
 Invariant: without a tape nothing changes. A recorded answer is given once, to the same question by the same asker; a
-question that was not recorded raises `ReplayDiverged`, and the tape remembers it even if the workflow catches the error.
+question that was not recorded raises `ReplayDiverged`, and the tape remembers it even if the workflow catches the error. A
+cassette appears whole or not at all, and is read only if its format and version are known. Nothing in it depends on the time
+of the recording, but for what `agentrl.cassette.now()` returned.
+
+A cassette is one JSON object with the fields of `Cassette`. `episode` has the fields of a line of
+`episodes/step-NNNNNN.jsonl` in a run directory; its times are null.
 """
 
 from __future__ import annotations
@@ -11,17 +16,19 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, NoReturn, TypeAlias, cast
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn, TypeAlias, cast
 
 import anyio.lowlevel
 import msgspec
 import orjson
 
 from agentrl.concurrency import outside_work
-from agentrl.errors import EnvironmentFault, ReplayDiverged
+from agentrl.errors import ConfigError, EnvironmentFault, ReplayDiverged
 
 Asked: TypeAlias = Literal["tool", "environment", "grader", "judge", "process", "clock"]
 """What was asked."""
+CASSETTE_VERSION: Final = 1
 _MAX_QUOTED_CHARS = 300
 
 
@@ -93,11 +100,7 @@ class Player:
         return answer.result
 
     def diverge(self, what: str) -> NoReturn:
-        """Remember that the episode is another one, and raise.
-
-        Raises:
-            ReplayDiverged: always.
-        """
+        """Remember that the episode is another one, and raise."""
         self.diverged.append(what)
         raise ReplayDiverged(what)
 
@@ -135,8 +138,6 @@ async def ask(kind: Asked, name: str, request: object, live: Callable[[], Awaita
     Raises:
         ReplayDiverged: a tape plays, and the question is not on it.
         EnvironmentFault: as `live`, which may raise other errors too; those are not recorded.
-
-    Cancellation: passes through; nothing is recorded.
     """
     tape = _tape.get()
     with outside_work():
@@ -165,8 +166,6 @@ async def run_and_compare(kind: Asked, name: str, request: object, live: Callabl
     Raises:
         ReplayDiverged: a tape plays, and holds another answer to the question.
         EnvironmentFault: as `live`.
-
-    Cancellation: passes through.
     """
     tape = _tape.get()
     with outside_work():
@@ -206,6 +205,52 @@ def now() -> float:
     if (tape := recording()) is not None:
         tape.add("clock", "now", None, seconds)
     return seconds
+
+
+class Cassette(msgspec.Struct, frozen=True, kw_only=True):
+    """One recorded episode."""
+
+    format: Literal["agentrl.cassette"] = "agentrl.cassette"
+    """Always `agentrl.cassette`."""
+    version: int = CASSETTE_VERSION
+    """Of the format."""
+    workflow: str
+    """The workflow that was recorded, `module:Name`."""
+    workflow_args: dict[str, Any]
+    """Its arguments."""
+    answers: list[TapedAnswer]
+    """What tools, environments, graders, judges, worker processes and the clock answered, in order."""
+    episode: msgspec.Raw
+    """The task, the model calls and the rewards."""
+
+
+def write_cassette(path: Path, cassette: Cassette) -> None:
+    """Write a cassette, in place of an earlier one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(msgspec.json.encode(cassette) + b"\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_cassette(path: Path) -> Cassette:
+    """Return the cassette in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no cassette of this version.
+    """
+    try:
+        cassette = msgspec.json.decode(path.read_bytes(), type=Cassette)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read this cassette: {error.strerror or error}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is no cassette: {error}; `agentrl record` writes one") from error
+    if cassette.version != CASSETTE_VERSION:
+        raise ConfigError(
+            f"{path}: expected a cassette of version {CASSETTE_VERSION}, got version {cassette.version}; record it again"
+        )
+    return cassette
 
 
 def _comparable_json(value: object) -> bytes:

@@ -3,6 +3,6 @@
 `agentrl.cassette.now()` is the clock that a cassette records.
 """
 
-from agentrl.cassette.tape import now
+from agentrl.episode.tape import now
 
 __all__ = ["now"]

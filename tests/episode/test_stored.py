@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algo.advantage import advantages, returns_to_go
-from agentrl.observe.episode_record import EndedEpisode, trajectory_record
-from agentrl.observe.records import encode_line
-from agentrl.runs.stored import stored_trajectory
+from agentrl.episode.checks import check_reward_time
+from agentrl.episode.codec import encode_line, stored_trajectory, trajectory_record
+from agentrl.episode.summary import EndedEpisode
 from agentrl.types import EpisodeFailure, Trajectory
-from agentrl.validation import check_reward_time
 from tests.algo.build import EPISODE, episode, group, turn
 
 

@@ -1,93 +1,43 @@
-"""What a display of an episode shows: its turns with their speakers, texts, tokens and numbers. No output, no colors.
-
-The classes of `agentrl.types` fit the protocols here, so that they can use this room without it knowing them.
+"""An episode for a person: as text in a terminal, and as HTML in a notebook.
 
 Invariant: everything shown is recorded, not computed again. Text keeps line breaks and tabs; any other control character is
-shown as its escape, so that what a model writes cannot move the cursor or reverse the text around it.
+shown as its escape, so that no text of a model can move the cursor or reverse the text around it. The HTML escapes every
+text; it has no script, and loads nothing.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from html import escape
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from agentrl.foreign import visible
 
-TokenDecoder: TypeAlias = Callable[[Sequence[int]], Sequence[str] | None]
-"""Returns one text for each id; None where no tokenizer is known."""
+if TYPE_CHECKING:
+    from agentrl.episode.trajectory import TokenDecoder, Trajectory, Turn  # which draws itself with this module
 
-
-class ShownTurn(Protocol):
-    """The part of `agentrl.types.Turn` that is shown."""
-
-    @property
-    def context_ids(self) -> NDArray[np.int32]: ...
-    @property
-    def output_ids(self) -> NDArray[np.int32]: ...
-    @property
-    def output_logprobs(self) -> NDArray[np.float32]: ...
-    @property
-    def stop_reason(self) -> str: ...
-    @property
-    def reward(self) -> float | None: ...
-    @property
-    def role(self) -> str: ...
-    @property
-    def player(self) -> str: ...
-    @property
-    def parent(self) -> int | None: ...
-    @property
-    def message(self) -> Mapping[str, Any]: ...
-    @property
-    def messages(self) -> Sequence[Mapping[str, Any]]: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def fork(self) -> str | None: ...
-
-    def output_versions(self) -> NDArray[np.int32]:
-        """Return the policy version of each output token."""
-        ...
-
-
-class ShownFailure(Protocol):
-    """The part of `agentrl.types.EpisodeFailure` that is shown."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def message(self) -> str: ...
-
-
-class ShownEpisode(Protocol):
-    """The part of `agentrl.types.Trajectory` that is shown."""
-
-    @property
-    def episode_id(self) -> str: ...
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def turns(self) -> Sequence[ShownTurn]: ...
-    @property
-    def stop_reason(self) -> str: ...
-    @property
-    def final_reward(self) -> float | None: ...
-    @property
-    def failure(self) -> ShownFailure | None: ...
-    @property
-    def episode_return(self) -> float: ...
-    @property
-    def metrics(self) -> Mapping[str, float]: ...
-    @property
-    def reward_parts(self) -> Mapping[str, float]: ...
-    @property
-    def answer(self) -> str | None: ...
+_SPEAKERS = {"system": "magenta", "developer": "magenta", "user": "cyan", "tool": "yellow", "assistant": "green"}
+_STYLE = """
+.agentrl-episode { font: 13px/1.5 system-ui, sans-serif; color: inherit; max-width: 60em; }
+.agentrl-episode .facts { opacity: 0.7; font-size: 12px; }
+.agentrl-episode .turn { border-left: 3px solid rgba(128, 128, 128, 0.4); margin: 0.8em 0; padding-left: 0.8em; }
+.agentrl-episode .fork { border-left-color: rgba(220, 130, 0, 0.9); }
+.agentrl-episode .message { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0.2em 0; }
+.agentrl-episode .speaker { font-weight: 600; opacity: 0.8; }
+.agentrl-episode .answer { background: rgba(60, 160, 90, 0.13); border-radius: 4px; padding: 0.1em 0.4em; }
+.agentrl-episode .failure { color: rgb(214, 69, 65); white-space: pre-wrap; }
+.agentrl-episode .tokens { white-space: pre-wrap; overflow-wrap: anywhere; font: 12px/1.8 ui-monospace, monospace; }
+.agentrl-episode .token { border-radius: 3px; }
+.agentrl-episode .context { opacity: 0.55; }
+.agentrl-episode .loss { border-bottom: 1px solid currentColor; }
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +94,7 @@ class EpisodeView:
 
 
 def view_of(
-    episode: ShownEpisode,
+    episode: Trajectory,
     *,
     tokens: bool = False,
     texts: TokenDecoder | None = None,
@@ -182,7 +132,7 @@ def view_of(
 
 
 def _turn_view(
-    number: int, turn: ShownTurn, *, in_loss: bool, tokens: bool, texts: TokenDecoder | None, advantage: float | None
+    number: int, turn: Turn, *, in_loss: bool, tokens: bool, texts: TokenDecoder | None, advantage: float | None
 ) -> TurnView:
     in_loss = in_loss and turn.temperature > 0
     heading = [f"turn {number}"]
@@ -204,7 +154,7 @@ def _turn_view(
     )
 
 
-def _turn_facts(turn: ShownTurn, in_loss: bool, advantage: float | None) -> list[str]:
+def _turn_facts(turn: Turn, in_loss: bool, advantage: float | None) -> list[str]:
     facts: list[str] = []
     count = len(turn.output_ids)
     if count:
@@ -240,7 +190,7 @@ def _spoken(message: Mapping[str, Any]) -> SpokenText:
     return SpokenText(speaker=visible(str(message.get("role", ""))), text=visible("\n".join(parts)))
 
 
-def _shown_tokens(turn: ShownTurn, in_loss: bool, texts: TokenDecoder | None) -> list[ShownToken]:
+def _shown_tokens(turn: Turn, in_loss: bool, texts: TokenDecoder | None) -> list[ShownToken]:
     ids = [*turn.context_ids.tolist(), *turn.output_ids.tolist()]
     found = None if texts is None else texts(ids)
     shown = [visible(text) for text in found] if found is not None else [f"{number} " for number in ids]
@@ -251,3 +201,85 @@ def _shown_tokens(turn: ShownTurn, in_loss: bool, texts: TokenDecoder | None) ->
         ShownToken(text=text, in_loss=in_loss, logprob=logprob, version=version)
         for text, logprob, version in zip(shown[start:], logprobs, versions, strict=True)
     ]
+
+
+def print_view(view: EpisodeView, console: Console | None = None) -> None:
+    """Print an episode; None: to standard output."""
+    console = console or Console()
+    console.print(Text(view.heading, style="bold"))
+    console.print(Text("  " + ", ".join(view.facts), style="dim"))
+    if view.failure is not None:
+        console.print(Text("  failed: " + view.failure, style="red"))
+    for turn in view.turns:
+        console.print()
+        _print_turn(turn, console)
+
+
+def _print_turn(turn: TurnView, console: Console) -> None:
+    console.print(Text(turn.heading, style="bold"), Text(", ".join(turn.facts), style="dim"))
+    for message in (*turn.messages, turn.answer):
+        console.print(_spoken_line(message))
+    if turn.tokens:
+        console.print(_token_table(turn.tokens))
+
+
+def _spoken_line(message: SpokenText) -> Text:
+    style = _SPEAKERS.get(message.speaker, "blue")
+    return Text.assemble((f"  {message.speaker}: ", f"bold {style}"), message.text)
+
+
+def _token_table(tokens: tuple[ShownToken, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("token")
+    for name in ("loss", "version", "log-prob", "probability"):
+        table.add_column(name, justify="right")
+    context = [token for token in tokens if token.logprob is None]
+    if context:
+        joined = " ".join(repr(token.text)[1:-1] for token in context)
+        table.add_row(Text(joined, style="dim"), Text("0"), Text(f"{len(context)} of context", style="dim"))
+    for token in tokens:
+        if token.logprob is None or token.probability is None:
+            continue
+        table.add_row(
+            Text(repr(token.text)[1:-1]),
+            Text("1" if token.in_loss else "0"),
+            Text(str(token.version)),
+            Text(f"{token.logprob:.3f}"),
+            Text(f"{token.probability:.3f}"),
+        )
+    return table
+
+
+def html_of(view: EpisodeView) -> str:
+    """Return an episode as an HTML fragment."""
+    failure = "" if view.failure is None else f'<div class="failure">failed: {escape(view.failure)}</div>'
+    return (
+        f'<div class="agentrl-episode"><style>{_STYLE}</style>'
+        f'<strong>{escape(view.heading)}</strong><div class="facts">{escape(", ".join(view.facts))}</div>'
+        f"{failure}{''.join(map(_turn_html, view.turns))}</div>"
+    )
+
+
+def _turn_html(turn: TurnView) -> str:
+    kind = "turn fork" if turn.is_fork else "turn"
+    tokens = f'<div class="tokens">{"".join(map(_token_html, turn.tokens))}</div>' if turn.tokens else ""
+    messages = "".join(_message_html(message, "") for message in turn.messages)
+    facts = f'<span class="facts">{escape(", ".join(turn.facts))}</span>'
+    return (
+        f'<div class="{kind}"><strong>{escape(turn.heading)}</strong> {facts}'
+        f"{messages}{_message_html(turn.answer, ' answer')}{tokens}</div>"
+    )
+
+
+def _message_html(message: SpokenText, kind: str) -> str:
+    return f'<div class="message{kind}"><span class="speaker">{escape(message.speaker)}:</span> {escape(message.text)}</div>'
+
+
+def _token_html(token: ShownToken) -> str:
+    if token.probability is None or token.logprob is None:
+        return f'<span class="token context" title="context, not in the loss">{escape(token.text)}</span>'
+    loss = "in the loss" if token.in_loss else "not in the loss"
+    title = f"version {token.version}, log-prob {token.logprob:.3f}, probability {token.probability:.3f}, {loss}"
+    kind = "token loss" if token.in_loss else "token"
+    surprise = f"background: rgba(220, 60, 60, {0.6 * (1 - token.probability):.2f})"
+    return f'<span class="{kind}" style="{surprise}" title="{escape(title)}">{escape(token.text)}</span>'

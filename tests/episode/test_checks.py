@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentrl.validation import sound_logprobs
+from agentrl.episode.checks import sound_logprobs
 
 VALUES = st.one_of(
     st.floats(max_value=0, allow_infinity=False, allow_nan=False, width=32),

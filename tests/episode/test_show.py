@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from agentrl.display.notebook import html_of
-from agentrl.display.terminal import print_view
-from agentrl.display.view import view_of
+from agentrl.episode.show import html_of, print_view, view_of
 from agentrl.types import EpisodeFailure, ForkReason, StopReason, Trajectory, Turn, VersionSpan
 
 HOSTILE = "</div><script>alert('x')</script> \x1b[2J\u202e & \ud800"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.observe.metrics import episode_metrics
+from agentrl.episode.summary import episode_metrics
 from agentrl.types import EpisodeFailure, StopReason
 from tests.algo.build import episode, turn
 

@@ -1,1 +1,0 @@
-"""Showing an episode to a person: as text in a terminal, and as HTML in a notebook."""

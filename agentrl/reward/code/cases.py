@@ -114,12 +114,12 @@ def call_tests(
     entries: list[str] = []
     parsed: list[CallCase] = []
     for call, expected in cases:
-        tree = _expression(call)
+        tree = _parsed_expression(call)
         if not isinstance(tree, ast.Call):
             raise ConfigError(f"test case {call!r:.200}: expected a call such as 'add(1, 2)'")
         tree, views = without_views(tree)
         entries.append(ast.unparse(tree.func))
-        parsed.append(_call_case(tree, _expression(expected), views))
+        parsed.append(_call_case(tree, _parsed_expression(expected), views))
     if len(set(entries)) > 1:
         raise ConfigError(f"tests: expected calls of one function, got {sorted(set(entries))}")
     entry = entries[0] if entries else ""
@@ -227,7 +227,7 @@ def _texts(data: JsonValue, where: str) -> Sequence[str]:
     return cast("Sequence[str]", items)
 
 
-def _expression(text: str) -> ast.expr:
+def _parsed_expression(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -53,8 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Guard the test with its fixtures, those of its module and session included."""
-    GUARD.begin(item)
+    """Guard the test with its fixtures, those of its module and session included, where those with the mark are left out."""
+    if "not processes" in item.config.option.markexpr:
+        GUARD.begin(item)
     try:
         return (yield)
     finally:

@@ -1,11 +1,9 @@
 r"""Mathematical equivalence of a model's answer and a reference, with math-verify in worker processes.
 
-Whether an answer is right follows from the two texts alone: an answer that is longer than `max_answer_chars`, or that
-spends the CPU time or memory of a job, is wrong, whatever else the machine does. A worker that hangs without spending its
-CPU time, or dies of something else, is an `EnvironmentFault`, never a wrong answer.
+Whether an answer is right follows from the two texts alone. A worker that hangs without spending its CPU time, or dies, is
+an `EnvironmentFault`, never a wrong answer.
 
-A reference of words (`\text{Evelyn}`, `even`) is compared as text: as mathematics, words are products of their letters, and
-`even` would equal `neve`. `notation` writes both texts alike, and `formulas` compares them, without rounding.
+A reference of words (`\text{Evelyn}`, `even`) is compared as text: as mathematics, `even` would equal `neve`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, pla
 from agentrl.reward.workers import GraderLimits, GraderPool
 
 _LOADER = "agentrl.reward.formulas:load"
-"""Imports math-verify and sympy, in a worker alone."""
 _MAX_REFERENCES = 50_000
 _OTHER = "1.61803"
 """Comparing a reference with it takes the numeric evaluation that comparing it with itself may do without."""
@@ -59,7 +56,6 @@ class MathGrade:
 
     outcome: MathOutcome
     answer: str | None
-    """The answer found in the response."""
 
     @property
     def reward(self) -> float:
@@ -111,11 +107,7 @@ class MathGrader:
         return (await self.grade(response, reference)).reward
 
     async def grade(self, response: str | None, reference: str) -> MathGrade:
-        """Return the grade of a response.
-
-        Raises:
-            EnvironmentFault: the grader hung or died, or the reference itself is empty or spends a job's limits.
-        """
+        """Return the grade of a response; a reference that is empty or spends a job's limits is an EnvironmentFault."""
         kind = await self._kind(reference)
         answer = self._extract(response or "")
         if answer is None:
@@ -184,10 +176,7 @@ def _decide(reference: str, answer: str, kind: Literal["math", "text"]) -> bool 
 
 
 def _contradicts_itself(answer: str, reference: str) -> bool:
-    r"""Return whether an answer to a reference that is no equation denies a value, or equates different numbers.
-
-    math-verify reads `43 = 42` as 42, and ignores `\neq`.
-    """
+    r"""Return whether an answer denies a value, or equates different numbers: math-verify reads `43 = 42` as 42."""
     if (_NEGATION.search(answer) is None) is not (_NEGATION.search(reference) is None):
         return True
     sides = plain(answer).split("=") if "=" not in reference else []

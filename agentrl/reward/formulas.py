@@ -1,7 +1,6 @@
 r"""Equality of two formulas: math-verify, where it is exact, and what it lacks. It runs in worker processes.
 
-Invariant: nothing is rounded. A decimal equals an exact value if it is that value, or has at least 12 significant digits
-and is that value as a program prints it.
+Invariant: nothing is rounded. A decimal equals an exact value if it is that value, or prints it with at least 12 digits.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def equal_formulas(reference: str, answer: str) -> bool:
 
 
 def _exact_part(text: str) -> str:
-    r"""Return what stands before `\approx`; what follows it, if that is a symbol alone."""
+    r"""Return the text before `\approx`; the text after it, if that is a symbol alone."""
     parts = [part.strip() for part in APPROXIMATELY.split(text)]
     return parts[1] if len(parts) > 1 and _SYMBOL.fullmatch(parts[0]) else parts[0]
 
@@ -65,10 +64,7 @@ def _literal(text: str) -> tuple[Formula, Formula] | None:
 
 
 def _read_formula(text: str) -> Sequence[Formula]:
-    """Return what a text means, with its decimals as exact fractions; nothing if it cannot be read as a whole.
-
-    math-verify's own `parse` takes a number out of a text that it cannot read.
-    """
+    """Return the meanings of a text, with decimals as exact fractions; nothing if it cannot be read as a whole."""
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
     from math_verify.parser import parse_latex_cached
 
@@ -135,7 +131,7 @@ def _with_imaginary_unit(formula: Formula) -> Formula:
 def _differ(expected: Formula, given: Formula) -> bool:
     """Return whether two expressions that math-verify takes as equal have clearly other values.
 
-    It takes all values below 1e-15 as one. A percentage may stand for its number.
+    It takes all values below 1e-15 as equal. A percentage may stand for its number.
     """
     from sympy import Expr, Rational, UnevaluatedExpr
 

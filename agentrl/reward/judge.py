@@ -1,7 +1,7 @@
 """Scores of a judge model by a rubric of described levels, calibrated on examples that people scored.
 
-Invariant: what is judged is data. It stands between marks that it cannot contain, its length is bounded, and only a JSON
-object at the end of the judge's reply, with a level of the rubric, is a score.
+Invariant: judged texts are data, of bounded length, between marks that they cannot contain. Only a JSON object at the end of
+the judge's reply, with a level of the rubric, is a score.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class JudgeRubric:
     """The criterion of a judge, and the meaning of each score.
 
     Example:
-        >>> rubric = JudgeRubric(criterion="Is the proof complete?", levels={0: "no proof", 1: "a gap", 2: "complete"})
-        >>> rubric.share(1)
+        >>> JudgeRubric(criterion="Is the proof complete?", levels={0: "no proof", 1: "a gap", 2: "complete"}).share(1)
         0.5
     """
 
@@ -52,7 +51,6 @@ class JudgeRubric:
         return (score - low) / (high - low)
 
     def instructions(self) -> str:
-        """Return the judge's system message."""
         levels = "\n".join(f"{score}: {meaning}" for score, meaning in sorted(self.levels.items()))
         return (
             f"You score a response by one criterion: {self.criterion}\n\nThe scores:\n{levels}\n\n"
@@ -69,10 +67,9 @@ class Calibration:
     """The value, 0 to 1, of each score; a higher score is never worth less."""
     num_examples: int
     mean_error: float
-    """Mean absolute difference between the calibrated values and those of people, on the same examples."""
+    """Mean absolute difference between the calibrated values and those of people."""
     agreement: float
-    """Share of the example pairs with different values that the judge orders as people do; equal scores count half. 0.5 is
-    chance."""
+    """Share of example pairs that the judge orders as people do; equal scores count half. 0.5 is chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +77,9 @@ class JudgeVerdict:
     """The judge's verdict on one response."""
 
     score: int
-    """A level of the rubric."""
     value: float
     """The calibrated value of the score, or without a calibration its share of the scale; 0 to 1."""
     reasoning: str
-    """The judge's whole reply."""
     cached: bool
 
 
@@ -123,13 +118,7 @@ class LlmJudge:
     async def judge(self, question: str, response: str | None, reference: str | None = None) -> JudgeVerdict:
         """Return the verdict on a response; None is judged as an empty text.
 
-        Args:
-            question: what was asked.
-            response: what the policy answered.
-            reference: an answer that is known to be good, for the judge's eyes.
-
-        Raises:
-            EnvironmentFault: the judge could not be reached, or gave no score.
+        `reference` is a good answer, for the judge's eyes. A judge that gives no score is an EnvironmentFault.
         """
         texts = {"question": question, "response": response or ""}
         if reference is not None:
@@ -140,7 +129,7 @@ class LlmJudge:
         return JudgeVerdict(score=reply.value, value=value, reasoning=reply.text, cached=reply.cached)
 
     async def calibrate(self, examples: Sequence[ScoredExample]) -> Calibration:
-        """Score two or more examples that people valued from 0 to 1; return what each score is worth. Raises as `judge`."""
+        """Score two or more examples that people valued from 0 to 1; return the worth of each score."""
         scores: dict[int, int] = {}
 
         async def score(index: int, example: ScoredExample) -> None:
@@ -163,11 +152,7 @@ def fit_calibration(pairs: Sequence[tuple[int, float]], levels: Sequence[int]) -
     """Return the non-decreasing values of the levels that are nearest to people's values, by least squares.
 
     Levels between scored ones get values on the line between them; levels beyond them, the value of the nearest. The fit is
-    isotonic regression by pooling adjacent violators (Ayer et al. 1955).
-
-    Args:
-        pairs: a judge's score and people's value, 0 to 1, of each of at least two examples.
-        levels: all scores of the rubric, ascending.
+    isotonic regression by pooling adjacent violators (Ayer et al. 1955). `pairs` are at least two; `levels` ascend.
 
     Example:
         >>> fit_calibration([(0, 0.0), (1, 0.6), (2, 0.4), (3, 1.0)], [0, 1, 2, 3]).values
@@ -204,10 +189,7 @@ def fit_calibration(pairs: Sequence[tuple[int, float]], levels: Sequence[int]) -
 
 
 def quoted(texts: Mapping[str, str]) -> str:
-    """Return named texts between marks that none of them can contain; long ones without their middle.
-
-    The marks are made from a hash of the texts, so equal questions are equal texts, which a cache needs.
-    """
+    """Return named texts between marks, made from a hash of the texts for the cache; long ones without their middle."""
     mark = hashlib.sha256(json.dumps(dict(texts)).encode()).hexdigest()[:16]
     shown = {name: _without_middle(text) for name, text in texts.items()}
     return "\n\n".join(f"[{name} {mark} begins]\n{text}\n[{name} {mark} ends]" for name, text in shown.items())

@@ -1,7 +1,6 @@
 """A model behind any OpenAI-compatible endpoint that judges: asked with retries, limits and a cache.
 
-Invariant: `ask` returns a reply that its reader understood, or raises `EnvironmentFault`: a judge that is gone, slow or
-incoherent is the infrastructure's fault and never a low score. A question that was answered before is not asked again.
+Invariant: `ask` returns a reply that its reader understood, or raises `EnvironmentFault`, never a low score.
 """
 
 from __future__ import annotations
@@ -59,27 +58,18 @@ class JudgeReply(Generic[T]):
     """A reply of the judge."""
 
     value: T
-    """The meaning of the reply, by its reader."""
     text: str
     cached: bool
     """Whether the judge was not asked, because the same question was answered before."""
 
 
 class JudgeModel:
-    """A judge model at an endpoint; one instance serves a whole run.
-
-    Args:
-        endpoint: the connection, `AsyncOpenAI(base_url=..., api_key=...)`; close it after the run.
-        model: the model's name at the endpoint.
-        settings: of the requests.
-    """
+    """A judge model at an endpoint, whose connection the caller closes; one instance serves a whole run."""
 
     def __init__(self, endpoint: AsyncOpenAI, model: str, settings: JudgeSettings | None = None) -> None:
         self.settings = settings or JudgeSettings()
         self.num_requests = 0
-        """Questions that the endpoint has answered."""
         self.num_cached = 0
-        """Questions that the cache has answered."""
         self._endpoint = endpoint.with_options(max_retries=self.settings.retries, timeout=self.settings.timeout_s)
         self._model = model
         self._places = anyio.Semaphore(self.settings.max_concurrency)
@@ -87,17 +77,9 @@ class JudgeModel:
         self._asking: dict[str, anyio.Event] = {}
 
     async def ask(self, instructions: str, question: str, read: Callable[[str], T | None]) -> JudgeReply[T]:
-        """Return the judge's reply to a question.
+        """Return the judge's reply to a system message and a question; `read` returns its meaning, or None.
 
-        Args:
-            instructions: the system message.
-            question: the user message.
-            read: returns the meaning of a reply, or None if it has none.
-
-        Raises:
-            EnvironmentFault: the endpoint refused the request or could not be reached, or no reply could be read.
-
-        Cancellation: the request is cancelled; another task that waits for the same answer asks itself.
+        Cancellation: another task that waits for the same answer asks itself.
         """
         with environment_boundary(f"judge {self._model}"):
             key = self._key(instructions, question)

@@ -29,14 +29,7 @@ def normal_text(text: str) -> str:
 
 
 def exact_match(answer: str | None, reference: str, *, normalize: bool = True) -> bool:
-    """Return whether the texts are the same; with `normalize`, as `normal_text` writes them.
-
-    A reference of punctuation alone has no normal text and is compared as it is.
-
-    Example:
-        >>> exact_match("Paris.", "paris"), exact_match("Paris.", "paris", normalize=False), exact_match("", "?")
-        (True, False, False)
-    """
+    """Return whether the texts are the same; with `normalize`, as `normal_text` writes them, unless that is empty."""
     if answer is None:
         return False
     expected = normal_text(reference)
@@ -48,7 +41,7 @@ def exact_match(answer: str | None, reference: str, *, normalize: bool = True) -
 def read_number(text: str) -> Fraction | None:
     r"""Return the number that `text` is, exactly; None if it is something else or has more than 300 digits.
 
-    Signs, decimals, exponents, `a/b`, `\frac{a}{b}`, thousands separators, `$` and `%` are read.
+    Signs, decimals, exponents, `a/b`, LaTeX fractions, thousands separators, `$` and `%` are read.
 
     Example:
         >>> read_number("-1,234.5"), read_number("3/4"), read_number("12%"), read_number("twelve")
@@ -76,12 +69,7 @@ def read_number(text: str) -> Fraction | None:
 def numeric_match(
     answer: str | None, reference: str | float, *, relative_tolerance: float = 1e-6, absolute_tolerance: float = 1e-9
 ) -> bool:
-    """Return whether the answer is a number within either tolerance of the reference, which must be a finite number.
-
-    Example:
-        >>> numeric_match("1,000.0", "1000"), numeric_match("0.333", "1/3", relative_tolerance=0.01), numeric_match("x", 3)
-        (True, True, False)
-    """
+    """Return whether the answer is a number within either tolerance of the reference, a finite number."""
     if not isinstance(reference, str) and not math.isfinite(reference):
         raise ConfigError(f"numeric_match: the reference must be a finite number, got {reference}")
     expected = read_number(reference) if isinstance(reference, str) else Fraction(reference)
@@ -95,10 +83,9 @@ def numeric_match(
 
 
 def set_match(answer: str | None, reference: str | Collection[str], *, ordered: bool = False) -> bool:
-    """Return whether the answer lists exactly the items of the reference; numbers match by value, other items as text.
+    """Return whether the answer lists exactly the items of the reference, as often; numbers match by value.
 
-    Items are separated by commas, semicolons, lines or `and`; brackets around the list do not count. An item that the
-    reference has twice must be there twice.
+    Items are separated by commas, semicolons, lines or `and`; brackets around the list do not count.
 
     Example:
         >>> set_match("{2, 1.0}", "1, 2"), set_match("1, 2, 3", "1, 2"), set_match("red and Blue", ["blue", "red"])

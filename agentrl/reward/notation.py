@@ -154,10 +154,7 @@ def _python(text: str) -> str:
 
 
 def same_but_for_the_comma(first: str, second: str) -> bool:
-    """Return whether one text is a decimal with a comma and the other the same one with a point.
-
-    A comma before three digits parts thousands, unless a zero stands before it.
-    """
+    """Return whether one text is a decimal with a comma and the other the same one with a point."""
     for comma, point in ((first, second), (second, first)):
         if _DECIMAL_COMMA.fullmatch(comma) and _DECIMAL_POINT.fullmatch(point):
             return comma.replace(",", ".") == point

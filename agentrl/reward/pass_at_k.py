@@ -1,6 +1,6 @@
 """Advantages that maximise the best of k episodes, for `score_group` of a `GroupWorkflow`.
 
-Invariant: what is subtracted for an episode depends on the other episodes alone. So the expected policy gradient is exactly
+Invariant: the part that is subtracted for an episode depends on the other episodes alone. So the expected policy gradient is
 that of the expected best score among k independent episodes, divided by k (Walder and Karkhanis, arXiv 2505.15201).
 """
 
@@ -16,14 +16,10 @@ from agentrl.types import MemberAdvantages
 
 
 def pass_at_k(scores: Sequence[float], k: int | None = None) -> MemberAdvantages:
-    """Return what each episode adds to the best score of k: (best of k with it) - (best of the other k - 1), in the mean.
+    """Return each episode's mean gain of the best score: (best of k with it) - (best of the other k - 1).
 
-    The mean is over all choices of the other k - 1 among the group, in closed form. An episode that no choice needs gets 0.
-    To give all members the best score itself would teach nothing, because every member would equal its baseline.
-
-    Args:
-        scores: of at least two members, such as 1 for a right answer and 0 for a wrong one.
-        k: 2 to the number of members; None: all of them.
+    The mean is over all choices of the other k - 1 among the group, in closed form. `k` is 2 to the number of members; None:
+    all of them.
 
     Example:
         >>> pass_at_k([0.0, 1.0, 0.25]).values

@@ -1,7 +1,7 @@
 """Order the responses to one question by a judge: pair by pair, or the whole group at once.
 
-Invariant: the values of a group are from 0 to 1 with a mean of 0.5, so they say which responses are better and not how good
-they are. Every comparison is made in both orders, or in several, because judges prefer a place.
+Invariant: the values of a group are from 0 to 1 with a mean of 0.5. Every comparison is made in several orders, because
+judges prefer a place.
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ class PairwiseJudge:
         )
 
     async def compare(self, question: str, first: str, second: str) -> float:
-        """Return 1.0 if the first response is better, 0.0 if the second is, 0.5 if neither is.
-
-        The judge sees them in both orders; the value is the mean, so a judge that only prefers a place says 0.5.
-
-        Raises:
-            EnvironmentFault: the judge could not be reached, or gave no verdict.
-        """
+        """Return 1.0 if the first response is better, 0.0 if the second is, 0.5 if neither is: the mean over both orders."""
         if first == second:
             return 0.5
         shares: dict[bool, float] = {}
@@ -56,13 +50,10 @@ class PairwiseJudge:
         return (shares[False] + shares[True]) / 2
 
     async def rank(self, question: str, responses: Sequence[str], *, num_opponents: int | None = None) -> list[float]:
-        """Return the share of comparisons that each response wins, 0 to 1; raises as `compare`.
+        """Return the share of comparisons that each of two or more responses wins, 0 to 1.
 
-        Args:
-            question: what was asked.
-            responses: at least two.
-            num_opponents: how many others each response meets, an even number; None: all of them. All pairs of 8 responses
-                take 56 requests, 4 opponents 32.
+        `num_opponents` others, an even number, meet each response; None: all of them. All pairs of 8 responses take 56
+        requests, 4 opponents 32.
         """
         count = len(responses)
         pairs = list(combinations(range(count), 2)) if num_opponents is None else _ring(count, num_opponents)
@@ -84,14 +75,7 @@ class PairwiseJudge:
 
 
 class GroupJudge:
-    """Orders a whole group of responses in one reply, several times, each time in another order of presentation.
-
-    Args:
-        model: the judge.
-        criterion: what makes a response better.
-        num_orders: presentations; each response stands in a different place in each.
-        seed: of the first presentation.
-    """
+    """Orders a whole group of responses in one reply; each stands in a different place in `num_orders` presentations."""
 
     def __init__(self, model: JudgeModel, criterion: str, *, num_orders: int = 2, seed: int = 0) -> None:
         if num_orders < 1:
@@ -106,11 +90,7 @@ class GroupJudge:
         )
 
     async def rank(self, question: str, responses: Sequence[str]) -> list[float]:
-        """Return the mean rank of each of 2 to 26 responses: 1.0 for the best, 0.0 for the worst; equal ones share a value.
-
-        Raises:
-            EnvironmentFault: the judge could not be reached, or gave no ranking.
-        """
+        """Return the mean rank of each of 2 to 26 responses: 1.0 for the best, 0.0 for the worst; equal ones share it."""
         count = len(responses)
         if not 2 <= count <= _MAX_LISTED:
             raise ConfigError(f"GroupJudge ranks 2 to {_MAX_LISTED} responses, got {count}; use PairwiseJudge for more")
@@ -155,7 +135,7 @@ def _letter(place: int) -> str:
 
 
 def _ring(count: int, num_opponents: int) -> list[tuple[int, int]]:
-    """Return pairs of a ring in which each member meets its nearest neighbours, `num_opponents` of them."""
+    """Return pairs of a ring in which each member meets its `num_opponents` nearest neighbours."""
     if num_opponents < 2 or num_opponents % 2 or num_opponents >= count:
         raise ConfigError(f"num_opponents must be even, and from 2 to below the {count} responses, got {num_opponents}")
     return [(at, (at + step) % count) for at in range(count) for step in range(1, num_opponents // 2 + 1)]

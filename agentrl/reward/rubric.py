@@ -1,6 +1,6 @@
-"""A reward of several weighted parts, each of which is a metric of its own.
+"""A reward of several weighted parts, each of which is a metric.
 
-Invariant: the reward is the weighted sum of all parts; with a part that raises or returns no finite number, there is none.
+Invariant: with a part that raises or returns no finite number, there is no reward.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ RubricPart: TypeAlias = Callable[..., float | Awaitable[float]]
 
 
 class Rubric:
-    """A weighted sum of named parts, all called with the arguments of the rubric.
+    """A weighted sum of named parts, all called with the arguments of the rubric; a negative weight makes a penalty.
 
     `client.reward_final(await rubric.weighted(answer, task))` sets the sum as reward and records each summand by name.
-
-    Args:
-        parts: a finite weight and a function of each part, by its name. A negative weight makes a penalty.
 
     Example:
         >>> import anyio
@@ -33,8 +30,6 @@ class Rubric:
         >>> async def short(answer: str, task: dict[str, str]) -> bool:
         ...     return len(answer) < 10
         >>> rubric = Rubric(correct=(1.0, right), short=(0.1, short))
-        >>> anyio.run(rubric, "5", {"answer": "4"})
-        0.1
         >>> anyio.run(rubric.weighted, "4", {"answer": "4"})
         {'correct': 1.0, 'short': 0.1}
     """
@@ -55,27 +50,21 @@ class Rubric:
         self._parts = parts
 
     async def __call__(self, *arguments: object, record: Callable[..., object] | None = None) -> float:
-        """Return the weighted sum of the parts, all called with `arguments`.
+        """Return the weighted sum of the parts, all called with `arguments`; a sum that is not finite is a RewardError.
 
-        Args:
-            arguments: passed to every part.
-            record: called with the unweighted value of each part, by its name; pass `client.record`.
-
-        Raises:
-            RewardError: a part returned no finite number.
-            EnvironmentFault: from a part whose grader or judge broke; what else a part raises passes, too.
+        `record` is called with the unweighted value of each part, by its name; pass `client.record`.
         """
         return math.fsum((await self.weighted(*arguments, record=record)).values())
 
     async def weighted(self, *arguments: object, record: Callable[..., object] | None = None) -> Mapping[str, float]:
-        """Return the summands of the reward, in the order of the parts: each value times its weight; else as the rubric."""
+        """Return the summands of the reward, in the order of the parts: each value times its weight."""
         values = await self.parts(*arguments)
         if record is not None:
             record(**values)
         return {name: self._parts[name][0] * value for name, value in values.items()}
 
     async def parts(self, *arguments: object) -> Mapping[str, float]:
-        """Return the unweighted value of each part, in the order of the parts; async parts run side by side."""
+        """Return the unweighted value of each part; async parts run at the same time."""
         values: dict[str, float] = dict.fromkeys(self._parts, 0.0)
 
         async def evaluate(name: str, function: RubricPart) -> None:

@@ -37,8 +37,7 @@ def cosine_length_reward(
 ) -> float:
     """Return a reward that moves with the length along half a cosine wave, from its first to its second value.
 
-    By default a right answer is worth more when it is short, and a wrong one costs less when it is long (arXiv 2502.03373,
-    section 3.1). `right` and `wrong` are the values at length 0 and at `max_length`, as which every greater length counts.
+    `right` and `wrong` are the values at length 0 and from `max_length` on (arXiv 2502.03373, section 3.1).
 
     Example:
         >>> [round(cosine_length_reward(True, length, max_length=100), 2) for length in (0, 50, 100, 500)]
@@ -52,11 +51,7 @@ def cosine_length_reward(
 
 
 def repetition_penalty(units: Sequence[object], *, size: int = 4) -> float:
-    """Return minus the share of n-grams that stood in the text before: 0 without repetition, towards -1.
-
-    Args:
-        units: the words or token ids of a response; `response.split()` does.
-        size: units of an n-gram.
+    """Return minus the share of n-grams of `size` words or token ids that stood in the text before.
 
     Example:
         >>> repetition_penalty("a b a b a b".split(), size=2)
@@ -77,8 +72,6 @@ def has_sections(response: str, *names: str) -> bool:
     Example:
         >>> has_sections("<think>2 + 2</think> <answer>4</answer>", "think", "answer")
         True
-        >>> has_sections("<answer>4</answer><think>2 + 2</think>", "think", "answer")
-        False
     """
     tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
     found = re.findall("|".join(re.escape(tag) for tag in tags), response)
@@ -89,10 +82,5 @@ def has_sections(response: str, *names: str) -> bool:
 
 
 def has_one_box(response: str) -> bool:
-    r"""Return whether a response gives exactly one complete answer in `\boxed{...}`.
-
-    Example:
-        >>> has_one_box(r"So \boxed{4}."), has_one_box(r"\boxed{4} or \boxed{5}"), has_one_box("4")
-        (True, False, False)
-    """
+    r"""Return whether a response gives exactly one complete answer in `\boxed{...}`."""
     return response.count("\\boxed") == 1 and boxed(response) is not None

@@ -1,7 +1,7 @@
-"""Grading functions in worker processes with hard limits, beside the event loop.
+"""Grading functions in worker processes with hard limits, next to the event loop.
 
-Invariant: a job ends with the function's value, with the limit that its own work has spent (CPU time or memory, which do not
-depend on the load of the machine), or as an `EnvironmentFault`. A worker that hangs or dies is ended and replaced.
+Invariant: a job ends with the function's value, with a limit that its own work has spent (CPU time or memory, whatever the
+load of the machine), or as an `EnvironmentFault`. A worker that hangs or dies is ended and replaced.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class GraderPool:
     """Processes that run one grading function; they start when they are needed.
 
     Args:
-        loader: `module:name` of a function without arguments that returns the grading function. It is called once in each
-            worker, so it is the place for slow imports. Arguments and value of the grading function are JSON.
+        loader: `module:name` of a function without arguments that returns the grading function, called once in each worker.
+            Arguments and value of the grading function are JSON.
         num_workers: processes at most; further jobs wait, which counts as no job's time.
         limits: of each job.
 
@@ -72,12 +72,7 @@ class GraderPool:
         self._pool.close()
 
     async def call(self, *arguments: JsonValue) -> WorkerReply:
-        """Run one job and return its value; a job whose worker hangs or dies runs a second time, in a new worker.
-
-        Raises:
-            EnvironmentFault: the grading function raised, the worker hung or died twice, or it could not start. The episode
-                counts it as a fault of its environment.
-        """
+        """Run one job and return its value; a job whose worker hangs or dies runs once more, in a new worker."""
         with environment_boundary(self._name):
             found = cast("dict[str, Any]", await ask("grader", self._name, arguments, lambda: self._ask_workers(arguments)))
             return WorkerReply(value=found["value"], limit=found["limit"])

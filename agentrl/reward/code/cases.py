@@ -1,7 +1,6 @@
 """Hidden tests: calls of a function and their values, runs of a program and its outputs, or a test file.
 
-Invariant: tests are data. Nothing of them is executed outside the sandbox, and what is expected never enters it. The share
-of tests that a constant answer passes is computed with the comparison of the grader, and shows what they pay for nothing.
+Invariant: tests are data. Nothing of them is executed outside the sandbox, and what is expected never enters it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ _CONSTANTS: Final[tuple[object, ...]] = (None, 0, 1, -1, True, False, "", [], {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCase:
-    """One call of the function, and the value that it returns.
-
-    All values are of built-in types, and `views` are known; anything else is a ConfigError.
-    """
+    """One call of the function, and the value that it returns; of built-in types, or it is a ConfigError."""
 
     arguments: tuple[object, ...] = ()
     keywords: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -55,7 +51,7 @@ class StdinCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTests:
-    """Tests of a function; every case is one call in a process of its own. Without a case there are no tests.
+    """Tests of a function; every case is one call in a process of its own.
 
     Example:
         >>> tests = call_tests([("add(1, 2)", "3"), ("add(-1, 1)", "0")])
@@ -67,8 +63,7 @@ class FunctionTests:
     """Name of the function, or `Class.method`, which is called on an instance made without arguments."""
     cases: tuple[CallCase, ...]
     tolerance: float | None = None
-    """None: types and values must be the same. Otherwise an expected float allows any number within this share of it, or
-    within this distance; all else must be the same."""
+    """Share of an expected float, or distance from it, that a number may be off; None: types and values must be the same."""
     comparison: Comparison = "exact"
 
     def __post_init__(self) -> None:
@@ -83,8 +78,7 @@ class ProgramTests:
 
     cases: tuple[StdinCase, ...]
     tolerance: float | None = None
-    """None: the text must be the same. Otherwise it is compared word by word, and where a number is expected, a number
-    within this share of it, or within this distance, is right."""
+    """As in `FunctionTests`, for a text that is compared word by word; None: the text must be the same."""
     comparison: Comparison = "exact"
 
     def __post_init__(self) -> None:
@@ -106,10 +100,8 @@ def call_tests(
 ) -> FunctionTests:
     """Return tests from calls and values written in Python, such as `("add(1, b=[2])", "[1, 2]")`.
 
-    A call may stand in `set`, `sorted` or another of the views of a result, as in `set(add(1, [2]))`.
-
-    Raises:
-        ConfigError: a text is no call with literal arguments, no literal, or names another function than the first.
+    A call may stand in `set`, `sorted` or another view of the result. It is a ConfigError if a text is no call with literal
+    arguments, no literal, or names another function than the first.
     """
     entries: list[str] = []
     parsed: list[CallCase] = []
@@ -127,13 +119,7 @@ def call_tests(
 
 
 def without_views(call: ast.Call) -> tuple[ast.Call, tuple[str, ...]]:
-    """Return the call inside `set(...)` and its like, and their names from the inside out.
-
-    Example:
-        >>> call, views = without_views(ast.parse("len(set(f(1)))", mode="eval").body)
-        >>> ast.unparse(call), views
-        ('f(1)', ('set', 'len'))
-    """
+    """Return the call inside `set(...)` and its like, and their names from the inside out."""
     views: list[str] = []
     while isinstance(call.func, ast.Name) and call.func.id in VIEWS and len(call.args) == 1 and not call.keywords:
         inner = call.args[0]
@@ -147,27 +133,19 @@ def without_views(call: ast.Call) -> tuple[ast.Call, tuple[str, ...]]:
 def assert_tests(
     asserts: Sequence[str], *, tolerance: float | None = None, comparison: Comparison = "exact"
 ) -> FunctionTests:
-    """Return tests from lines such as `assert add(1, 2) == 3`; a line of another form is a ConfigError.
-
-    `assert f(1)` expects True, and `assert not f(1)` False.
-
-    Example:
-        >>> assert_tests(["assert is_even(4)", "assert is_even(3) == False"]).cases[1]
-        CallCase(arguments=(3,), keywords={}, expected=False, views=())
-    """
+    """Return tests from lines such as `assert add(1, 2) == 3`, `assert f(1)` (True) and `assert not f(1)` (False)."""
     pairs = [_pair(line) for line in asserts]
     texts = [(ast.unparse(call), ast.unparse(expected)) for call, expected in pairs]
     return call_tests(texts, tolerance=tolerance, comparison=comparison)
 
 
 def read_tests(data: JsonValue) -> HiddenTests:
-    r"""Return tests from the data of a task; anything but the forms below is a ConfigError.
+    r"""Return tests from the data of a task; anything but these forms is a ConfigError.
 
-    Args:
-        data: `{"calls": [["add(1, 2)", "3"], ...]}` for a function, `{"runs": [["1 2\n", "3\n"], ...]}` for a program that
-            reads the first and writes the second, or `{"asserts": ["assert add(1, 2) == 3", ...]}`; each with an optional
-            `tolerance`, and `comparison` (`exact`, the default, or `python`). Or `{"test_file": "..."}`, the text of a
-            test file, with an optional `module`, the name by which it imports the submission (`solution`, the default).
+    `{"calls": [["add(1, 2)", "3"], ...]}` for a function, `{"runs": [["1 2\n", "3\n"], ...]}` for a program that reads the
+    first and writes the second, or `{"asserts": ["assert add(1, 2) == 3", ...]}`; each with an optional `tolerance`, and
+    `comparison` (`exact`, the default, or `python`). Or `{"test_file": "..."}`, the text of a test file, with an optional
+    `module`, the name by which it imports the submission (`solution`, the default).
 
     Example:
         >>> read_tests({"runs": [["1 2", "3"]]})
@@ -263,14 +241,9 @@ def _call_case(call: ast.Call, expected: ast.expr, views: tuple[str, ...]) -> Ca
 
 
 def best_constant(tests: HiddenTests) -> tuple[str, float] | None:
-    r"""Return the program whose constant answer passes the most tests, and their share; None if no constant passes one.
+    r"""Return the program whose constant answer passes the most tests, and their share.
 
-    It is None for a test file too, since no constant can be tried without running it.
-
-    Example:
-        >>> from agentrl.reward.code import call_tests
-        >>> best_constant(call_tests([("f(1)", "2"), ("f(2)", "2"), ("f(3)", "0")]))
-        ('def f(*_, **__):\n    return 2\n', 0.6666666666666666)
+    None: no constant passes one, or the tests are a file, which would have to run.
     """
     if isinstance(tests, ModuleTests):
         return None

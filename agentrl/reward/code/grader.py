@@ -1,7 +1,6 @@
-"""Grades responses with code by hidden tests, each in a sandbox of its own.
+"""Grades responses with code by hidden tests, each in a fresh sandbox.
 
-Invariant: a reward follows from what the submission did. What the sandbox or the machine failed to do is an
-`EnvironmentFault`, never a reward.
+Invariant: a failure of the sandbox or the machine is an `EnvironmentFault`, never a reward.
 """
 
 from __future__ import annotations
@@ -37,10 +36,6 @@ def last_code_block(response: str) -> str | None:
     r"""Return the last closed fenced block of Python, or of no language; None where there is none.
 
     A block that is not closed is no code: the response was cut off in the middle of its program.
-
-    Example:
-        >>> last_code_block("First:\n```python\na = 1\n```\nOutput:\n```text\n1\n```\n")
-        'a = 1\n'
     """
     found: str | None = None
     opened: tuple[str, str] | None = None
@@ -66,9 +61,7 @@ def whole_response(response: str) -> str | None:
 class ProgramRunner(Protocol):
     """The part of a `Sandbox` that a grader uses."""
 
-    async def run(self, program: Program, limits: Limits | None = None) -> Result:
-        """Run `program` to its end or to a limit, as `Sandbox.run` does."""
-        ...
+    async def run(self, program: Program, limits: Limits | None = None) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +69,6 @@ class CodeGrade:
     """The grade of one response."""
 
     cases: tuple[CaseGrade, ...]
-    """In the order of the tests."""
     partial_credit: bool = False
 
     @property
@@ -102,8 +94,7 @@ class CodeGrade:
     def feedback(self) -> str:
         """Return lines for the policy to read: how many tests passed, and the outcome of the others.
 
-        They hold nothing that a submission can choose by the arguments of a hidden test. The kind of a syntax, name or
-        import error is there if all tests end with the same one.
+        They hold nothing that a submission can choose by the arguments of a hidden test.
         """
         passed = sum(case.passed for case in self.cases)
         kinds = {case.error for case in self.cases}
@@ -121,9 +112,9 @@ class CodeGrader:
     """Grades responses by hidden tests.
 
     Args:
-        sandbox: where submissions run.
+        sandbox: for the submissions.
         limits: of one case.
-        num_concurrent: sandboxes at a time; None: one for each CPU. Waiting for a place counts as no submission's time.
+        num_concurrent: sandboxes at a time; None: one for each CPU. The wait for a place does not count as time.
         partial_credit: whether the reward is the share of cases that passed. A constant answer often earns a share.
         max_timeouts: cases of one submission that may reach a time limit; the cases after them fail without being run.
         max_code_chars: a submission that is longer fails.
@@ -160,11 +151,7 @@ class CodeGrader:
         return (await self.grade(response, tests)).reward
 
     async def grade(self, response: str | None, tests: HiddenTests) -> CodeGrade:
-        """Run the code of a response through all tests.
-
-        Raises:
-            EnvironmentFault: the sandbox failed twice in one case. The episode counts it as a fault of its environment.
-        """
+        """Run the code of a response through all tests; a sandbox that fails twice in one case is an EnvironmentFault."""
         source = self._extract(response or "")
         if source is None or not source.strip() or len(source) > self._max_code_chars:
             cases = [CaseGrade(outcome=CaseOutcome.NO_CODE)] * len(tests.cases)
@@ -214,6 +201,5 @@ class _Submission:
                 scope.cancel()
 
     def _num_run(self) -> int:
-        """Return the number of cases up to the last one that may reach a time limit."""
         late = sorted(index for index, grade in self._grades.items() if grade.outcome is CaseOutcome.TIMEOUT)
         return late[self._max_timeouts - 1] + 1 if len(late) >= self._max_timeouts else len(self._scopes)

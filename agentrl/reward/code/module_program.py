@@ -1,7 +1,7 @@
 """The program that runs one test function in the sandbox, where a stand-in takes the place of the submission.
 
-Invariant: no code of the submission runs here. The job holds the answers to the first calls; the first call without one is
-sent, and ends the program. Calls are the same each time, so that a later run with one more answer comes one call further.
+Invariant: no code of the submission runs here. The job holds the answers to the first calls; the next call is sent, and ends
+the program. Calls are the same each time, so that a later run with one more answer comes one call further.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from types import ModuleType, TracebackType
 from typing import Any, Final, cast
 
 TEST_FILE: Final = "hidden_tests"
-"""The module of the tests in the sandbox."""
 
 
 class _OwnError(Exception):
@@ -77,8 +76,6 @@ def _error(name: str, message: str) -> BaseException:
 
 
 class _Raises:
-    """`pytest.raises` as a context manager."""
-
     def __init__(self, expected: type[BaseException] | tuple[type[BaseException], ...], *, match: str | None = None) -> None:
         self._expected, self._match = expected, match
         self.value: BaseException | None = None

@@ -1,7 +1,6 @@
 """One test function of a test file: its calls travel to the submission, and the answers back, between sandboxes.
 
-Invariant: the submission and the test run in different sandboxes, and only plain values and names of exceptions travel from
-one to the other. So a submission cannot touch an assertion; it can only give other answers.
+Invariant: only plain values and names of exceptions travel, so a submission cannot touch an assertion.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ MAX_CALLS: Final = 100
 _TEST_COMMAND: Final = ("/bin/sh", "-c", f"exec python3 {FOLDER}/module_program.py")
 """By a shell, so that a warm interpreter, in which submissions have run, never runs a test: it passes on all but Python."""
 MAX_ANSWER_CHARS: Final = 4_000_000
-"""Text of all answers in one test function."""
 
 
 class ModuleTestRun:
@@ -56,8 +54,7 @@ class ModuleTestRun:
     async def grade(self) -> CaseGrade:
         """Run the test, and the submission for each call in it.
 
-        Raises:
-            EnvironmentFault: a sandbox failed, or the test fails or ends before it has asked the submission for anything.
+        A test that fails or ends before it has asked the submission for anything is an EnvironmentFault.
         """
         return (await self._find()).graded(self._wall_s)
 
@@ -108,7 +105,7 @@ class ModuleTestRun:
         )
 
     async def _answer(self, calls: list[list[str]]) -> CaseFinding | tuple[str, str]:
-        """Run the submission through these calls; return the kind and text of its last answer, or why it has none."""
+        """Run the submission through these calls; return the kind and text of its last answer, or the failure."""
         *earlier, (entry, arguments, keywords) = calls
         call = {"entry": entry, "arguments": arguments, "keywords": keywords, "earlier": earlier, "in_order": True}
         job = call_job(self._source, call)

@@ -1,7 +1,6 @@
 """Hidden tests in a test file: plain functions `test_*` with `assert`, which import the submission as a module.
 
-Invariant: outside the sandbox the file is only parsed. All that the file uses of the submission is calls of its functions,
-since a submission and its tests share no process, and only plain values travel between them.
+Invariant: outside the sandbox the file is only parsed. It uses nothing of the submission but calls of its functions.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ _RESERVED: Final = frozenset({"agentrl", "pytest", TEST_FILE}) | sys.stdlib_modu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTests:
-    r"""Tests in the text of a test file; every case is one test function.
-
-    Raises:
-        ConfigError: the file has no test function, or needs what the grader does not support.
+    r"""The text of a test file; every case is one test function. Unsupported files are a ConfigError.
 
     Example:
         >>> ModuleTests(source="from solution import add\ndef test_add():\n    assert add(1, 2) == 3\n").cases

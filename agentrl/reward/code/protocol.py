@@ -1,7 +1,7 @@
 """The programs of a grade: all of them go into a sandbox, and their results come out, by this file.
 
-Invariant: a run that ends before its first line was not the submission's doing and is an `EnvironmentFault`. Whatever
-happens after that line is the submission's doing and has an outcome. Only an exit with status 0 can pass.
+Invariant: a run that ends before its first line is an `EnvironmentFault`. All that happens after that line is the
+submission's doing and has an outcome. Only an exit with status 0 can pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ MAX_DETAIL: Final = 400
 _MAX_BYTES_AT_ONCE: Final = READY_WIDTH + 50_000
 _Read = TypeVar("_Read")
 RunProgram: TypeAlias = Callable[[Program], Awaitable[Result]]
-"""Runs a program in a fresh sandbox."""
 
 
 class CaseOutcome(StrEnum):
@@ -96,7 +95,6 @@ class CaseFinding(NamedTuple):
     returned: str | None = None
 
     def graded(self, wall_s: float) -> CaseGrade:
-        """Return the grade of a case that ran for so many seconds."""
         detail = shortened(one_line(self.detail), MAX_DETAIL)
         return CaseGrade(outcome=self.outcome, detail=detail, error=self.error, wall_s=wall_s, returned=self.returned)
 
@@ -110,11 +108,10 @@ class CaseGrade:
 
     outcome: CaseOutcome
     detail: str = ""
-    """What the submission did, on one line. It never shows what was expected, but a submission can put its arguments there:
+    """Deeds of the submission, on one line. It never shows what was expected, but a submission can put its arguments there:
     show it only of tests that the policy may see."""
     error: str | None = None
-    """The kind of a syntax, name or import error at import. Other errors have no kind here: a submission can choose one of
-    them by its arguments."""
+    """The kind of a syntax, name or import error at import; a submission can choose other errors by its arguments."""
     wall_s: float = 0.0
     """Seconds that the sandbox ran."""
     returned: str | None = None
@@ -147,7 +144,6 @@ def call_job(source: str, job: Mapping[str, object]) -> Job:
 
 
 def _stdin_job(source: str, stdin: str) -> Job:
-    """Return the submission itself as a program, after the line that says that it begins."""
     nonce = secrets.token_hex(16)
     texts = {f"{SOLUTION}.py": source, f"{FOLDER}/stdin": stdin}
     files = {name: text.encode(errors="surrogatepass") for name, text in texts.items()}
@@ -163,11 +159,7 @@ def grader_files(program: str, *modules: str) -> dict[str, bytes]:
 
 
 def output_after(nonce: str, result: Result) -> bytes | None:
-    """Return the output after the first line, None if that line is not whole.
-
-    Raises:
-        EnvironmentFault: the run ended before the submission could begin.
-    """
+    """Return the output after the first line, None if that line is not whole; EnvironmentFault if the run ended before."""
     ready = f"ready {nonce}".encode()
     first, newline, output = result.stdout.partition(b"\n")
     if not first.startswith(ready):
@@ -201,7 +193,7 @@ def sent_line(output: bytes | None, nonce: str) -> tuple[str, str] | None:
 
 
 def sent_answer(result: Result, output: bytes | None, nonce: str) -> tuple[str, str] | CaseFinding:
-    """Return how a call ended, `value` or `raised`, and the text that the submission sent; otherwise, why there is none."""
+    """Return the end of a call, `value` or `raised`, and its text; otherwise the outcome without them."""
     if stopped := failed_ending(result):
         return stopped
     if output == b"":
@@ -219,14 +211,14 @@ def told_failure(kind: str, text: str) -> CaseFinding:
 
 
 async def read_result(read: Callable[[Result], _Read], result: Result) -> _Read:
-    """Return what `read` makes of a result; it reads a large one in a thread, since that can take a second."""
+    """Return what `read` makes of a result; a large one is read in a thread, since that can take a second."""
     if len(result.stdout) <= _MAX_BYTES_AT_ONCE:
         return read(result)
     return await anyio.to_thread.run_sync(read, result)
 
 
 async def grade_case(source: str, tests: FunctionTests | ProgramTests, index: int, run: RunProgram) -> CaseGrade:
-    """Run the submission `source` through one case; raises as `output_after`."""
+    """Run the submission `source` through one case."""
     case = tests.cases[index]
     if isinstance(case, StdinCase):
         job = _stdin_job(source, case.stdin)

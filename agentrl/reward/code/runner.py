@@ -1,7 +1,7 @@
 """The program that calls a submission's function in the sandbox, and sends what the call returned.
 
-Invariant: it knows the arguments and never what is expected. Its first line says that the sandbox works, and is sent before
-any code of the submission runs. It takes no decision: a submission that forges its lines has only sent another value.
+Invariant: it knows the arguments and never what is expected. Its first line is sent before any code of the submission runs.
+A submission that forges its lines has only sent another value.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any, Final, cast
 SOLUTION: Final = "solution"
 """The submission's module, a file of the working directory."""
 READY_WIDTH: Final = 70_000
-"""Bytes of the first line, more than a pipe holds: when it is written, its beginning was read, and no submission can take
-it back out of the pipe."""
+"""Bytes of the first line, more than a pipe holds, so that no submission can take it back out of the pipe."""
 _MAX_MESSAGE: Final = 400
 
 
@@ -31,7 +30,6 @@ class Channel:
         os.dup2(2, 1)
 
     def send(self, kind: str, text: str = "") -> None:
-        """Send one line."""
         data = memoryview(f"{kind} {self._nonce} {text}\n".encode("ascii"))
         while data:
             data = data[self._write(self._descriptor, data) :]
@@ -48,7 +46,6 @@ class Channel:
 
 
 def _resolve(entry: str) -> Any:  # noqa: ANN401 - whatever the submission defines
-    """Return the function `name`, or the method `Class.method` of a new instance."""
     found: Any = sys.modules[SOLUTION]
     for name in entry.split("."):
         found = getattr(found() if isinstance(found, type) else found, name)

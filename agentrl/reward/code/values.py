@@ -1,7 +1,6 @@
 """Plain Python values as text that is the same for equal values of the same type, and different for all others.
 
-Invariant: this module imports nothing of agentrl. A copy of it runs in the sandbox; there it writes what a submission
-returned, and out here it writes what was expected.
+Invariant: this module imports nothing of agentrl, because a copy of it runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ _MAX_JSON_INT = 2**53
 def encode_value(value: object) -> str:
     """Return the text of a value of built-in types; a TypeError for others, a RecursionError for one nested too deeply.
 
-    It reads a value of a subclass by the methods of the built-in type.
-
     Example:
         >>> encode_value([1, True, (2.0, "a")]), encode_value({1, 2}) == encode_value({2, 1})
         ('["list",1,true,["tuple",["float","0x1.0000000000000p+1"],"a"]]', True)
@@ -36,12 +33,7 @@ def encode_arguments(value: object) -> str:
 
 
 def decode_value(text: str) -> object:
-    """Return the value that `encode_value` has written.
-
-    Example:
-        >>> decode_value(encode_value({"a": (1, {2.5}), b"b": 10**30}))
-        {'a': (1, {2.5}), b'b': 1000000000000000000000000000000}
-    """
+    """Return the value that `encode_value` has written."""
     return _value(json.loads(text))
 
 

@@ -1,7 +1,6 @@
 """Curricula: the next tasks, chosen by the results that the policy has had on them.
 
-Invariant: a curriculum is a function of the results alone and keeps no state of its own, so that a resumed run continues
-with the results that its checkpoint holds.
+Invariant: a curriculum is a function of the results alone, so a resumed run continues with those of its checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 MAX_RESULTS: Final = 16
-"""Number of the last groups of a choice whose results are kept."""
+"""Results kept of each choice: those of its last groups."""
 
 
 class GroupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +43,7 @@ class Choice:
     task: Task | None
     """None for an endless source."""
     results: tuple[GroupResult, ...]
-    """Of the last 16 finished groups of this choice, the oldest first; empty for one that was not tried."""
+    """Of the last 16 finished groups of this choice, the oldest first."""
 
     def success(self, groups: int) -> float | None:
         """Return the mean success of the last `groups` finished groups; None where there is none."""
@@ -98,7 +97,7 @@ class MiddleFirst:
 
 
 def load_curriculum(name: str, args: Mapping[str, Any]) -> Curriculum:
-    """Return the curriculum that `tasks.curriculum` names; one that cannot be had with these arguments is a ConfigError."""
+    """Return the curriculum that `tasks.curriculum` names."""
     found = find_function(name, "tasks.curriculum")
     try:
         made = found(**args) if inspect.isclass(found) else partial(found, **args)

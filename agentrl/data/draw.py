@@ -1,8 +1,7 @@
-"""The order in which a run draws its tasks: which task each group gets.
+"""The order in which a run draws its tasks.
 
 Invariant: without a curriculum the task of a group depends on the sources, the seed, `tasks.shuffle` and the number of the
-group alone, and every task of a source that ends is drawn once before any is drawn again. With a curriculum it depends on
-the results before the draw, too, and a checkpoint keeps both results and choices.
+group alone, and each pass over a source that ends draws each task once. With one it depends on the results, too.
 """
 
 from __future__ import annotations
@@ -43,15 +42,7 @@ class DrawState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TaskDraw:
-    """Draws the task of each group from the sources.
-
-    Args:
-        tasks: the sources.
-        seed: of the order and of the choices.
-        shuffle: whether each pass over a source that ends has an order of its own.
-        resume: the results and choices of an earlier process.
-        digest: of the tasks that an earlier process had drawn.
-    """
+    """Draws the task of each group; `resume` and `digest` come from an earlier process."""
 
     def __init__(
         self,
@@ -77,10 +68,7 @@ class TaskDraw:
         self._chooser = None if tasks.curriculum is None else _Chooser(tasks, tasks.curriculum, seed, resume)
 
     async def task(self, number: int) -> Task:
-        """Return the task of group `number`; one of an endless source is made in a worker thread.
-
-        Raises:
-            RunStopped: the source or the curriculum fails; the message names it.
+        """Return the task of group `number`; it is RunStopped where the source or the curriculum fails.
 
         Cancellation: a call of a source that blocks is left behind in its thread; the group has no task.
         """
@@ -101,18 +89,15 @@ class TaskDraw:
         return None if self._chooser is None else self._chooser.finished
 
     def digest(self) -> TaskDigest:
-        """Return the digest of the tasks: all of the sources that end, and what was drawn from endless ones."""
         return msgspec.structs.replace(self._finite, streams=tuple(self._streams.values()))
 
     def state(self, open_groups: Collection[int]) -> DrawState | None:
-        """Return what a checkpoint must keep, without the results of the groups that are open, because these run again."""
+        """Return the part of a checkpoint, without the results of the open groups, because these run again."""
         return None if self._chooser is None else self._chooser.state(open_groups)
 
 
 class TaskOrder:
-    """The tasks of a source that ends, pass after pass; each pass has an order of its own, unless they are not shuffled.
-
-    The `label` gives several sources orders of their own.
+    """The tasks of a source that ends, pass after pass; `label` gives several sources orders of their own.
 
     Example:
         >>> order = TaskOrder([Task(id=i, data={}) for i in "ab"], seed=0)
@@ -158,8 +143,6 @@ class WeightedSchedule:
 
 
 class _Chooser:
-    """Chooses by the weights of a curriculum and keeps the results that it weighs by."""
-
     def __init__(self, tasks: TrainingTasks, curriculum: Curriculum, seed: int, resume: DrawState | None) -> None:
         self._curriculum, self._seed = curriculum, seed
         self._choices: list[Choice] = []
@@ -200,7 +183,6 @@ class _Chooser:
         self._set_results(name, (*self._choices[self._position[name]].results, result)[-MAX_RESULTS:])
 
     def state(self, open_groups: Collection[int]) -> DrawState:
-        """Return what a checkpoint keeps: the places of the open groups, and the results of the others."""
         open_now = frozenset(open_groups)
         kept = {
             choice.name: tuple(result for result in choice.results if result.group not in open_now)

@@ -1,7 +1,6 @@
 """The rows of data files: JSON lines, JSON, CSV, TSV, parquet, and folders that `datasets` saved.
 
-Invariant: no row is skipped, and no code of a file runs. What cannot be read raises a `ConfigError` that names file and line
-or row. A file is read as its rows are asked for, but for `.json`, which is one value.
+Invariant: no row is skipped, and no code of a file runs. A `ConfigError` names file and line or row.
 """
 
 from __future__ import annotations
@@ -44,12 +43,7 @@ class NamedFile(NamedTuple):
 def find_files(path: str | Sequence[str]) -> Iterator[NamedFile]:
     """Yield the data files that a path names, in order.
 
-    Args:
-        path: a file, a pattern such as `data/train-*.parquet`, a folder of such files, a folder that `datasets` saved, or
-            several of these.
-
-    Raises:
-        ConfigError: a folder holds no data file, no file fits the pattern, or a saved folder holds several splits.
+    A path is a file, a pattern such as `data/train-*.parquet`, a folder of files, or a folder that `datasets` saved.
     """
     for each in [path] if isinstance(path, str) else path:
         root = Path(each)
@@ -137,7 +131,6 @@ def _line_rows(file: Path, lines: IO[bytes]) -> Iterator[FileRow]:
 
 
 def _json_rows(file: Path, data: bytes) -> Iterator[FileRow]:
-    """Yield the rows of a list, of one row, or of lines that are one row each."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -196,7 +189,7 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def read_saved_dataset(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a folder that `datasets.Dataset.save_to_disk` wrote; pyarrow reads it without `datasets`."""
+    """Yield the rows of a folder that `datasets` saved; pyarrow reads it."""
     if (folder / _DICT_FILE).is_file():
         listed: object = _json_file(folder / _DICT_FILE).get("splits")
         splits = [str(name) for name in cast("list[object]", listed)] if isinstance(listed, list) else []
@@ -216,7 +209,6 @@ def read_saved_dataset(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _shard_names(state: Path) -> Iterator[str]:
-    """Yield the names of the files that hold the rows, in order; each is in the folder of `state`."""
     shards: object = _json_file(state).get("_data_files")
     if not isinstance(shards, list):
         raise ConfigError(f"{state}: expected a list `_data_files`, as datasets writes it, got {type(shards).__name__}")

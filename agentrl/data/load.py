@@ -1,7 +1,6 @@
-"""The tasks of a run: the training tasks of all sources, the held-out tasks, and tasks that a program gives as objects.
+"""The tasks of a run: of the training sources, held-out, and given by a program as objects.
 
-Invariant: every source is opened and checked before anything starts. `read_tasks` reads from the files of a run directory
-the ids and fields that were given as objects.
+Invariant: every source is opened and checked before anything starts.
 """
 
 from __future__ import annotations
@@ -35,14 +34,12 @@ class TrainingTasks:
     """The training tasks of a run.
 
     Example:
-        >>> tasks = TrainingTasks.of([Task(id="1", data={}), Task(id="2", data={})])
-        >>> len(tasks.finite), tasks.is_endless, tasks.describe()
-        (2, False, '2')
+        >>> TrainingTasks.of([Task(id="1", data={}), Task(id="2", data={})]).describe()
+        '2'
     """
 
     sources: tuple[OpenSource, ...]
     curriculum: Curriculum | None = None
-    """None: each source gives its tasks in order."""
 
     @classmethod
     def of(cls, tasks: Sequence[Task] | TrainingTasks) -> TrainingTasks:
@@ -56,7 +53,6 @@ class TrainingTasks:
 
     @property
     def is_endless(self) -> bool:
-        """Whether some source never ends."""
         return bool(self.streams)
 
     @property
@@ -95,21 +91,15 @@ class TaskSets(NamedTuple):
 
     train: TrainingTasks
     evaluation: tuple[Task, ...]
-    """Empty where the run has no held-out tasks."""
 
 
 def load_tasks(config: TasksConfig) -> TaskSets:
-    """Return the training and held-out tasks that a run names.
-
-    Raises:
-        ConfigError: a file or row cannot be used, a function fails, two tasks of a set share an id, or the held-out tasks
-            never end.
-    """
+    """Return the training and held-out tasks that a run names; held-out tasks that never end are a ConfigError."""
     return TaskSets(load_training(config), load_held_out(config))
 
 
 def load_training(config: TasksConfig) -> TrainingTasks:
-    """Return the training tasks; raises as `load_tasks`. With several sources, ids begin with the number of the source."""
+    """Return the training tasks. With several sources, ids begin with the number of the source."""
     opened: list[OpenSource] = []
     for number, source in enumerate(config.training, 1):
         field = f"tasks.sources.{number - 1}" if config.sources else "tasks"
@@ -123,7 +113,7 @@ def load_training(config: TasksConfig) -> TrainingTasks:
 
 
 def load_held_out(config: TasksConfig) -> tuple[Task, ...]:
-    """Return the held-out tasks, none where the run names none; raises as `load_tasks`."""
+    """Return the held-out tasks."""
     source = config.held_out
     if source is None:
         return ()
@@ -137,8 +127,6 @@ def load_held_out(config: TasksConfig) -> tuple[Task, ...]:
 
 
 class _RenamedStream:
-    """A stream whose tasks have a prefix in their ids."""
-
     def __init__(self, stream: TaskStream, prefix: str) -> None:
         self._stream, self._prefix = stream, prefix
 
@@ -171,11 +159,7 @@ def write_task_files(folder: Path, tasks: Sequence[Task], evaluation: Sequence[T
 
 
 def given_tasks(given: Sequence[object], where: str) -> tuple[Task, ...]:
-    """Return tasks from a list of `Task` or of mappings; a mapping without `id` gets its number, from 1.
-
-    Raises:
-        ConfigError: an entry is neither, its fields are not JSON, or two share an id; the message names it after `where`.
-    """
+    """Return tasks from `Task`s or mappings; a mapping without `id` gets its number, from 1. Errors begin with `where`."""
     tasks: list[Task] = []
     for number, entry in enumerate(given, start=1):
         if isinstance(entry, Mapping):

@@ -1,7 +1,4 @@
-"""The records of data files, each with its place, so that a wrong field is reported by file, line and name.
-
-Invariant: no record is skipped. What cannot be used raises a `ConfigError`.
-"""
+"""The records of data files, each with its place, so that an error names file, line and field."""
 
 from __future__ import annotations
 
@@ -15,12 +12,9 @@ from agentrl.errors import ConfigError
 
 
 class DataRecord(dict[str, Any]):
-    """One row of a data file: a dict of its fields, with its place. A field that is not as asked for is a ConfigError.
+    """The fields of a row of a data file, with its place. A field that is not as asked for is a ConfigError.
 
-    Args:
-        fields: of the row.
-        place: of the row, such as `train.jsonl:3`.
-        name: for the id of its task, such as `train-3`; unique among the files that were read.
+    `name` is for the id of its task, such as `train-3`; it is unique among the files that were read.
 
     Example:
         >>> record = DataRecord({"question": "1 + 1?", "answer": 2.0}, place="train.jsonl:3", name="train-3")
@@ -41,11 +35,9 @@ class DataRecord(dict[str, Any]):
         return found
 
     def optional(self, *names: str) -> object:
-        """Return the first of these fields that is there and not null, or None."""
         return next((self[name] for name in names if self.get(name) is not None), None)
 
     def text(self, *names: str, may_be_empty: bool = False) -> str:
-        """Return a field that holds text."""
         found = self.value(*names, kind="text")
         if not isinstance(found, str) or not (may_be_empty or found.strip()):
             raise self.error(f"{names[0]!r}: expected text, got {found!r:.80}")
@@ -78,22 +70,11 @@ class DataRecord(dict[str, Any]):
         return cast("list[object]", found)
 
     def error(self, what: str) -> ConfigError:
-        """Return the error that names the record."""
         return ConfigError(f"{self.place}: {what}; fix or remove the record")
 
 
 def read_records(path: str | Sequence[str], *, start: int = 0, count: int | None = None) -> list[DataRecord]:
-    """Return the records of a file, of several files, or of all files in a folder and its sub-folders.
-
-    Args:
-        path: JSON lines, JSON (a list of records, or one record), CSV or TSV with a header, parquet, a folder that
-            `datasets` saved, a pattern such as `train-*.parquet`, or a folder of files.
-        start: the first records are left out.
-        count: number of records that are kept; None keeps all.
-
-    Raises:
-        ConfigError: a file or a line cannot be used, or nothing is left.
-    """
+    """Return `count` records of the files that `find_files` finds, without the first `start`; none is a ConfigError."""
     if start < 0 or (count is not None and count < 1):
         raise ConfigError(f"expected start of at least 0 and count of at least 1, got start={start} and count={count}")
     records = list(iterate_records(path))

@@ -1,7 +1,7 @@
-"""One source of tasks: rows of files or what a factory returns, mapped, filtered and limited.
+"""One source of tasks: rows of files or the product of a factory, mapped, filtered and limited.
 
-Invariant: the tasks of a source that ends are all read and checked before anything starts, and their ids are unique. A
-source without an end is read as tasks are drawn; only its first task is checked before. What is left out is logged.
+Invariant: the tasks of a source that ends are all checked before anything starts, and their ids are unique. Of a source
+without an end only the first task is checked before.
 """
 
 from __future__ import annotations
@@ -29,15 +29,10 @@ logger = logging.getLogger(__name__)
 _MAX_LEFT_OUT: Final = 100_000
 """Number of tasks in a row that a source that may have no end may leave out."""
 OpenedSource: TypeAlias = tuple[Task, ...] | TaskStream
-"""The tasks of a source that ends, or the stream of one that does not."""
 
 
 def open_source(config: SourceConfig, field: str, *, path_field: str | None = None) -> OpenedSource:
-    """Return the tasks of a source; `field`, such as `tasks`, and `path_field` name it in messages.
-
-    Raises:
-        ConfigError: a file or row cannot be used, a function fails, no task is left, or two have the same id.
-    """
+    """Return the tasks of a source; `field`, such as `tasks`, and `path_field` name it in messages."""
     opened = (
         _open_file(config, field, path_field or f"{field}.path") if config.path is not None else _open_factory(config, field)
     )
@@ -166,8 +161,6 @@ def _check_task(task: object, where: str) -> Task:
 
 
 class _Selection:
-    """The `map`, `filter` and `limit` of one source."""
-
     def __init__(self, config: SourceConfig, field: str) -> None:
         self._config, self._field = config, field
         self._map = None if config.map is None else find_function(config.map, f"{field}.map")
@@ -179,15 +172,13 @@ class _Selection:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether every task is kept as it is."""
         return self._map is None and not self._accepted and self._config.limit is None
 
     def limited(self, items: Iterator[DataRecord | Task], max_left_out: int | None = None) -> Iterator[Task]:
-        """Yield the tasks of a source that ends, or the first `limit` of any."""
         yield from itertools.islice(self.kept(items, max_left_out), self._config.limit)
 
     def kept(self, items: Iterator[DataRecord | Task], max_left_out: int | None) -> Iterator[Task]:
-        """Yield the tasks that are kept; where the source may have no end, at most `max_left_out` in a row are left out."""
+        """Yield the kept tasks; in a source that may have no end, at most `max_left_out` in a row are left out."""
         left_out = 0
         for item in items:
             self._seen += 1

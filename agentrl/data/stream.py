@@ -33,7 +33,7 @@ class TaskStream(Protocol):
 
 
 def stream_task(stream: TaskStream, index: int, name: str) -> Task:
-    """Return task number `index` of the stream `name` of a user, which must return one: all else is a ConfigError."""
+    """Return task number `index` of the stream `name` of a user."""
     where = f"{name}.task({index})"
     try:
         task = cast("object", stream.task(index))
@@ -50,8 +50,7 @@ def stream_task(stream: TaskStream, index: int, name: str) -> Task:
 class IteratedStream:
     """The stream of an iterator, which is read as far as tasks are drawn.
 
-    Asked for an earlier task, as a resumed run does, it starts the iterator again and skips. An iterator that ends starts
-    again from its first task; `start` returns it there, and each call must lead to the same tasks.
+    For an earlier task, or after the end, it calls `start` and skips; each call must lead to the same tasks.
 
     Example:
         >>> words = IteratedStream("words", lambda: (Task(id=word, data={}) for word in ("a", "b", "c")))
@@ -65,7 +64,6 @@ class IteratedStream:
         self._length: int | None = None
 
     def task(self, index: int) -> Task:
-        """Return task number `index`; an iterator without a task, or of another length than before, is a ConfigError."""
         wanted = index if self._length is None else index % self._length
         if wanted < self._next:
             self._iterator, self._next = self._start(), 0

@@ -1,4 +1,4 @@
-"""Environments: the typed one, the one that speaks in chat messages, the pool that serves them, and how they are found."""
+"""Environments: typed ones, those that speak in chat messages, their pool, and their names."""
 
 from agentrl.env.chat import ChatEnvironment, ChatStart, ChatStep, EnvironmentLimits, EpisodeEnd, environment_seed
 from agentrl.env.faults import environment_boundary, watch_faults

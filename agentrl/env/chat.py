@@ -1,8 +1,7 @@
 """Environments that speak in chat messages, so that one workflow can play any of them.
 
-Invariant: a step that reached the workflow is well formed: messages of a bounded size, a finite reward or none, and either
-something for the policy to answer or the reason why the episode is over. Everything else that an environment does is an
-`EnvironmentFault`, never a reward of 0 and never the workflow's error.
+Invariant: a step that reaches the workflow is well formed: messages of a bounded size, a finite reward or none, and either
+something for the policy to answer or an end. Everything else that an environment does is an `EnvironmentFault`.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ChatStart:
     tools: Sequence[ToolSchema] = ()
     """Offered in every turn of the episode."""
     player: str = ""
-    """Who answers the messages, in a game of several players; empty elsewhere."""
+    """Name of the player who answers the messages; empty without several players."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +56,13 @@ class ChatStep:
     messages: Sequence[Message] = ()
     """For the policy to answer next: results of all its tool calls, or a user message. May be empty at the end."""
     player: str = ""
-    """Who answers the messages, in a game of several players: each sees its own messages only. Empty elsewhere."""
+    """As in `ChatStart`; each player sees its own messages only."""
     reward: float | None = None
     """Of the assistant's turn; None: it has none of its own."""
     player_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What players get, in a game of several, each for its latest turn."""
+    """Rewards of the players of a game, each for the latest turn."""
     end: EpisodeEnd | None = None
-    """Why the episode is over; None: it continues."""
+    """None: the episode continues."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers about the episode so far; a later one replaces an earlier one of the same name."""
 
@@ -92,9 +91,7 @@ class ChatEnvironment(Protocol):
 class HealthChecked(Protocol):
     """An environment that a pool asks whether it still works before it is used again."""
 
-    async def check_health(self) -> None:
-        """Raise if the environment cannot play another episode."""
-        ...
+    async def check_health(self) -> None: ...
 
 
 class EnvironmentLimits(Config):
@@ -119,7 +116,6 @@ class ChatEpisode:
 
     def __init__(self, environment: ChatEnvironment, where: str, limits: EnvironmentLimits) -> None:
         self.start = ChatStart(messages=())
-        """What the episode began with."""
         self.end: EpisodeEnd | None = None
         self.is_sound = True
         """Whether every call so far came back, so that the environment can play again."""
@@ -128,10 +124,7 @@ class ChatEpisode:
         self._limits = limits
 
     async def reset(self, task: Task, *, seed: int) -> ChatStart:
-        """Begin the episode.
-
-        Raises:
-            EnvironmentFault: the environment raised, took too long, or did not return what it must.
+        """Begin the episode; an error, a late or a malformed answer is an EnvironmentFault.
 
         Cancellation: the environment must not be used again.
         """
@@ -235,8 +228,8 @@ class ChatEpisode:
 def environment_seed(task: Task, *, run_seed: int = 0, episode_id: str = "") -> int:
     """Return the seed, from 0 to 2**31 - 1, of an episode's environment.
 
-    Without `episode_id` it depends on the task and the run alone, so the episodes of a group meet the same world, as their
-    common baseline needs; with it, each episode meets its own.
+    Without `episode_id` the episodes of a group meet the same world, as their common baseline needs; with it, each meets
+    another one.
 
     Example:
         >>> task = Task(id="7", data={})
@@ -250,7 +243,7 @@ def environment_seed(task: Task, *, run_seed: int = 0, episode_id: str = "") -> 
 
 
 def _num_chars(value: object) -> int:
-    """Return the number of characters in all texts of a nested value; each other value counts as one."""
+    """Return the characters in all texts of a nested value; each other value counts as one."""
     total, left = 0, [value]
     while left:
         item = left.pop()

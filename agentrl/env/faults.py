@@ -18,10 +18,7 @@ _faults: ContextVar[dict[str, EnvironmentFault] | None] = ContextVar("agentrl_en
 
 @contextmanager
 def watch_faults() -> Generator[dict[str, EnvironmentFault]]:
-    """Yield the faults of environments and tools used in the block, by the name of the operation.
-
-    A fault stays until the same operation succeeds. The tasks and threads that the block starts are watched too.
-    """
+    """Yield the faults of environments and tools in the block, by operation; its tasks and threads are watched too."""
     faults: dict[str, EnvironmentFault] = {}
     token = _faults.set(faults)
     try:
@@ -32,10 +29,7 @@ def watch_faults() -> Generator[dict[str, EnvironmentFault]]:
 
 @contextmanager
 def environment_boundary(where: str) -> Generator[None]:
-    """Turn an exception into an `EnvironmentFault`, which the episode remembers even if the workflow catches it.
-
-    agentrl's own errors and cancellation pass.
-    """
+    """Turn an exception into an `EnvironmentFault`; agentrl's own errors and cancellation pass."""
     faults = _faults.get()
     try:
         with outside_work(), boundary(EnvironmentFault, where):

@@ -1,8 +1,7 @@
 """Instances of an environment for many episodes: a limited number, kept warm, replaced when they fail.
 
 Invariant: an instance plays one episode at a time. An instance that raised, was late, or was cancelled during a call is
-closed and never used again. It is made and closed in one task of its own, as libraries with task groups need it. An episode
-that a tape plays gives the start and the steps that were recorded, to the same answers of the policy, and has no instance.
+never used again. One task makes and closes it, as libraries with task groups need it. A taped episode has no instance.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class EnvironmentPool:
     """Serves episodes of one kind of environment.
 
     In an `async with` block the instances of finished episodes are kept and play further ones. Outside of one, every episode
-    has an instance of its own.
+    has a new instance.
 
     Args:
         factory: makes an instance.
@@ -68,7 +67,6 @@ class EnvironmentPool:
             )
         self.name = name
         self.num_started = 0
-        """Instances made so far."""
         self.num_faults = 0
         """Instances that could not be made, or were closed because they failed."""
         self._factory = factory
@@ -96,10 +94,7 @@ class EnvironmentPool:
     async def episode(self, task: Task, *, seed: int) -> AsyncGenerator[ChatEpisode]:
         """Begin an episode on a free instance and yield it; its deadlines do not include the wait for the instance.
 
-        An instance that cannot begin the episode is replaced once: the policy has not done anything yet.
-
-        Raises:
-            EnvironmentFault: no instance could be made, or two could not begin the episode.
+        An instance that cannot begin the episode is replaced once; two are an EnvironmentFault.
 
         Cancellation: an instance that was in the middle of a call is closed, within `close_s`.
         """
@@ -186,7 +181,6 @@ class EnvironmentPool:
             instance.retired.set()
 
     async def _host(self, *, task_status: TaskStatus[_Instance]) -> None:
-        """Make an instance, hold it until it is retired, and close it."""
         limits, where = self._limits, f"{self.name}.start"
         instance: _Instance | None = None
         with anyio.CancelScope(deadline=anyio.current_time() + limits.start_s) as scope:
@@ -230,7 +224,6 @@ class _Instance:
         self.environment = environment
         self.num_episodes = 0
         self.retired = anyio.Event()
-        """Set to have its host close it."""
         self.has_ended = False
 
 
@@ -271,11 +264,9 @@ class TapedEnvironment:
         self._name = name
 
     async def reset(self, task: Task, *, seed: int) -> ChatStart:
-        """Return the recorded start."""
         return ChatStart(**self._take("reset", _beginning(task, seed)))
 
     async def step(self, message: Message) -> ChatStep:
-        """Return the recorded step."""
         recorded = self._take("step", _answered(message))
         end = recorded.pop("end")
         return ChatStep(**recorded, end=None if end is None else EpisodeEnd(end))

@@ -19,7 +19,7 @@ ENTRY_POINT_GROUP = "agentrl.environments"
 
 
 def installed_environments() -> dict[str, EntryPoint]:
-    """Return the entry points of all installed environments, in the order of their names; a name used twice is an error."""
+    """Return the entry points of all installed environments by name; a name used twice is an error."""
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: (entry.name, entry.value)):
         other = found.setdefault(entry.name, entry)
@@ -29,15 +29,9 @@ def installed_environments() -> dict[str, EntryPoint]:
 
 
 def load_environment(spec: str, args: Mapping[str, Any] | None = None) -> EnvironmentFactory:
-    """Return what makes instances of an environment.
+    """Return the factory of `module:Name`, or of an installed environment; `args` are passed for each instance.
 
-    Args:
-        spec: `module:Name` of a class or function, or the name of an installed environment.
-        args: passed to it, by keyword, for each instance. A class may refuse them now by a `check_arguments` that takes the
-            same.
-
-    Raises:
-        ConfigError: there is none, its extra is not installed, or it does not take `args`.
+    A class may refuse them now, with a ConfigError, by a `check_arguments` that takes the same.
     """
     where = f"environment {spec}"
     if ":" in spec:

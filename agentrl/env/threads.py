@@ -19,10 +19,9 @@ from anyio.lowlevel import RunVar
 from agentrl.errors import EnvironmentFault
 
 MAX_THREADS: Final = 64
-"""Calls that run in threads at the same time, in one event loop; further calls wait. `anyio.to_thread` has threads of its
-own, which tools and environments do not use up."""
+"""Calls in threads at the same time, in one event loop; further calls wait. `anyio.to_thread` has other threads."""
 MAX_ABANDONED: Final = 64
-"""Abandoned calls that may still run in one event loop before further calls are refused a thread."""
+"""Abandoned calls in one event loop before further calls are refused a thread."""
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
@@ -31,12 +30,7 @@ logger = logging.getLogger(__name__)
 async def call_in_thread(function: Callable[[], Result], what: str) -> Result:
     """Return what `function` returns in a worker thread, which sees a copy of the caller's context variables.
 
-    Args:
-        function: takes no arguments.
-        what: names it in messages and in its thread, such as `tool search`.
-
-    Raises:
-        EnvironmentFault: `MAX_ABANDONED` calls that were cancelled still run.
+    `what` names it, such as `tool search`. With `MAX_ABANDONED` cancelled calls that still run, it is an EnvironmentFault.
 
     Cancellation: returns at once; the function continues in its thread, which a warning names, and its result is lost.
     """
@@ -113,7 +107,6 @@ class _ThreadCall(Generic[Result]):
                     self._threads.abandoned.remove(self._what)
 
     def abandon(self) -> bool:
-        """Return whether the function runs, now without a caller."""
         with self._threads.lock:
             self._cancelled = True
             if self._running:

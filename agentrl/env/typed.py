@@ -1,7 +1,6 @@
 """The typed environment of one episode, and the wrapper that workflows use it through.
 
-Invariant: an environment serves one episode: reset once, stepped while it is not done, closed once. Each of its errors
-becomes an `EnvironmentFault`, which counts against neither the policy nor the workflow.
+Invariant: an environment is reset once, stepped while it is not done, closed once. Its errors are `EnvironmentFault`s.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
 
     @property
     def observation(self) -> ObservationT:
-        """The current input of the policy."""
         with environment_boundary(f"{self._where}.observation"):
             return self._environment.observation
 
@@ -96,7 +94,6 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
             await self._environment.reset()
 
     async def step(self, action: ActionT) -> None:
-        """Do `action`; a call before `reset` or after the end is a WorkflowError. Cancellation: as `reset`."""
         if not self._is_reset or self.is_done:
             state = "the episode is over" if self._is_reset else "it was not reset"
             raise WorkflowError(f"{self._where}: stepped while {state}; check is_done before each step")
@@ -117,11 +114,7 @@ class OpenEnvironment(Environment[ActionT, ObservationT]):
 async def open_environment(
     environment: Environment[ActionT, ObservationT], where: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S
 ) -> AsyncGenerator[OpenEnvironment[ActionT, ObservationT]]:
-    """Reset a new `environment`, yield it for one episode, and close it within `close_timeout_s` when the block ends.
-
-    Raises:
-        EnvironmentFault: the environment, called `where`, raised in reset, step or close.
-    """
+    """Reset an `environment`, yield it for one episode, and close it within `close_timeout_s`; `where` is its name."""
     guarded = OpenEnvironment(environment, where, close_timeout_s=close_timeout_s)
     try:
         await guarded.reset()

@@ -1,7 +1,4 @@
-"""The error with which a tool speaks to the model.
-
-Invariant: it crosses from threads and worker processes as itself, and never counts as a fault of the environment.
-"""
+"""The error with which a tool speaks to the model; it never counts as a fault of the environment."""
 
 
 class ToolError(Exception):

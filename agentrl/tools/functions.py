@@ -1,8 +1,7 @@
 """Python functions as tools: the schema the model sees, and the reply to a call it made.
 
-Invariant: any arguments that a model writes become either a validated call or an error text that the model can read. An
-error inside a tool counts as the environment's fault unless the tool raises `ToolError`. A plain function blocks no event
-loop unless it asks for it.
+Invariant: arguments that a model writes become a validated call or an error text that the model can read. An error inside a
+tool is the environment's fault, unless it is a `ToolError`.
 """
 
 from __future__ import annotations
@@ -34,36 +33,24 @@ _MAX_ERROR_CHARS = 800
 
 
 RunsIn: TypeAlias = Literal["loop", "thread", "process"]
-"""The place in which a tool's function runs: the event loop, a worker thread, or a worker process."""
+"""The place in which a tool runs: the event loop, a worker thread, or a worker process."""
 
 
 class Tool(Generic[P, R]):
     """A function the model can call; calling the object calls the function.
 
     Example:
-        >>> from typing import Literal
         >>> @tool
-        ... def calc(a: int, op: Literal["+", "-"], b: int = 1) -> str:
-        ...     '''Do one arithmetic operation.
-        ...
-        ...     Args:
-        ...         a: left operand
-        ...     '''
-        ...     return str(a + b if op == "+" else a - b)
-        >>> calc(2, "+", 3)
-        '5'
-        >>> calc.schema["function"]["parameters"]["properties"]["a"]
-        {'description': 'left operand', 'type': 'integer'}
-        >>> calc.schema["function"]["parameters"]["required"]
-        ['a', 'op']
+        ... def calc(a: int, b: int = 1) -> str:
+        ...     return str(a + b)
+        >>> calc(2, 3), calc.schema["function"]["parameters"]["required"]
+        ('5', ['a'])
     """
 
     __name__: str
     name: str
     schema: ChatCompletionFunctionToolParam
-    """The entry for the `tools` argument of a model call."""
     run_in: RunsIn
-    """Where `reply` runs the function."""
 
     def __init__(
         self,
@@ -94,16 +81,12 @@ class Tool(Generic[P, R]):
         return self._function(*args, **kwargs)
 
     async def reply(self, call: Mapping[str, object] | BaseModel) -> ChatCompletionToolMessageParam:
-        """Run a tool call of a completion and return the message that answers it.
+        """Run a tool call of a completion (object or mapping) and return the message that answers it.
 
-        Arguments that are not JSON, or do not fit the signature, and `ToolError` become a text that starts with `Error:`.
-        A result that is not a string is written as JSON. `call` is an entry of `message.tool_calls`, as object or mapping.
+        Arguments that do not fit, and `ToolError`, become a text that starts with `Error:`. A result that is not a string is
+        written as JSON. Any other exception, and a timeout, is an EnvironmentFault.
 
-        Raises:
-            EnvironmentFault: the function raised anything but `ToolError`, or its timeout passed.
-
-        Cancellation: an async function is cancelled where it awaits, a worker process is killed, and a thread is left to
-        itself, with a warning; what the function did so far stays done.
+        Cancellation: a worker process is killed, and a thread is left to itself, with a warning.
         """
         fields = _call_fields(call)
         if fields.name != self.name:
@@ -114,7 +97,6 @@ class Tool(Generic[P, R]):
         return fields.answer(str(content))
 
     def call_with_json(self, arguments: str) -> str:
-        """Check arguments that a model wrote, call the function here, and return the text of its result."""
         checked = self._check(arguments)
         return checked if isinstance(checked, str) else _as_text(self._function(**checked))  # pyright: ignore[reportCallIssue] - checked
 
@@ -140,7 +122,7 @@ class Tool(Generic[P, R]):
         return await result if inspect.isawaitable(result) else result
 
     def _check(self, arguments: object) -> dict[str, Any] | str:
-        """Return the arguments of the function by name, or what is wrong with them."""
+        """Return the arguments by name, or a text about their faults."""
         try:
             if isinstance(arguments, Mapping):
                 model = self._arguments.model_validate(arguments)
@@ -176,22 +158,18 @@ def tool(
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
     """Return `function` as a `Tool`; its schema comes from the signature, its texts from the docstring.
 
-    The docstring may be in the Google, NumPy or Sphinx style. Every parameter needs an annotation that pydantic understands:
-    builtins, `Literal`, `Optional`, lists, models. A bound method works too: `tool(board.move)`.
+    The docstring may be in the Google, NumPy or Sphinx style. Every parameter needs an annotation that pydantic understands,
+    or it is a TypeError. A bound method works too: `tool(board.move)`.
 
     Args:
         function: the function.
-        name: what the model calls it; None: the function's name.
+        name: for the model; None: the function's name.
         description: for the model; None: the docstring's.
-        run_in: where a call runs. A plain function runs in a `"thread"` by default, an async one in the `"loop"`.
-            `"loop"` is for a plain function that is quick or needs the event loop's thread. `"process"` is for a function at
-            the top of a module that cannot run in a thread; its arguments and result cross as JSON.
+        run_in: by default `"thread"` for a plain function, `"loop"` for an async one. `"loop"` is for a plain function that
+            is quick or needs the event loop's thread. `"process"` is for a function at the top of a module that cannot run
+            in a thread; its arguments and result cross as JSON.
         timeout: seconds after which a call is a fault of the environment; None: 60 in a process, elsewhere no limit but the
             episode's deadline. The wait for a free thread counts, the wait for a free process does not.
-
-    Raises:
-        TypeError: a parameter has no annotation, is positional-only, or is `*args` or `**kwargs`; or the function cannot run
-            where `run_in` says.
     """
     if function is not None:
         return Tool(function, name=name, description=description, run_in=run_in, timeout=timeout)
@@ -203,7 +181,7 @@ class RepliesToCalls(Protocol):
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """The name that the model calls."""
         ...
 
     async def reply(self, call: Mapping[str, object] | BaseModel, /) -> ChatCompletionToolMessageParam:
@@ -225,7 +203,7 @@ async def reply_to(
 async def _foreign_reply(
     candidate: RepliesToCalls, call: Mapping[str, object] | BaseModel, fields: _CallFields
 ) -> ChatCompletionToolMessageParam:
-    """Return the reply of a tool of another package, by the tape of the episode where it has one."""
+    """Return the reply of a tool of another package, or the recorded one."""
 
     async def live() -> object:
         return (await candidate.reply(call))["content"]
@@ -254,7 +232,6 @@ def _call_fields(call: Mapping[str, object] | BaseModel) -> _CallFields:
 
 
 def _place(function: Callable[..., object], name: str, run_in: RunsIn | None, timeout: float | None) -> RunsIn:
-    """Return where the function runs, after a check that it can."""
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     place = run_in or ("loop" if is_async else "thread")
     if place not in get_args(RunsIn):
@@ -275,7 +252,7 @@ def _as_text(result: object) -> str:
 
 
 def _carries_state(function: Callable[..., object]) -> bool:
-    """Return whether a call may change what the episode holds: the function is bound to an object or to variables."""
+    """Return whether a call may change the episode: the function is bound to an object or to variables."""
     return not inspect.isfunction(function) or bool(function.__closure__)
 
 
@@ -292,10 +269,7 @@ def read_question(arguments: object) -> object:
 def _argument_model(
     function: Callable[..., object], name: str, notes: Mapping[str, str]
 ) -> tuple[type[BaseModel], dict[str, str]]:
-    """Return the model that checks the arguments, and the parameter name of each of its fields.
-
-    Fields have names of their own, because a parameter may be called what a pydantic model already has (`schema`, `copy`).
-    """
+    """Return the model of the arguments, and the parameter of each field: a parameter may be called `copy` or `schema`."""
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -324,7 +298,7 @@ def _argument_problems(error: ValidationError, name: str) -> str:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the description in a docstring, and what it says of each parameter."""
+    """Return the description in a docstring, and those of the parameters."""
     docstring = docstring_parser.parse(text)
     notes = {each.arg_name: " ".join((each.description or "").split()) for each in docstring.params}
     return (docstring.description or "").strip(), notes

@@ -1,7 +1,6 @@
 """Functions in worker processes, for code that must not share a process or a thread with the episodes.
 
-Invariant: only names and JSON cross to a worker. A call ends within its timeout of work, because its process is killed then;
-it runs once, never twice.
+Invariant: only names and JSON cross to a worker. A call runs once, and its process is killed at its timeout.
 """
 
 from __future__ import annotations
@@ -26,22 +25,17 @@ from agentrl.types import JsonValue
 MAX_PROCESSES: Final = max(2, min(8, os.cpu_count() or 1))
 """Worker processes of one event loop; further calls wait."""
 PROCESS_TIMEOUT_S: Final = 60.0
-"""Seconds that a call has without a timeout of its own."""
 
 
 async def in_process(function: Callable[..., object], *args: JsonValue, timeout: float = PROCESS_TIMEOUT_S) -> JsonValue:
-    """Return what `function(*args)` returns in a worker process, for code that cannot run in a thread.
+    """Return the JSON value that `function(*args)` returns in a worker process, for code that cannot run in a thread.
 
-    Such code hangs now and then, crashes, holds the interpreter's lock, or keeps state in its process. A process starts at
-    the first call, serves further calls, and inherits the environment variables. `MAX_PROCESSES` calls run at the same time.
+    A process starts at the first call, serves further calls, and inherits the environment variables.
 
     Args:
         function: a plain function of a module, which the worker imports by its name.
         args: JSON values. A tuple arrives as a list.
-        timeout: seconds of work after which the process is killed; the wait for a free process and its start do not count.
-
-    Returns:
-        The result, a JSON value.
+        timeout: seconds of work; the wait for a free process and its start do not count.
 
     Raises:
         TypeError: the function has no name to import it by, or is async; an argument is not JSON.
@@ -70,19 +64,7 @@ async def in_process(function: Callable[..., object], *args: JsonValue, timeout:
 
 
 async def call_by_name(where: str, kind: str, name: str, arguments: str, *, timeout: float) -> JsonValue:
-    """Return what a worker makes of one call; `agentrl.tools.worker` is the other end.
-
-    Args:
-        where: the caller, in messages.
-        kind: `function` or `tool`.
-        name: `module:qualname`.
-        arguments: of a function, a list as JSON; of a tool, what the model wrote.
-        timeout: seconds.
-
-    Raises:
-        ToolError: the function raised it.
-        EnvironmentFault: the call failed in any other way.
-    """
+    """Return the worker's reply to a call from `where`; `kind` is `function` or `tool`. Raises as `in_process`."""
     with environment_boundary(where):
         try:
             reply = await _pool_of_this_loop().run(kind, name, arguments, wall_s=timeout)
@@ -97,11 +79,7 @@ async def call_by_name(where: str, kind: str, name: str, arguments: str, *, time
 
 
 def importable_name(function: Callable[..., object]) -> str:
-    """Return the `module:qualname` by which a worker process can import `function`.
-
-    Raises:
-        TypeError: there is none: a lambda, an inner function, a bound method, or a function of the main script.
-    """
+    """Return the `module:qualname` of `function`, or raise TypeError if a worker process cannot import it."""
     module: object = getattr(function, "__module__", None)
     name: object = getattr(function, "__qualname__", None)
     reason = None

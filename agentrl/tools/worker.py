@@ -1,7 +1,6 @@
-"""The end of `in_process` and of tools with `run_in="process"` that runs in the worker process.
+"""The worker's end of `in_process` and of tools with `run_in="process"`.
 
-Invariant: it imports what it is asked for by name, and gives back JSON. An error other than `ToolError` passes through, and
-the process that raised it is not used again.
+Invariant: it takes names and gives back JSON. A process that raised another error than `ToolError` is not used again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Short blocks of the event loop: how much time they took in all, and the user's code that caused them.
+"""Short blocks of the event loop: their seconds, and the user's code that caused them.
 
-Invariant: only code of the user is named, each function once. Time is counted whatever code it was. `blocks_named` ends
-nothing; it is for scripts and notebooks.
+Invariant: only code of the user is named, each function once; time counts whatever code it was. Nothing is ended.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class LoopDelays:
         self._named: set[str] = set()
 
     def count(self, late_s: float) -> None:
-        """Count a beat that came `late_s` seconds late."""
         if late_s >= NAME_AFTER_S:
             self.blocked_s += late_s
 
@@ -77,7 +75,7 @@ current_delays: ContextVar[LoopDelays | None] = ContextVar("agentrl_loop_delays"
 
 
 def loop_blocked_s() -> float:
-    """Return the seconds for which code has blocked the watched loop around the present task so far."""
+    """Return the seconds so far for which code has blocked the watched loop around this task."""
     delays = current_delays.get()
     return 0.0 if delays is None else delays.blocked_s
 
@@ -136,7 +134,6 @@ class _Beats:
         self._beat()
 
     def stop(self) -> None:
-        """End both."""
         self._left.set()
         self._timer.cancel()
 

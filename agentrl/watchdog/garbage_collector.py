@@ -19,9 +19,8 @@ _FROZEN_AT_START = 1_000
 def tuned_garbage_collector() -> Generator[None]:
     """Collect rarely, and pass over what is alive when the block begins; enter it when all is loaded and started.
 
-    The collector finds little in a run, as reference counts free an episode, but each of its passes stops every episode,
-    and Python's own thresholds make it pass over everything several times a minute (`benchmarks/garbage_collector.py`). A
-    process that has frozen objects or set higher thresholds itself keeps its own settings.
+    Each pass stops every episode (`benchmarks/garbage_collector.py`). A process that has frozen objects or set higher
+    thresholds keeps its settings.
     """
     thresholds = gc.get_threshold()
     freezes = gc.get_freeze_count() < _FROZEN_AT_START

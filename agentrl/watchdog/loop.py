@@ -1,12 +1,10 @@
 """The event loop's heartbeat: a thread names and interrupts code that blocks the loop or ignores its cancellation.
 
-Invariant: inside `watched_loop`, a loop that does not run is reported and ended. The loop stamps the time. A thread
-reads the stamps, logs a warning with the code that stopped the loop, and interrupts that code after the deadline or
-once a signal asks for the end. Nothing inside the loop could do this, because every deadline and cancellation of a run
-needs the loop.
+Invariant: inside `watched_loop`, a loop that does not run is reported and ended. The loop stamps the time, and a thread
+reads the stamps, because every deadline and cancellation of a run needs the loop.
 
-A workflow that catches every exception cannot be ended from within the process. Where a command has to end and such a
-workflow keeps it alive, the process prints which code that is and exits; trainer and servers end with their driver.
+A workflow that catches every exception cannot be ended from within the process. Where it keeps an ending command alive, the
+process prints the code and exits; trainer and servers end with their driver.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ Result = TypeVar("Result")
 STALL_TIMEOUT_S = 900.0
 """Seconds the loop may be blocked where no run file sets `engine.stall_timeout_s`."""
 WARN_AFTER_S = 10.0
-"""Seconds without a beat before the first warning; each later warning comes at twice the time of the one before."""
+"""Seconds without a beat before the first warning; each later warning comes after twice as many."""
 IGNORING_S = 0.5
 """Seconds between two looks at the tasks that ignore their cancellation."""
 UNRESPONSIVE_S = 1.0
@@ -144,7 +142,6 @@ class _Watch:
     ) -> None:
         self.scope = anyio.CancelScope()
         self.ending: Ending | None = None
-        """What ends the block, once something does."""
         self.delays = LoopDelays()
         self._stall_timeout_s, self._warn_after_s = stall_timeout_s, warn_after_s
         self._on_exit, self._processor_wait_s = on_exit, processor_wait_s
@@ -163,7 +160,6 @@ class _Watch:
 
     @contextmanager
     def installed(self) -> Generator[None, None, None]:
-        """Run the beat and the thread, and install the signal handlers, while the block runs."""
         self._beat()
         handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {_INTERRUPT: self._on_interrupt}
         for number in (signal.SIGINT, *TERMINATING):
@@ -259,7 +255,6 @@ class _Watch:
         self._loop.call_soon_threadsafe(self.scope.cancel)
 
     def _exit_if_kept_alive(self) -> None:
-        """Exit the process if a workflow keeps the block alive."""
         if self._on_exit is None or self.ending is None:
             return
         if self._unresponsive and is_in_user_code(self._thread_id):

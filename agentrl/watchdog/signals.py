@@ -1,8 +1,7 @@
 """The message and the exit status of a command that Ctrl-C, SIGTERM or SIGHUP ends.
 
-Invariant: the signals do the same. They end what the command started, keep its results, and print one message that
-says where the results are; only the first words and the exit status differ (130, 143 and 129). A signal that was ignored
-when the command began stays ignored.
+Invariant: the signals do the same; only the first words and the exit status differ (130, 143 and 129). A signal that was
+ignored when the command began stays ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """One of `TERMINATING` arrived; handled like Ctrl-C."""
+    """A signal of `TERMINATING` arrived; handled like Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         self.number = signal.Signals(number)
@@ -38,12 +37,7 @@ Ending: TypeAlias = StallError | KeyboardInterrupt
 
 
 def interrupt_from(number: int) -> KeyboardInterrupt:
-    """Return the exception that a signal raises; its text opens the message that people read.
-
-    Example:
-        >>> str(interrupt_from(signal.SIGTERM))
-        'Ended by SIGTERM'
-    """
+    """Return the exception that a signal raises; its text opens the message that people read."""
     return Terminated(number) if number in TERMINATING else KeyboardInterrupt("Interrupted")
 
 
@@ -82,12 +76,7 @@ def interrupt_note(note: Callable[[], str]) -> Generator[None, None, None]:
 
 
 def describe_results(path: Path) -> str:
-    """Return a sentence that says where results are, for `interrupt_note`.
-
-    Example:
-        >>> describe_results(Path("/nowhere/run"))
-        'Nothing was written to /nowhere/run.'
-    """
+    """Return a sentence that says where results are, for `interrupt_note`."""
     return f"Results so far are in {path}/." if path.exists() else f"Nothing was written to {path}."
 
 

@@ -34,10 +34,7 @@ def is_in_user_code(thread_id: int) -> bool:
 
 
 def user_place(thread_id: int) -> tuple[str, str] | None:
-    """Return the function of the user's code that a thread runs, and its present line; None where agentrl itself runs.
-
-    What the function calls in libraries belongs to it.
-    """
+    """Return the user's function that a thread runs, and its present line; None where agentrl itself runs."""
     for entry in _thread_stack(thread_id):
         if entry.file.startswith(_MACHINERY):
             return None
@@ -47,7 +44,7 @@ def user_place(thread_id: int) -> tuple[str, str] | None:
 
 
 def workflow_code(task: Task[Any]) -> list[str] | None:
-    """Return where a task's workflow is suspended, innermost frame first; None if the task runs no workflow.
+    """Return the frames of a task's suspended workflow, innermost first; None if the task runs no workflow.
 
     Frames of libraries are left out unless the workflow has no other. Call it on the event loop.
     """
@@ -99,12 +96,7 @@ def _user_frames(stack: list[_StackLine]) -> list[int]:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether a file is neither of a library nor made at run time, as a chat template is.
-
-    Example:
-        >>> [_is_users(file) for file in ("/home/me/agent.py", os.__file__, "<template>", "<ipython-input-1>")]
-        [True, False, False, True]
-    """
+    """Return whether a file is neither of a library nor made at run time, as a chat template is."""
     if any(part in file for part in _BUNDLED) or file.startswith("<ipython"):
         return True
     return not file.startswith(("<", _STANDARD_LIBRARY)) and _LIBRARIES not in file

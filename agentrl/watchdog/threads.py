@@ -23,11 +23,8 @@ from agentrl.watchdog.stacks import blocking_code, indented
 Result = TypeVar("Result")
 
 GRACE_S = 3.0
-"""Seconds that a thread or a workflow may keep an ending command alive before the process exits; what it started ends
-within two more.
-
-A workflow also has this long to close its environment at the end, whatever the environment's own deadline.
-"""
+"""Seconds that a thread or a workflow, whatever the deadline of its environment, may keep an ending command alive before the
+process exits; what it started ends within two more."""
 
 
 class _Executor(ThreadPoolExecutor):
@@ -65,7 +62,6 @@ def threads_end_with_command() -> Generator[None]:
 
 
 def _living() -> list[threading.Thread]:
-    """Return the threads that Python would wait for."""
     here = threading.current_thread()
     return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread() and t is not here]
 

@@ -1,7 +1,7 @@
 """The failures that a run bears before it ends, and the lines that raise right after a turn of the policy.
 
-Invariant: a workflow that always fails stops the run after `max_consecutive_failures` episodes; one that fails so often that
-no group completes stops it after as many groups. The error carries the first traceback. Each line is warned about once.
+Invariant: a workflow that always fails stops the run after `max_consecutive_failures` episodes, or as many dropped groups.
+The error carries the first traceback. Each line is warned about once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ class ErrorBudget:
         self._groups_in_a_row = 0
         self._first: EpisodeFailure | None = None
         self.by_reason: Counter[str] = Counter()
-        """Failed attempts so far, by stop reason."""
 
     def record(self, episode: Trajectory) -> None:
-        """Count one finished attempt."""
         failure = episode.failure
         if failure is not None and failure.kind == RolloutWorkerDied.__name__:
             # One death fails many episodes and says little about each; the workers' own limit ends the run.
@@ -53,11 +51,9 @@ class ErrorBudget:
             self._stop(f"{rate:.0%} of the last {self.WINDOW} episodes failed (max_failure_rate {limit:.0%})")
 
     def group_completed(self) -> None:
-        """Reset the count of groups dropped in a row."""
         self._groups_in_a_row = 0
 
     def group_dropped(self, reason: str) -> None:
-        """Count a group that was dropped for its failed members."""
         self._groups_in_a_row += 1
         if self._groups_in_a_row >= self._rollout.max_consecutive_failures:
             self._stop(
@@ -85,12 +81,10 @@ class AfterTurnErrors:
 
     def __init__(self) -> None:
         self.by_line: Counter[str] = Counter()
-        """Attempts so far, by line."""
         self._recent: deque[str | None] = deque(maxlen=self.WINDOW)
         self._warned: set[str] = set()
 
     def record(self, episode: Trajectory) -> None:
-        """Count one finished attempt."""
         line = None if episode.failure is None else episode.failure.after_turn
         self._recent.append(line)
         if episode.failure is None or line is None:

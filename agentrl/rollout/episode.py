@@ -55,24 +55,13 @@ async def run_policy_episode(
 ) -> Trajectory:
     """Return the trajectory of one episode; a failed one has `failure` set.
 
-    How an episode ends: `run` returns a reward (COMPLETED); a call reaches a limit (TURN_LIMIT, TOKEN_LIMIT, CONTEXT_LIMIT:
-    complete, with the workflow's `limit_reward`); the deadline passes (DEADLINE: complete, with `deadline_reward`, if that
-    is the policy's doing); the workflow raises or returns no reward (WORKFLOW_ERROR); an environment breaks
-    (ENVIRONMENT_FAULT); no server can answer (SERVER_ERROR). An episode whose last call failed, or whose environment or
-    tool broke, fails so even if the workflow catches the error and returns a reward. A workflow that swallows its
-    cancellation, or blocks without awaiting, ends as DEADLINE when it returns; if it never returns, the watchdog of the
-    command ends the run.
+    Ends: `run` returns a reward (COMPLETED); a call reaches a limit (TURN_LIMIT, TOKEN_LIMIT, CONTEXT_LIMIT: complete, with
+    the workflow's `limit_reward`); the deadline passes (DEADLINE: complete, with `deadline_reward`, if that is the policy's
+    doing); the workflow raises or returns no reward (WORKFLOW_ERROR); an environment breaks (ENVIRONMENT_FAULT); no server
+    can answer (SERVER_ERROR). An episode whose last call failed, or whose environment or tool broke, fails so even if the
+    workflow catches the error. A workflow that swallows its cancellation ends as DEADLINE when it returns.
 
-    Args:
-        workflow: drives the episode.
-        task: its task.
-        backend: samples the tokens.
-        renderer: chat template and tokenizer.
-        rollout: deadline and budgets.
-        sampling: defaults of the model calls.
-        episode_id: unique in the run; None generates one.
-        seed: of the run; seeds of the calls are made from it. None leaves them to the servers.
-        on_turn: called with each turn as it is recorded.
+    `seed` is of the run; seeds of the calls are made from it. None leaves them to the servers.
     """
     settings = _settings(task, rollout, episode_id, on_turn)
     client = Client(PolicyBackend(backend, renderer, sampling, settings, seed=seed))
@@ -92,15 +81,7 @@ async def run_endpoint_episode(
 ) -> Trajectory:
     """Return the trajectory, without token ids, of one episode against any OpenAI-compatible endpoint.
 
-    Args:
-        workflow: drives the episode.
-        task: its task.
-        endpoint: the connection, shared by all episodes.
-        model: the model's name at the endpoint.
-        rollout: deadline and budgets; an endpoint that reports no `usage` cannot keep to `max_episode_tokens`: SERVER_ERROR.
-        sampling: defaults of the model calls; None leaves them to the endpoint.
-        episode_id: as for `run_policy_episode`.
-        on_turn: as for `run_policy_episode`.
+    An endpoint that reports no `usage` cannot keep to `max_episode_tokens`: SERVER_ERROR.
     """
     settings = _settings(task, rollout, episode_id, on_turn)
     client = Client(EndpointBackend(endpoint, model, settings, sampling=sampling))
@@ -139,7 +120,6 @@ class LocalRunner:
 
     @asynccontextmanager
     async def opened(self, backend: Backend) -> AsyncGenerator[None]:
-        """Hold open what the workflow shares between episodes."""
         self._backend = backend
         async with self._workflow.opened():
             yield
@@ -147,7 +127,6 @@ class LocalRunner:
     async def play(
         self, task: Task, *, episode_id: str, sampling: SamplingConfig, on_turn: Callable[[Turn], None]
     ) -> Trajectory:
-        """Return the trajectory of one episode."""
         assert self._backend is not None, "play() is for the inside of opened()"
         return await run_policy_episode(
             self._workflow,
@@ -162,7 +141,6 @@ class LocalRunner:
         )
 
     async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        """Return the episodes of a group with their scores."""
         if not isinstance(self._workflow, GroupWorkflow):
             raise InvariantError(f"{self._workflow.name} does not score groups, and the engine asked it to")
         return await score_episodes(self._workflow, task, episodes, rollout=self._rollout)
@@ -272,11 +250,7 @@ def _follows_a_turn(client: Client, outside: OutsideWork) -> bool:
 
 
 def _as_it_ended(trajectory: Trajectory, client: Client, faults: Mapping[str, EnvironmentFault]) -> Trajectory:
-    """Return what the workflow returned, unless the episode ended on an error that the workflow caught.
-
-    A limit keeps the workflow's reward. Any other error makes the episode a failure, because a reward of the workflow would
-    blame the policy for it.
-    """
+    """Return the workflow's result, or a failure where the workflow caught an error: its reward would blame the policy."""
     if client.limit_reached is not None:
         return replace(trajectory, stop_reason=client.limit_reached)
     error = client.unresolved_error or next(iter(faults.values()), None)

@@ -1,7 +1,6 @@
-"""Which errors end a run, and what the others make of an episode.
+"""The errors that end a run, and the records that the others make of an episode.
 
-Invariant: an error of the policy, an environment or a server is the record of a failed episode. An error of agentrl itself
-ends the run.
+Invariant: an error of the policy, an environment or a server fails an episode. An error of agentrl itself ends the run.
 """
 
 from __future__ import annotations
@@ -59,10 +58,7 @@ def raising_line(error: AgentRLError) -> str | None:
 
 
 def user_trace(error: BaseException) -> str:
-    """Return the traceback of an error, the place in the user's code first; frames of agentrl are left out.
-
-    An error that no code outside agentrl had a part in keeps all its frames.
-    """
+    """Return the traceback of an error, the place in the user's code first, as far as possible without agentrl's frames."""
     raised = _raised_by_user(error)
     place = _user_frame(raised)
     if place is None:
@@ -88,7 +84,6 @@ def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of files that are neither agentrl's nor installed."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if not _is_ours(frame.filename) and not _is_library(frame.filename)]
 

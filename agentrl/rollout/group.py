@@ -59,7 +59,7 @@ async def run_group(
     on_episode: Callable[[Trajectory], object] = lambda trajectory: None,
     on_started: Callable[[], object] = lambda: None,
 ) -> Group | DroppedGroup:
-    """Return the group of `group_size` episodes of `task`, or a record of why there is none.
+    """Return the group of `group_size` episodes of `task`, or a record of its failures.
 
     A failed member runs again from the start, up to `episode_retries` times, and keeps its slot. When all its attempts have
     failed, policy `drop` cancels the others and drops the group; `keep` keeps it if `min_group_size` members succeed. Both
@@ -74,8 +74,7 @@ async def run_group(
         rollout: retries and the rule for incomplete groups.
         slots: one for each episode in flight; members acquire them one after the other, so groups start in order.
         score: scores the members together once all have ended, without a slot; None: they keep the rewards they have.
-        on_episode: called with every finished attempt, including failed ones; with `score`, after the scoring. Members that
-            are not scored, because the group is dropped or cancelled, have the reward of `run`.
+        on_episode: called with every finished attempt; with `score`, after the scoring, where there is one.
         on_started: called when every member has its slot, and again at the end.
     """
     members = _Members(task, index, run, rollout, on_episode, slots, reports_later=score is not None)
@@ -97,7 +96,7 @@ async def run_group(
 
 
 _turns: ContextVar[list[Turn] | None] = ContextVar("_turns", default=None)
-"""Where `run_recorded` gets the turns of an episode that was cancelled."""
+"""Receives the turns of an episode that was cancelled, in `run_recorded`."""
 
 
 async def run_recorded(run: EpisodeRunner, task: Task, *, episode_id: str) -> Trajectory:
@@ -142,8 +141,6 @@ def cancelled_episode(task: Task, episode_id: str, turns: Sequence[Turn] = ()) -
 
 
 class _Members:
-    """The members of one group while they run."""
-
     def __init__(
         self,
         task: Task,
@@ -158,7 +155,6 @@ class _Members:
         self.finished: dict[int, Trajectory] = {}
         self.failed: list[Trajectory] = []
         self.holding: set[int] = set()
-        """Members that hold a slot."""
         self._task = task
         self._index = index
         self._run = run

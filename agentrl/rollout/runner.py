@@ -1,7 +1,6 @@
-"""Where the episodes of the policy run: in this process (`episode.LocalRunner`) or in workers (`remote.RemoteRunner`).
+"""The runners of the policy's episodes: this process (`episode.LocalRunner`) or workers (`remote.RemoteRunner`).
 
-Invariant: the caller of a runner sees no difference. An episode ends as a trajectory, its turns are reported as they are
-recorded, and its model calls go to one backend.
+Invariant: the caller of a runner sees no difference.
 """
 
 from __future__ import annotations
@@ -25,14 +24,7 @@ class PolicyRunner(Protocol):
     async def play(
         self, task: Task, *, episode_id: str, sampling: SamplingConfig, on_turn: Callable[[Turn], None]
     ) -> Trajectory:
-        """Return the trajectory of one episode, inside `opened`; a failed one has `failure` set.
-
-        Args:
-            task: its task.
-            episode_id: unique in the run.
-            sampling: defaults of the model calls.
-            on_turn: called with each turn as it is recorded.
-        """
+        """Return the trajectory of one episode, inside `opened`; a failed one has `failure` set."""
         ...
 
     async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:

@@ -31,11 +31,10 @@ class _ScoreFailure:
 async def score_episodes(
     workflow: GroupWorkflow, task: Task, episodes: Sequence[Trajectory], *, rollout: RolloutConfig
 ) -> tuple[Trajectory, ...]:
-    """Return the episodes with the scores of `workflow.score_group` as final rewards, or with the advantages it returned.
+    """Return the episodes with the scores of `workflow.score_group` as final rewards, or with its advantages.
 
-    A failed attempt is repeated up to `episode_retries` times on the same episodes, each time within `episode_timeout_s`;
-    the metric `score_retries` counts the repetitions. If all attempts fail, every episode is returned as a failure with the
-    reason of the last one.
+    A failed attempt is repeated up to `episode_retries` times, each time within `episode_timeout_s`; the metric
+    `score_retries` counts the repetitions. If all attempts fail, every episode is a failure with the last reason.
     """
     with watch_sandboxes() as used:
         scored = await _score_once(workflow, task, episodes, rollout.episode_timeout_s)

@@ -32,13 +32,9 @@ class DriverBackend:
         self._send = send
         self._numbers = itertools.count()
         self._waiting: dict[int, MemoryObjectSendStream[CallMessage]] = {}
-        """The calls whose last message has not come."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the driver's completion of `request`.
-
-        Raises:
-            ServerError: what the driver's pool raised.
 
         Cancellation: the driver aborts the call.
         """
@@ -53,7 +49,7 @@ class DriverBackend:
         return self._stream(request)
 
     def deliver(self, message: CallMessage) -> None:
-        """Pass a message of the driver to the call that it is about; one about a call that was aborted is dropped."""
+        """Pass a message of the driver to its call; it is dropped if that call was aborted."""
         waiting = self._waiting.get(message.call)
         if waiting is None:
             return
@@ -127,11 +123,7 @@ def _call_error(failed: CallFailed) -> AgentRLError:
 
 
 def named_error(kind: str, message: str) -> AgentRLError:
-    """Return the error that the other process names: a class of `agentrl.errors`.
-
-    Raises:
-        InvariantError: there is no such class.
-    """
+    """Return the error that the other process names: a class of `agentrl.errors`, else InvariantError."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, AgentRLError):
         return found(message)

@@ -27,7 +27,6 @@ _EXIT_S = 1.0
 StartWorker: TypeAlias = Callable[[str, Path], AbstractAsyncContextManager[Link]]
 """Starts the worker of a name, which logs to a file; it ends with the block."""
 OpenNodes: TypeAlias = Callable[[], AbstractAsyncContextManager[StartWorker]]
-"""Connects to the nodes, and yields what starts a worker there."""
 
 
 @asynccontextmanager
@@ -38,11 +37,7 @@ async def this_machine() -> AsyncGenerator[StartWorker]:
 
 @asynccontextmanager
 async def ray_nodes(config: ClusterConfig) -> AsyncGenerator[StartWorker]:
-    """Yield what starts workers on the nodes of a Ray cluster; they join the driver at the host of `cluster.listen`.
-
-    Raises:
-        ConfigError: Ray is not installed, there is no cluster, or a node cannot reach the driver at that host.
-    """
+    """Yield what starts workers on the nodes of a Ray cluster; they join the driver at the host of `cluster.listen`."""
     async with open_ray(config) as launcher:
         check_reachable(config, await node_hosts())
         yield partial(launched_worker, launcher, config)

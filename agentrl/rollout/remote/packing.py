@@ -30,11 +30,7 @@ def unpack_generation(message: msgspec.Raw) -> Generation:
 
 
 def pack_task(task: Task) -> bytes:
-    """Return the fields of a task as msgpack, from which `unpack_task` makes the same fields.
-
-    Raises:
-        ConfigError: a field would come back as something else, such as a tuple, which becomes a list.
-    """
+    """Return the fields of a task as msgpack; a field that would come back as something else is a ConfigError."""
     try:
         packed = msgspec.msgpack.encode(dict(task.data))
         if _arrived_same(msgspec.msgpack.decode(packed), dict(task.data)):

@@ -97,11 +97,6 @@ class RolloutWorker:
     """The episodes of one worker."""
 
     def __init__(self, setup: WorkerSetup, send: Callable[[ToDriver], None]) -> None:
-        """Load the workflow and the tokenizer; `send` writes a message to the driver.
-
-        Raises:
-            ConfigError: one of them is missing or wrong.
-        """
         self._send = send
         self._backend = DriverBackend(send)
         self._stall_timeout_s = setup.stall_timeout_s
@@ -117,12 +112,7 @@ class RolloutWorker:
         self._scopes: dict[int, anyio.CancelScope] = {}
 
     async def serve(self, frames: Iterator[bytes], leave_s: float) -> None:
-        """Play episodes until `frames` end; `leave_s` seconds after that the process ends, if this has not returned.
-
-        Raises:
-            WorkflowError: the workflow cannot be opened, which the driver knows.
-            StallError: code has blocked the event loop for too long.
-        """
+        """Play episodes until `frames` end; the process ends `leave_s` seconds after that, if this has not returned."""
         ended = threading.Event()
         async with watched_loop(self._stall_timeout_s), AsyncExitStack() as stack:
             with refusals(self._send), boundary(WorkflowError, f"{self._name}.opened"):
@@ -208,7 +198,7 @@ class RolloutWorker:
 
 
 def _messages_of(frames: Iterator[bytes], ended: threading.Event, leave_s: float) -> MemoryObjectReceiveStream[ToWorker]:
-    """Return a stream of the messages in `frames`, which ends with them; `leave_s` later the process ends, unless `ended`.
+    """Return a stream of the messages in `frames`; `leave_s` after its end the process ends, unless `ended`.
 
     A thread reads, so that the process ends even while its workflow blocks the event loop.
     """
@@ -239,11 +229,7 @@ def _messages_of(frames: Iterator[bytes], ended: threading.Event, leave_s: float
 
 
 def set_up_worker(frames: Iterator[bytes], writer: FrameWriter) -> RolloutWorker | None:
-    """Return the worker that the first of `frames` describes; None where the driver has left.
-
-    Raises:
-        AgentRLError: it cannot be set up, which the driver knows.
-    """
+    """Return the worker that the first of `frames` describes; None where the driver has left."""
     with refusals(sender(writer)), boundary(WorkflowError, "the setup of a rollout worker"):
         body = None
         with suppress(ConnectionError):  # the driver has left in the middle of it
@@ -265,11 +251,7 @@ def set_up_worker(frames: Iterator[bytes], writer: FrameWriter) -> RolloutWorker
 
 @contextmanager
 def refusals(send: Callable[[ToDriver], None]) -> Generator[None]:
-    """Report an error of the setup to the driver, and its traceback to the log of this worker.
-
-    Raises:
-        AgentRLError: the error.
-    """
+    """Report an error of the setup to the driver, and its traceback to the log of this worker."""
     try:
         yield
     except AgentRLError as error:

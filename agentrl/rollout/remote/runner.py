@@ -38,27 +38,17 @@ class RemoteRunner:
     """A `PolicyRunner` whose episodes run in workers."""
 
     def __init__(self, setup: WorkerSetup, *, num_workers: int, nodes: OpenNodes, log_dir: Path) -> None:
-        """Describe the workers; `opened` starts them.
-
-        Args:
-            setup: of each worker, but for its name.
-            num_workers: at least 1.
-            nodes: where workers start.
-            log_dir: worker n appends its output to `rollout-<n>.log` there.
-        """
+        """Describe the workers; worker n appends its output to `rollout-<n>.log` in `log_dir`."""
         self._setup, self._num_workers, self._nodes, self._log_dir = setup, num_workers, nodes, log_dir
         self._workers: dict[int, RemoteWorker] = {}
         self._arrived = anyio.Event()
-        """Set when the next worker takes episodes."""
 
     @asynccontextmanager
     async def opened(self, backend: Backend) -> AsyncGenerator[None]:
         """Start the workers, which load the workflow, and keep them while the block runs.
 
         Raises:
-            ConfigError: a worker cannot load the workflow or the tokenizer.
-            WorkflowError: the workflow cannot be opened in a worker.
-            LaunchError: a worker cannot be started.
+            AgentRLError: the error of a worker that cannot load the workflow or start.
             RunStopped: a worker is not ready in time, or dies again and again.
             InvariantError: a worker breaks the protocol, or a model call met an error that ends the run.
 
@@ -77,21 +67,12 @@ class RemoteRunner:
     ) -> Trajectory:
         """Return the trajectory of one episode; a failed one has `failure` set, such as where its worker died.
 
-        Raises:
-            ConfigError: a field of the task cannot be sent.
-            InvariantError: as for `run_policy_episode`.
-
-        Cancellation: as for `run_policy_episode`; a workflow that ignores it is left to its worker after 5 seconds.
+        Cancellation: a workflow that ignores it is left to its worker after 5 seconds.
         """
         worker = await self._least_busy()
         return await worker.play(task, episode_id=episode_id, sampling=sampling, on_turn=on_turn)
 
     async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        """Return the episodes of a group with the scores of `score_group` in one of the workers.
-
-        Raises:
-            InvariantError: as for `score_episodes`.
-        """
         worker = await self._least_busy()
         return await worker.score(task, episodes)
 

@@ -65,7 +65,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Pending(Generic[Outcome]):
-    """What the driver waits for: the end of an episode, or of the scoring of a group."""
+    """A result for which the driver waits: of an episode, or of the scoring of a group."""
 
     def __init__(self, failed: Callable[[AgentRLError], Outcome]) -> None:
         """Wait; `failed` returns the outcome where the worker dies first, or cannot get it."""
@@ -75,7 +75,6 @@ class Pending(Generic[Outcome]):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
         return self._ended.is_set()
 
     def end(self, outcome: Outcome | AgentRLError | None) -> None:
@@ -84,16 +83,10 @@ class Pending(Generic[Outcome]):
         self._ended.set()
 
     async def wait(self) -> None:
-        """Return at the end."""
         await self._ended.wait()
 
     def result(self) -> Outcome:
-        """Return the outcome.
-
-        Raises:
-            AgentRLError: the worker reported it.
-            InvariantError: the worker cancelled it, which the driver has not asked for.
-        """
+        """Return the outcome, or raise the error that the worker reported."""
         if isinstance(self._outcome, AgentRLError):
             raise self._outcome
         if self._outcome is None:
@@ -108,7 +101,6 @@ class EpisodeUnderWay(Pending[Trajectory]):
         super().__init__(self._failed)
         self.task, self.on_turn = task, on_turn
         self.turns: list[Turn] = []
-        """Recorded so far."""
         self._episode_id, self._started_s = episode_id, time.perf_counter()
 
     def _failed(self, error: AgentRLError) -> Trajectory:
@@ -144,7 +136,6 @@ class RemoteWorker:
     """A worker that was started; it takes episodes after `set_up`, while `serve` runs."""
 
     def __init__(self, name: str, link: Link, backend: Backend, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """Speak over `link`; `backend` answers model calls. `name` is for messages."""
         link.limit(MAX_MESSAGE_BYTES)
         self._name, self._link, self._backend = name, link, backend
         self._max_message_bytes = max_message_bytes
@@ -156,7 +147,6 @@ class RemoteWorker:
         self._has_unsent = anyio.Event()
         self._clock_offset_s = 0.0
         self.alive = False
-        """Whether it takes episodes."""
 
     @property
     def num_episodes(self) -> int:
@@ -164,12 +154,7 @@ class RemoteWorker:
         return len(self._pending)
 
     async def set_up(self, setup: WorkerSetup) -> None:
-        """Have the worker load workflow and tokenizer.
-
-        Raises:
-            AgentRLError: the error of the worker, such as `ConfigError`.
-            RolloutWorkerDied: it ended.
-        """
+        """Have the worker load workflow and tokenizer; raises the error that it reports."""
         try:
             await self._link.send(encode_message(setup))
             while isinstance(answer := read_to_driver(await self._link.receive()), WorkerLogged):
@@ -185,11 +170,7 @@ class RemoteWorker:
         self.alive = True
 
     async def serve(self) -> str:
-        """Pass messages on until the worker ends, and return how it ended; its episodes have failed then.
-
-        Raises:
-            InvariantError: the worker sends what is no message, or a model call met an error that ends the run.
-        """
+        """Pass messages on until the worker ends, and return how it ended; its episodes have failed then."""
         how = "its stream was closed"
         try:
             async with task_group() as tasks:
@@ -211,10 +192,6 @@ class RemoteWorker:
     ) -> Trajectory:
         """Return the trajectory of one episode; a failed one has `failure` set.
 
-        Raises:
-            ConfigError: the task cannot be sent.
-            InvariantError: the episode met an error that ends the run.
-
         Cancellation: the worker cancels the episode; this waits `CANCEL_S` at most for its end.
         """
         number = next(self._numbers)
@@ -223,11 +200,6 @@ class RemoteWorker:
         return await self._await(number, start, flight, f"episode {episode_id}")
 
     async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        """Return the episodes of a group with their scores, or all as failures.
-
-        Raises:
-            InvariantError: the scoring met an error that ends the run.
-        """
         number = next(self._numbers)
         start = ScoreGroup(number, task.id, pack_task(task), tuple(map(pack_trajectory, episodes)))
         return await self._await(number, start, ScoringUnderWay(episodes), f"the scoring of task {task.id}")

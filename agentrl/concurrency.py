@@ -27,12 +27,7 @@ STRAY_CANCELLATION = (
 
 
 def flatten(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions inside nested exception groups, in order.
-
-    Example:
-        >>> [str(e) for e in flatten(ExceptionGroup("g", [ValueError("a"), ExceptionGroup("h", [KeyError(1)])]))]
-        ['a', '1']
-    """
+    """Yield the exceptions inside nested exception groups, in order."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from flatten(inner)
@@ -44,8 +39,8 @@ def flatten(error: BaseException) -> Iterator[BaseException]:
 async def task_group() -> AsyncGenerator[TaskGroup]:
     """Yield a task group; when a task fails, the group cancels the others, and the block raises that error by itself.
 
-    Of several errors the block raises the first agentrl error, or else the first of all, with the group as its cause. A
-    group of several that holds more than errors, such as a keyboard interrupt, passes unchanged.
+    Of several errors the first agentrl error counts, or else the first of all, with the group as its cause. A group that
+    holds more than errors, such as a keyboard interrupt, passes unchanged.
     """
     try:
         async with anyio.create_task_group() as tasks:
@@ -61,9 +56,9 @@ async def task_group() -> AsyncGenerator[TaskGroup]:
 
 @asynccontextmanager
 async def stray_cancellation_raises(error: Callable[[], AgentRLError]) -> AsyncGenerator[None]:
-    """Raise `error()` if code that owns no scope of this task cancelled the task, with `asyncio.Task.cancel`, in the block.
+    """Raise `error()` if code that owns no scope of this task cancelled the task, with `asyncio.Task.cancel`.
 
-    Use it in tasks of a task group, which only a scope may cancel: such a task would end its group without an error.
+    A task group ends without an error when that happens to one of its tasks.
     """
     try:
         yield
@@ -79,7 +74,7 @@ async def stray_cancellation_raises(error: Callable[[], AgentRLError]) -> AsyncG
 
 
 def _num_strays() -> int:
-    """Return how often `Task.cancel` was called on the current task, while no scope around it is cancelled."""
+    """Return how often `Task.cancel` was called on this task, while no scope around it is cancelled."""
     if anyio.current_effective_deadline() == -math.inf:
         return 0
     try:
@@ -91,10 +86,7 @@ def _num_strays() -> int:
 
 @asynccontextmanager
 async def finishing(seconds: float, on_cancel: Callable[[], None]) -> AsyncGenerator[None]:
-    """Let the block end by itself when it is cancelled.
-
-    Cancellation: calls `on_cancel`, waits until the block has ended, for `seconds` at most, and cancels it then.
-    """
+    """On cancellation, call `on_cancel`, let the block run on for `seconds` at most, and cancel it then."""
     async with task_group() as tasks:
         block = anyio.CancelScope(shield=True)
         done = False
@@ -118,33 +110,17 @@ async def finishing(seconds: float, on_cancel: Callable[[], None]) -> AsyncGener
 
 
 class Deadline:
-    """Bounds one block. `call_off` ends the block at its next await, without an error if there is still time.
-
-    Example:
-        with Deadline(60, lambda: f"{url}: no sign of life", url):
-            await server.check()
-
-    Raises:
-        ServerTimeout: the deadline ended the block; carries the message and the seconds.
-    """
+    """Bounds one block, with a ServerTimeout. `call_off` ends it at its next await, without an error if there is time."""
 
     __slots__ = ("_message", "_scope", "_seconds", "_url", "_waits", "call_off")
 
     def __init__(
         self, seconds: float, message: Callable[[], str], url: str | None = None, *, since: float | None = None
     ) -> None:
-        """Start the clock.
-
-        Args:
-            seconds: until the deadline ends the block.
-            message: returns who waited for what; called only after the deadline.
-            url: of the server that the block waits for.
-            since: start of the seconds, by `anyio.current_time()`; None: now.
-        """
+        """`message` says who waited for whom; `since` is a start by `anyio.current_time()`; None: now."""
         self._seconds, self._message, self._url = seconds, message, url
         self._scope = anyio.CancelScope(deadline=(anyio.current_time() if since is None else since) + seconds)
         self.call_off: Callable[[], None] = self._scope.cancel
-        """Ends the block at its next await; does nothing after the block."""
         self._waits: set[Deadline] = set()
 
     def join(self, waits: set[Deadline]) -> None:
@@ -175,17 +151,12 @@ class SharedContext:
     """A context that blocks inside a block share: the outermost one opens and closes it."""
 
     def __init__(self, opening: Callable[[], AbstractAsyncContextManager[None]], name: str) -> None:
-        """Share what `opening` holds; nothing is opened yet. `name` stands in messages."""
         self._opening, self._name = opening, name
         self._is_held = False
 
     @asynccontextmanager
     async def block(self) -> AsyncGenerator[None]:
-        """Hold the context open.
-
-        Raises:
-            WorkflowError: a block that is not around this one holds it open.
-        """
+        """Hold the context open; a WorkflowError if a block that is not around this one holds it."""
         around = _open_around.get()
         if self in around and self._is_held:
             yield
@@ -208,7 +179,6 @@ class SharedContext:
 
 
 _open_around: ContextVar[tuple[SharedContext, ...]] = ContextVar("agentrl_open_around", default=())
-"""The shared contexts that blocks around the present code hold open."""
 
 
 class Pair(NamedTuple, Generic[First, Second]):
@@ -222,9 +192,9 @@ class Pair(NamedTuple, Generic[First, Second]):
 async def enter_both(
     first: AbstractAsyncContextManager[First], second: AbstractAsyncContextManager[Second]
 ) -> AsyncGenerator[Pair[First, Second], None]:
-    """Enter two context managers concurrently and yield their values; a server and a trainer each take seconds to start.
+    """Enter two context managers concurrently and yield their values; each is left in the task that entered it.
 
-    Each is left in the task that entered it. A failure of one ends the other; of several errors, agentrl's come first.
+    A failure of one ends the other; of several errors, agentrl's come first.
     """
     values: dict[int, Any] = {}
     leave = anyio.Event()
@@ -247,14 +217,12 @@ async def enter_both(
 class OutsideWork:
     """The waits of one episode outside the policy: for tools, environments, sandboxes, graders and judges.
 
-    Work counts for the episode that began it, in whichever of its tasks and threads. Waits of a workflow's own code are
-    not seen.
+    Work counts for the episode that began it, in all its tasks and threads. Waits of a workflow's own code are not seen.
     """
 
     def __init__(self, deadline: float) -> None:
-        """Begin with none, in an episode that ends at the moment `deadline` of `anyio.current_time`."""
         self.begun_s = -math.inf
-        """When the last work began, seconds of `time.perf_counter`."""
+        """`time.perf_counter` when the last work began."""
         self._deadline = deadline
         self._running = 0
         self._overran = False
@@ -266,7 +234,6 @@ class OutsideWork:
 
     @contextmanager
     def counted(self) -> Generator[None]:
-        """Count the block as work."""
         self._running += 1
         self.begun_s = time.perf_counter()
         is_early = loop_time() < self._deadline  # what closes a resource after the deadline is not

@@ -1,4 +1,4 @@
-"""Names that a package offers and imports at their first use, so that importing one of its modules imports no other."""
+"""Names that a package imports at their first use."""
 
 from __future__ import annotations
 

@@ -17,11 +17,7 @@ def json_text(values: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write an indented JSON file that appears whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; no partial file is left.
-    """
+    """Write an indented JSON file that appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     written = orjson.dumps(values, option=_JSON)
     try:

@@ -1,7 +1,7 @@
-"""Directories that hold what a run reads and writes: prompts, answers, weights.
+"""Directories of prompts, answers and weights.
 
-Invariant: a directory that agentrl makes for them is its owner's alone. One that is there keeps its mode, and what lies in
-one follows the umask, so that `chmod` on the directory alone shares all of it.
+Invariant: a directory that agentrl makes is its owner's alone. One that is there keeps its mode, and files in it follow the
+umask, so that `chmod` on the directory alone shares all of it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from pathlib import Path
 
 
 def make_private(folder: Path) -> None:
-    """Make a directory of mode 0700, and those above it as usual; do nothing where it is there.
-
-    Raises:
-        OSError: it cannot be made, or is a file.
-    """
+    """Make a directory of mode 0700, and those above it as usual; do nothing where it is there."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,7 +1,6 @@
-"""Text from outside, such as the error of a server, a workflow or a tool, made fit for messages, records and terminals.
+"""Text from outside, such as the error of a server, made fit for messages, records and terminals.
 
-Invariant: on a terminal, text that `visible` returns moves no cursor, sets no title, colours and reorders nothing; every
-encoder takes it.
+Invariant: on a terminal, text that `visible` returns moves no cursor, sets no title, colours and reorders nothing.
 """
 
 from __future__ import annotations
@@ -16,33 +15,17 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 def visible(text: str) -> str:
-    r"""Return text with what could steer a terminal as escapes.
-
-    Example:
-        >>> print(visible("red \x1b[31m, then a line\nof its own"))
-        red \x1b[31m, then a line
-        of its own
-    """
+    r"""Return text with escapes for all that could steer a terminal."""
     return _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
-    r"""Return text as `visible` does, line feeds as escapes too, so that it cannot forge a line of a message.
-
-    Example:
-        >>> one_line("no\nagentrl: everything is fine")
-        'no\\nagentrl: everything is fine'
-    """
+    r"""Return text as `visible` does, line feeds as escapes too, so that it cannot forge a line of a message."""
     return visible(text).replace("\n", "\\n")
 
 
 def shortened(text: str, limit: int = MAX_TEXT) -> str:
-    """Return text with its middle left out, where it has more than `limit` characters.
-
-    Example:
-        >>> shortened("a" * 50 + "the end", 20)
-        'aaaaaaaaaa ... (37 characters left out) ... aaathe end'
-    """
+    """Return text of more than `limit` characters without its middle."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -53,11 +36,10 @@ class VisibleFormatter(logging.Formatter):
     """Formats log records for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record as `visible` does."""
         return visible(super().format(record))
 
 
 def make_log_visible() -> None:
-    """Escape what Python's own handler of last resort prints on a terminal; handlers of a program are its own."""
+    """Escape the output of Python's handler of last resort on a terminal; handlers of a program are its own."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(VisibleFormatter())

@@ -28,12 +28,11 @@ WorkflowFunction = Callable[..., Awaitable[float | None]]
 
 
 _SHARED = "_agentrl_shared"
-"""Marks an `opened` that shares."""
 _Opening: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
 def _shared(opening: _Opening) -> _Opening:
-    """Return an `opened` whose blocks share what the outermost one opened; `super().opened()` is shared by itself."""
+    """Return an `opened` whose blocks share the outermost one's; `super().opened()` is shared by itself."""
     if hasattr(opening, _SHARED):  # a class that `dataclass(slots=True)` made again
         return opening
     key = f"_opened_{id(opening)}"
@@ -66,10 +65,8 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     limit_reward: float = 0.0
     """Final reward of an episode that a turn, token or context limit ended: to reach a limit is the policy's doing."""
     deadline_reward: float | None = None
-    """Final reward of an episode that missed `rollout.episode_timeout_s` by the policy's doing; None: `limit_reward`.
-
-    It is the policy's doing if calls of the model filled the deadline (`EpisodeCalls.filled_time`). Where a tool or an
-    environment has run into it or the last call failed, the episode is a failure, without a reward."""
+    """Final reward of an episode that missed `rollout.episode_timeout_s` by the policy's doing (calls of the model filled
+    it, `EpisodeCalls.filled_time`); None: `limit_reward`. Else the episode is a failure, without a reward."""
     full_reward: float = 1.0
     """Return of an episode that solves its task; `agentrl validate` expects it of reference replies."""
     prompt_is_task: bool = True
@@ -88,17 +85,16 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     async def run(self, task: Task, client: Client) -> float | None:
         """Drive one episode and return its final reward; None after `client.reward_final(value)`.
 
-        Turns may have rewards of their own: `client.turns[-1].reward(value)`, or `client.reward(completion, value)`. An
-        exception is a failed episode, not a reward; raise `agentrl.errors.EnvironmentFault` when an environment or tool
-        backend broke. This method must end the tasks that it starts. A workflow that overrides `rollout` needs no `run`.
+        Turns may have rewards too: `client.turns[-1].reward(value)`. An exception is a failed episode, not a reward; raise
+        `EnvironmentFault` when an environment or tool broke. A workflow that overrides `rollout` needs no `run`.
 
-        Cancellation: arrives when the episode's deadline passes or the run ends; let it through. A workflow that blocks the
-        thread (no `await`) cannot be interrupted and delays every other episode.
+        Cancellation: arrives at the episode's deadline or the end of the run; let it through. Code that blocks the thread
+        cannot be interrupted and delays every other episode.
         """
         raise WorkflowError(f"{self.name} implements neither run nor rollout")
 
     def reference(self, task: Task) -> str | Sequence[str] | None:
-        """Return what a policy that solves the task replies, for `agentrl validate`; by default the field `reference`.
+        """Return the reply of a policy that solves the task, for `agentrl validate`; by default the field `reference`.
 
         One text answers every call of the episode; a list has one text for each. None: the reply is not known.
         """
@@ -111,18 +107,11 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
-        """Hold open what all episodes share, such as a pool of environments.
-
-        Runs, evaluations and `run_episode` enter it themselves. A block inside another one shares what that one opened.
-        """
+        """Hold open what all episodes share, such as a pool of environments; an inner block shares the outer one's."""
         yield
 
     async def rollout(self, task: Task, client: Client) -> Trajectory:
-        """Return the trajectory of one episode; token-level workflows override this instead of `run`.
-
-        Raises:
-            RewardError: `run` returned no finite number without `client.reward_final`, or both gave a final reward.
-        """
+        """Return the trajectory of one episode; token-level workflows override this instead of `run`."""
         returned = await self.run(task, client)
         if returned is None and client.episode.final_reward is not None:
             return client.close(StopReason.COMPLETED)
@@ -139,13 +128,11 @@ class GroupWorkflow(RolloutWorkflow):
     async def score_group(self, task: Task, episodes: Sequence[Trajectory]) -> Sequence[float] | MemberAdvantages:
         """Return the final reward of each episode, which takes the place of what `run` returned; or its advantage.
 
-        A score may depend on the other episodes: what is maximised is the expected own score less the mean of the others.
-        `MemberAdvantages` are trained as they are, and the final rewards stay those of `run`
-        (`agentrl.reward.pass_at_k.pass_at_k`).
+        The objective is the expected own score less the mean of the others. `MemberAdvantages` are trained as they are, and
+        the final rewards stay those of `run` (`agentrl.reward.pass_at_k.pass_at_k`).
 
-        Called once, when every member has ended, with those that did not fail, in order. A failure (an exception, a missed
-        `rollout.episode_timeout_s`, a value that is not finite) is repeated up to `rollout.episode_retries` times; then
-        every member is a failed episode, and the group is dropped.
+        Called once, with the members that did not fail, in order. A failure is repeated up to `rollout.episode_retries`
+        times; then every member is a failed episode, and the group is dropped.
         """
 
 
@@ -158,11 +145,9 @@ class FunctionWorkflow(RolloutWorkflow):
 
     @property
     def name(self) -> str:
-        """The function's own name."""
         return getattr(self._function, "__name__", type(self._function).__name__)
 
     async def run(self, task: Task, client: Client) -> float | None:
-        """Call the function."""
         return await self._function(task, client, **self._args)
 
 
@@ -170,15 +155,6 @@ def as_workflow(candidate: object, args: Mapping[str, Any] | None = None) -> Rol
     """Return a workflow from a `RolloutWorkflow` instance or class, or from an async function of `(task, client)`.
 
     `args` are constructor arguments or attributes of a class, or keyword arguments of a function.
-
-    Raises:
-        ConfigError: the candidate is none of these, or does not take `args`.
-
-    Example:
-        >>> async def solve(task: Task, client: Client) -> float:
-        ...     return 1.0
-        >>> as_workflow(solve).name
-        'solve'
     """
     args = args or {}
     if isinstance(candidate, RolloutWorkflow):
@@ -219,7 +195,7 @@ def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWo
 
 
 def import_user_module(name: str, field: str = "workflow") -> ModuleType:
-    """Return a module of the user, which may be in the current directory; `field` names the setting in messages."""
+    """Return a module of the user, which may be in the current directory; `field` names it in messages."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -236,7 +212,7 @@ def import_user_module(name: str, field: str = "workflow") -> ModuleType:
 
 
 def import_user_object(spec: str, field: str) -> object:
-    """Return what `module:name` names; `field` names the setting in messages."""
+    """Return the object `module:name`; `field` names the setting in messages."""
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
         raise ConfigError(f"{field}: expected module:name, such as my_agent:helper, got {spec!r}")
@@ -247,7 +223,6 @@ def import_user_object(spec: str, field: str) -> object:
 
 
 def _workflows_in(module: ModuleType) -> list[str]:
-    """Return the public names of the workflows that `module` defines."""
     names: list[str] = []
     for name, value in vars(module).items():
         if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
@@ -263,7 +238,6 @@ def _takes_task_and_client(value: object) -> bool:
 
 
 def _lacking(kind: type[RolloutWorkflow]) -> list[str]:
-    """Return the methods that a workflow has to implement and does not."""
     plays = kind.run is not RolloutWorkflow.run or kind.rollout is not RolloutWorkflow.rollout
     return [*([] if plays else ["run"]), *sorted(kind.__abstractmethods__)]
 

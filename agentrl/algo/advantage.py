@@ -47,12 +47,7 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdvantages:
-    """The advantages of one group.
-
-    Example:
-        >>> GroupAdvantages(per_turn=(np.array([0.5]), np.array([-0.5, -0.5])), zero_variance=False).per_turn[1].tolist()
-        [-0.5, -0.5]
-    """
+    """The advantages of one group."""
 
     per_turn: tuple[Float64Array, ...]
     """For each episode: [turns] float64, indexed like `Trajectory.turns`."""
@@ -67,8 +62,7 @@ def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
     turns of the group for `turn`. A group left with one episode has zero variance.
 
     Raises:
-        InvariantError: the group has no episodes, or one that failed, has no reward or only some of the advantages, or
-            contradicts itself in the order of its turns and rewards.
+        InvariantError: an episode failed, has no reward or only some of the advantages, or its turns are out of order.
     """
     where = f"group {group.index}, task {group.task.id!r}"
     if not group.episodes:
@@ -113,20 +107,7 @@ def _given_advantages(group: Group, where: str) -> GroupAdvantages:
 
 
 def returns_to_go(episode: Trajectory, discount: float) -> Float64Array:
-    """Return G of every turn, [turns] float64.
-
-    Example:
-        >>> from agentrl.types import StopReason, Turn, VersionSpan
-        >>> one = np.array([1], np.int32)
-        >>> turns = [Turn(context_ids=one, output_ids=one, output_logprobs=-one.astype(np.float32), reward=-0.5,
-        ...               spans=(VersionSpan(start=0, end=1, version=0),), stop_reason=StopReason.STOP, sent_after=n,
-        ...               sent_at=2 * n, rewarded_at=2 * n + 1)
-        ...          for n in (0, 1)]
-        >>> episode = Trajectory(episode_id="e", task_id="t", turns=tuple(turns), stop_reason=StopReason.COMPLETED,
-        ...                      final_reward=8.0)
-        >>> returns_to_go(episode, discount=0.5).tolist()
-        [3.25, 7.5]
-    """
+    """Return G of every turn, [turns] float64."""
     to_go = np.empty(len(episode.turns), np.float64)
     for player in _players([episode]):
         part = _part_of(episode, player)
@@ -209,15 +190,7 @@ def _related(branches: Sequence[BranchPath]) -> BoolArray:
 
 
 def token_advantages(sample: Sample, per_turn: Float64Array) -> Float32Array:
-    """Return the advantage of every token of `sample`, [L] float32; 0 where `loss_mask` is False.
-
-    Args:
-        sample: a branch of one episode.
-        per_turn: [turns] float64, that episode's entry of `GroupAdvantages.per_turn`.
-
-    Raises:
-        InvariantError: when the sample has a turn that `per_turn` does not.
-    """
+    """Return each token's advantage, [L] float32, 0 outside `loss_mask`; `per_turn` is its episode's, [turns] float64."""
     if len(sample.turn_index) and not 0 <= sample.turn_index.min() <= sample.turn_index.max() < len(per_turn):
         raise InvariantError(
             f"expected turn indices below {len(per_turn)}, one advantage per turn, got up to {sample.turn_index.max()}; "
@@ -253,10 +226,7 @@ def _short_group_scale(episodes: int, group_size: int) -> float:
 
 
 def _value_by_depth(depths: NDArray[np.intp], returns: Float64Array, count: int, *, empty: float) -> Float64Array:
-    """Return the mean return-to-go of one episode's turns at depths 0..count-1; `empty` without turns.
-
-    A depth without a turn gets the value of the next lower one that has one, else that of the lowest.
-    """
+    """Return the mean return-to-go at each depth; a gap takes the next lower depth's, else the lowest's, else `empty`."""
     if not len(depths):
         return np.full(count, empty)
     present, at = np.unique(depths, return_inverse=True)

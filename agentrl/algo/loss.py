@@ -88,12 +88,7 @@ _TURN_TERMS = ("weight", "weighted_surprise")
 
 
 def bucket_labels(starts: Sequence[int]) -> tuple[str, ...]:
-    """Return a name for each bucket; each begins at its number and ends before the next.
-
-    Example:
-        >>> bucket_labels((0, 1, 2, 4, 8))
-        ('0', '1', '2_to_3', '4_to_7', '8_up')
-    """
+    """Return a name for each bucket, such as `2_to_3`; each begins at its number and ends before the next."""
     inner = (f"{start}" if end == start + 1 else f"{start}_to_{end - 1}" for start, end in itertools.pairwise(starts))
     return (*inner, f"{starts[-1]}_up")
 
@@ -104,9 +99,7 @@ _BREAKDOWN = (
     *(f"{term}_by_turn.{label}" for term in _TURN_TERMS for label in TURNS),
 )
 SUMS = (*_TOTALS, *_BREAKDOWN)
-"""The names of the entries of `LossMetrics.sums`."""
 MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
-"""The names of the entries of `LossMetrics.maxima`."""
 
 
 def importance_ratio(numerator_logprobs: Tensor, denominator_logprobs: Tensor) -> Tensor:
@@ -117,15 +110,7 @@ def importance_ratio(numerator_logprobs: Tensor, denominator_logprobs: Tensor) -
 def behavior_weights(
     proximal_logprobs: Tensor, behavior_logprobs: Tensor, cap: float, mode: Literal["clamp", "mask"]
 ) -> BehaviorWeights:
-    """Return w = exp(proximal - behavior), [..] float, without gradient, and its capped form.
-
-    A weight above the cap becomes the cap (`clamp`) or 0 (`mask`: the token leaves the loss, N stays).
-
-    Example:
-        >>> weights = behavior_weights(torch.tensor([0.0, 2.0]), torch.zeros(2), cap=5.0, mode="mask")
-        >>> weights.capped.tolist(), weights.over.tolist()
-        ([1.0, 0.0], [False, True])
-    """
+    """Return w = exp(proximal - behavior), [..], no gradient; above the cap, `capped` is the cap (`clamp`) or 0 (`mask`)."""
     raw = importance_ratio(proximal_logprobs.detach(), behavior_logprobs.detach())
     over = raw > cap
     capped = raw.clamp(max=cap) if mode == "clamp" else raw.masked_fill(over, 0.0)
@@ -133,12 +118,7 @@ def behavior_weights(
 
 
 def clipped_objective(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Return min(u * A, clip(u, 1 - clip_low, 1 + clip_high) * A) for each token, [..] (arXiv 1707.06347, equation 7).
-
-    Example:
-        >>> clipped_objective(torch.tensor([1.5, 1.5, 0.5]), torch.tensor([2.0, -2.0, -2.0]), 0.2, 0.2).tolist()
-        [2.4000000953674316, -3.0, -1.600000023841858]
-    """
+    """Return min(u * A, clip(u, 1 - clip_low, 1 + clip_high) * A) for each token, [..] (arXiv 1707.06347, equation 7)."""
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
@@ -159,17 +139,17 @@ def decoupled_ppo_loss(
     """Return the loss of one microbatch and its diagnostics; call backward on each, and step once per minibatch.
 
     Args:
-        current_logprobs: [..] float, under the weights being trained; the only argument that gets a gradient.
-        proximal_logprobs: [..] float, under the weights just before the batch's first step.
-        behavior_logprobs: [..] float, as the server reported them.
-        advantages: [..] float.
-        loss_mask: [..] bool, True for tokens that are trained.
+        current_logprobs: float, under the weights being trained; the only argument that gets a gradient.
+        proximal_logprobs: float, under the weights just before the batch's first step.
+        behavior_logprobs: float, as the server reported them.
+        advantages: float.
+        loss_mask: bool.
         num_loss_tokens: N, at least 1: the loss tokens of the minibatch, of which this may be a part.
         config: clip and cap settings.
-        fresh: [..] bool, True for tokens sampled by the proximal policy, whose two log-probs should be equal.
-        interrupted: [..] bool, True for tokens before which the weights had changed within their model call.
-        ages: [..] int, versions between the policy that sampled the token and the trainer's; for the figures by age.
-        turns: [..] int, number of the token's turn in its episode, from 0; for the figures by turn.
+        fresh: bool, tokens sampled by the proximal policy, whose two log-probs should be equal.
+        interrupted: bool, tokens before which the weights had changed within their model call.
+        ages: int, versions between the policy that sampled the token and the trainer's.
+        turns: int, number of the token's turn in its episode, from 0.
     """
     given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
     optional = {"fresh": fresh, "interrupted": interrupted, "ages": ages, "turns": turns}

@@ -41,10 +41,9 @@ _VERSION_PREFIX = "v"
 
 
 class DirectoryManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The contents of `manifest.json`: the version and the digests of the weights beside it."""
+    """The contents of `manifest.json`: the version and the digests of the weights next to it."""
 
     version: int
-    """Policy version."""
     checksum: str
     """Digest of the whole model, by `agentrl.weights.tensors.model_checksum`."""
     tensor_checksums: dict[str, str]
@@ -53,14 +52,9 @@ class DirectoryManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 @contextmanager
 def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
-    """Yield an empty directory to fill; it becomes `final` when the block ends, or is removed when the block fails.
+    """Yield an empty directory to fill; at the end of the block it becomes `final`, in place of an older one, or is removed.
 
-    A directory already at `final` is replaced, and lost only after the new one is complete.
-
-    Args:
-        final: the name of the finished directory.
-        durable: flush the files before the rename, so that the directory is whole even after a power cut. Otherwise it is
-            whole for every process, even when one is killed, as long as the machine runs.
+    Without `durable` its files are not flushed: it is whole for every process, but not after a power cut.
     """
     partial = partial_directory(final)
     replaced = final.with_name(f"{_PARTIAL}replaced-{final.name}")
@@ -133,16 +127,8 @@ def publish(
 ) -> Publication:
     """Write `tensors` as policy `version` to `directory/v<version>`; after an error nothing partial stays behind.
 
-    The files are not flushed to the disk: servers read them from memory a few milliseconds later, and after a power cut no
-    server is left to read them. `verify_directory` finds files that a crash of the machine has damaged.
-
-    Args:
-        tensors: weights by HF parameter name; a tied output head must not be listed twice.
-        version: policy version of the weights.
-        directory: parent of the published versions.
-        source: HF checkpoint whose config and tokenizer files are copied as well; None copies nothing.
-        keep: number of newest versions that stay, at least 2 while servers may still read the version before. None removes
-            none: call `prune` when the servers are done.
+    The files are not flushed to the disk: after a power cut no server is left to read them. The `keep` newest versions stay,
+    at least 2 while servers may still read the version before; None: all. A tied output head must not be listed twice.
     """
     final = directory / f"{_VERSION_PREFIX}{version:08d}"
     with atomic_directory(final, durable=False) as folder:

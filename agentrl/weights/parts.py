@@ -25,7 +25,7 @@ class TensorPart:
     whole: Index
     """Shape of the whole tensor."""
     offset: Index
-    """Where the box begins."""
+    """First index of the box in each dimension."""
     data: RawTensor
     """The elements; their shape is that of the box."""
 
@@ -51,15 +51,7 @@ class StoredTensor:
         return self.box((0,) * len(self.shape), self.shape)
 
     def box(self, offset: Index, shape: Index) -> RawTensor:
-        """Return the elements of a box, copied out of the parts that it meets; `offset` is where the box begins.
-
-        Example:
-            >>> halves = [RawTensor.of(np.arange(6, dtype=np.int32).reshape(3, 2)[rows]) for rows in (slice(2), slice(2, 3))]
-            >>> parts = [TensorPart(whole=(3, 2), offset=(2 * i, 0), data=half) for i, half in enumerate(halves)]
-            >>> tensor = StoredTensor(dtype="I32", shape=(3, 2), parts=tuple(parts))
-            >>> np.frombuffer(tensor.box((1, 0), (2, 2)).data, np.int32).tolist()
-            [2, 3, 4, 5]
-        """
+        """Return the elements of the box that begins at `offset`, copied out of the parts that it meets."""
         elements = np.dtype(f"<u{ITEM_BYTES[self.dtype]}")
         found = np.empty(shape, elements)
         missing = found.size

@@ -67,10 +67,7 @@ class ProcessGroup:
 
 
 def listen(host: str, timeout: timedelta) -> dist.TCPStore:
-    """Return a new store on a free port of `host`, through which the ranks of one group find each other.
-
-    It listens until its last reference is dropped, which also ends the waits for others to join.
-    """
+    """Return a new store on a free port of `host`; dropping its last reference ends it, and the waits for others to join."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, 0), family=family)
     port = listener.getsockname()[1]

@@ -33,15 +33,7 @@ _DIGEST_THREADS = 8
 
 
 def plan_buckets(specs: Iterable[TensorSpec], max_bytes: int) -> tuple[Bucket, ...]:
-    """Return `specs` cut into buckets of at most `max_bytes`, or of one tensor where that tensor alone is larger.
-
-    A bucket has one dtype, so that each of its tensors is aligned.
-
-    Example:
-        >>> norm, head = TensorSpec("norm", "float32", (8,)), TensorSpec("head", "float32", (8, 8))
-        >>> [[spec.name for spec in bucket] for bucket in plan_buckets([norm, norm, head, norm], 64)]
-        [['norm', 'norm'], ['head'], ['norm']]
-    """
+    """Return `specs` cut into buckets of one dtype, so aligned, of at most `max_bytes` or of one larger tensor."""
     buckets: list[list[TensorSpec]] = []
     room = -1
     for spec in specs:
@@ -54,14 +46,7 @@ def plan_buckets(specs: Iterable[TensorSpec], max_bytes: int) -> tuple[Bucket, .
 
 
 def plan_sending(version: int, tensors: Mapping[str, Tensor], *, dtype: str, bucket_mb: int) -> Manifest:
-    """Return the buckets of `tensors`, in their order, and the digests of what is sent in `dtype`.
-
-    Args:
-        version: policy version of the weights.
-        tensors: weights by HF name.
-        dtype: type of the tensors on the wire, a key of `WIRE_DTYPES`.
-        bucket_mb: megabytes of a bucket.
-    """
+    """Return the buckets of `tensors`, by HF name, in their order, and their digests as sent in `dtype` of `WIRE_DTYPES`."""
     specs = [TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     with ThreadPoolExecutor(min(_DIGEST_THREADS, os.cpu_count() or 1)) as threads:
         digests = list(threads.map(partial(_sent_checksum, tensors=tensors), specs))
@@ -169,11 +154,7 @@ class WeightSender:
             return [self._peers[request.name].address for request in requests]
 
     def begin(self, manifest: Manifest, tensors: Mapping[str, Tensor], groups: Sequence[str]) -> None:
-        """Gather the first bucket for each group; the tensors must not change until `finish`.
-
-        Raises:
-            InvariantError: when a group is not open, or another sending to it is in progress.
-        """
+        """Gather the first bucket for each open and idle group; the tensors must not change until `finish`."""
         with self._lock:
             busy = self._jobs.keys() & set(groups)
             if busy or not self._peers.keys() >= set(groups):

@@ -31,12 +31,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
 def tensor_checksum(name: str, dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
-    """Return the digest of one tensor, 32 hex digits (BLAKE2b), over name, safetensors type, shape and row-major elements.
-
-    Example:
-        >>> tensor_checksum("w", "F32", [1], bytes(4)) == tensor_checksum("w", "I32", [1], bytes(4))
-        False
-    """
+    """Return the digest, 32 hex digits (BLAKE2b), of a tensor's name, safetensors type, shape and row-major elements."""
     digest = hashlib.blake2b(f"{name}\0{dtype}\0{','.join(map(str, shape))}\0".encode(), digest_size=16)
     digest.update(data)
     return digest.hexdigest()
@@ -52,13 +47,7 @@ def model_checksum(tensor_checksums: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTensor:
-    """A tensor as bytes.
-
-    Example:
-        >>> tensor = RawTensor.of(np.ones((2, 3), np.float32))
-        >>> tensor.dtype, tensor.shape, len(tensor.data)
-        ('F32', (2, 3), 24)
-    """
+    """A tensor as bytes."""
 
     dtype: str
     """safetensors name of the type, such as `F32`."""
@@ -135,10 +124,7 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
 
 
 def equal_as_bfloat16(first: Path, second: Path) -> bool:
-    """Return whether the weights of two published directories are the same once float32 is rounded to bfloat16.
-
-    Rounding is to nearest, ties to even, as torch rounds. Other types are compared bit by bit.
-    """
+    """Return whether the weights of two published directories are equal once float32 is rounded to the nearest bfloat16."""
     ours, theirs = (read_safetensors(directory / WEIGHTS_FILE) for directory in (first, second))
     if ours.keys() != theirs.keys():
         return False

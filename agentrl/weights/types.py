@@ -42,18 +42,13 @@ class ExpectedWeights:
     tensor_checksums: Mapping[str, str]
     """By HF name, as published or sent; for servers whose `checksum_kind` is agentrl's."""
     origin: str
-    """Where the weights come from, for messages."""
+    """Origin of the weights, for messages."""
     directory: str | None = None
     """Of the published files; None: the weights come from the trainer's memory, in the type of the servers."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor on the wire.
-
-    Example:
-        >>> TensorSpec("model.norm.weight", "bfloat16", (128,)).num_bytes
-        256
-    """
+    """One tensor on the wire."""
 
     name: str
     """HF parameter name."""
@@ -98,7 +93,7 @@ class GroupRequest(msgspec.Struct, frozen=True):
 
 
 class GroupAddress(msgspec.Struct, frozen=True):
-    """Where a server joins its group."""
+    """The address at which a server joins its group."""
 
     name: str
     host: str
@@ -134,11 +129,7 @@ class WeightChannel(Protocol):
     ) -> AbstractAsyncContextManager[Sending]:
         """Prepare to send weights as `version`: what was held as that version, or else the present weights, held still.
 
-        Args:
-            version: policy version of the weights.
-            groups: groups that `Sending.start` may name.
-            dtype: type of the tensors on the wire, a key of `WIRE_DTYPES`.
-            again: whether `version` was sent before; the call is refused when the weights have changed since.
+        `dtype` is a key of `WIRE_DTYPES`; with `again`, `version` was sent before.
 
         Raises:
             UpdatePending: the version was held or sent before, no copy was kept, and the trainer has stepped or steps.
@@ -164,13 +155,6 @@ def scripted_checksums(version: int, buckets: Sequence[Bucket]) -> dict[str, str
 
 
 def scripted_logprobs(ids: Int32Array, version: int) -> Float32Array:
-    """Return the log-probs of `ids[1:]`, [L-1] float32 nats, on which scripted trainers and servers agree.
-
-    Each is a fixed function of the id, its predecessor and the version.
-
-    Example:
-        >>> scripted_logprobs(np.array([1, 2, 3], np.int32), version=0).tolist() == [np.float32(-2.61), np.float32(-0.65)]
-        True
-    """
+    """Return log-probs of `ids[1:]`, [L-1] float32 nats: a fixed function of the id, its predecessor and the version."""
     mixed = (ids[:-1].astype(np.int64) * 31 + ids[1:].astype(np.int64) * 17 + version * 7) % 97
     return (-0.01 - mixed / 25).astype(np.float32)

@@ -1,8 +1,7 @@
 """Turn the groups of a step into the batch for its trainer. Pure, and safe to run in a worker thread.
 
 Invariant: no loss mask covers a token over the staleness bound, a greedily sampled token or a token of a failed episode;
-every branch reproduces the ids that its server saw. The driver proves both here, once; the trainer worker checks the
-versions again on its side of the process boundary.
+every branch reproduces the ids that its server saw.
 """
 
 from __future__ import annotations
@@ -41,13 +40,11 @@ class PreparedBatch:
 
 
 def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
-    """Return the batch of `groups` for a trainer at policy `version`.
-
-    `skip` is set when the batch has no loss token or all its groups have zero variance: the gradient is then exactly zero.
+    """Return the batch for a trainer at policy `version`; `skip` is set where its gradient is exactly zero.
 
     Raises:
-        StaleDataError: when a token is over the bound and `staleness_policy` is not `mask`.
-        InvariantError: when a branch does not reproduce what its server saw, or an episode failed.
+        StaleDataError: a token is over the bound and `staleness_policy` is not `mask`.
+        InvariantError: a branch does not reproduce what its server saw, or an episode failed.
     """
     samples: list[TrainSample] = []
     episode_ids: list[str] = []

@@ -2,10 +2,7 @@
 
 Invariant: each admitted group is consumed once, dropped once with a counted reason, or still outstanding. The policy
 versions only grow, the trainer's by one for each step, the servers' by one for each published update, which comes before the
-next one of the trainer.
-
-The dispatcher waits in `admit` for the next version or for the place of a dropped group. The trainer waits in `take` for
-the groups that its batch must hold. Each wait is an event, never a poll, and `close` ends all of them.
+next one of the trainer. Each wait (`admit`, `take`) is an event, never a poll, and `close` ends it.
 """
 
 from __future__ import annotations
@@ -28,25 +25,14 @@ class Signal:
         self._event = anyio.Event()
 
     def fire(self) -> None:
-        """Wake every waiter."""
         self._event.set()
         self._event = anyio.Event()
 
     async def wait(self) -> None:
-        """Return after the next `fire`."""
         await self._event.wait()
 
     async def wait_until(self, holds: Callable[[], bool], *, timeout_s: float | None, what: Callable[[], str]) -> None:
-        """Return once `holds()` is true; it is evaluated now and after each `fire`.
-
-        Args:
-            holds: the condition; it must not await.
-            timeout_s: the longest wait, seconds; None where the run's stall timer is the deadline.
-            what: describes the wait for the error message.
-
-        Raises:
-            StallError: when the condition does not hold in time.
-        """
+        """Return once `holds()` is true, now or after a `fire`; raises StallError after `timeout_s` seconds."""
         with anyio.move_on_after(timeout_s) as scope:
             while not holds():
                 await self.wait()
@@ -83,11 +69,7 @@ class VersionClock:
         return self._trainer_version
 
     def stepped(self) -> None:
-        """Record that the trainer's weights are the next version from now on.
-
-        Raises:
-            InvariantError: when the servers do not hold the version before.
-        """
+        """Record that the trainer's weights are the next version from now on."""
         if self._trainer_version != self._version:
             raise InvariantError(
                 f"the trainer stepped from version {self._trainer_version}, but the servers hold version {self._version}"
@@ -96,11 +78,7 @@ class VersionClock:
         self._changed.fire()
 
     def tick(self, version: int) -> None:
-        """Record that every serving server holds `version`, the trainer's.
-
-        Raises:
-            InvariantError: when `version` is not the next one, or the trainer has not stepped.
-        """
+        """Record that every serving server holds `version`, the trainer's."""
         if version != self._version + 1 or version != self._trainer_version:
             raise InvariantError(
                 f"the policy version must move from {self._version} to {self._version + 1} after a step of the trainer, "
@@ -186,10 +164,7 @@ class GroupBuffer:
         return self._groups.may_admit(self._clock.version)
 
     async def admit(self) -> Ticket | None:
-        """Return a ticket for the next group once the staleness bound allows it; None when the buffer is closed.
-
-        Cancellation: no group is admitted.
-        """
+        """Return a ticket for the next group once the staleness bound allows it; None when the buffer is closed."""
         await self._changed.wait_until(
             lambda: self._closed or self.may_admit, timeout_s=None, what=lambda: "the dispatcher waits to open a group"
         )
@@ -199,11 +174,7 @@ class GroupBuffer:
         return Ticket(index=self._groups.admit(version), version=version)
 
     def complete(self, group: Group) -> None:
-        """Store a finished group until a batch takes it.
-
-        Raises:
-            InvariantError: when the group was not admitted, or is already complete, consumed or dropped.
-        """
+        """Store a finished group until a batch takes it."""
         self._owned(group.index, "complete")
         if group.index in self._complete:
             raise InvariantError(f"group {group.index} was completed twice")
@@ -215,11 +186,7 @@ class GroupBuffer:
         self._changed.fire()
 
     def drop(self, index: int, reason: str) -> None:
-        """Drop an outstanding group, counted under `reason`; another group may take its place.
-
-        Raises:
-            InvariantError: when the group is not outstanding.
-        """
+        """Drop an outstanding group, counted under `reason`; another group may take its place."""
         self._owned(index, "drop")
         self._groups.drop(index)
         self._complete.pop(index, None)
@@ -230,7 +197,7 @@ class GroupBuffer:
         self._changed.fire()
 
     def condemn(self, indices: Iterable[int], reason: str) -> int:
-        """Drop those of the groups that are outstanding, now or when they complete; return how many they are."""
+        """Drop the outstanding ones of the groups, now or when they complete; return their number."""
         outstanding = [index for index in indices if index in self._groups]
         for index in outstanding:
             if index in self._complete:
@@ -246,13 +213,8 @@ class GroupBuffer:
     async def take(self, *, timeout_s: float | None = None) -> tuple[Group, ...] | None:
         """Return the groups of the next batch, oldest first, and remove them; None when the buffer is closed.
 
-        Policy `drop` first drops the groups that are over age.
-
-        Args:
-            timeout_s: the longest wait, seconds; None where the run's stall timer is the deadline.
-
-        Raises:
-            StallError: when no batch was complete in time; the message names the missing groups.
+        Policy `drop` first drops the groups that are over age. Raises StallError, which names the missing groups, after
+        `timeout_s` seconds; None: the run's stall timer is the deadline.
 
         Cancellation: no group is consumed.
         """
@@ -264,7 +226,6 @@ class GroupBuffer:
         return groups
 
     def close(self) -> None:
-        """End all waits."""
         self._closed = True
         self._changed.fire()
 
@@ -273,7 +234,6 @@ class GroupBuffer:
         return self._groups.select(self._clock.trainer_version).waits_for
 
     def describe_wait(self) -> str:
-        """Return a description of the groups that the trainer waits for."""
         have, need = len(self._complete), self._groups_per_step
         missing = self.waits_for()
         shown = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")

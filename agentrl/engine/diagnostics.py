@@ -28,17 +28,12 @@ _Named: TypeAlias = tuple[str, float]
 
 
 def pass_at(k: int, episodes: int, right: int) -> float:
-    """Return the unbiased estimate of the chance that one of `k` episodes succeeds, from `right` among `episodes` >= k.
-
-    Example:
-        >>> pass_at(1, 4, 1), pass_at(2, 4, 1), pass_at(4, 4, 1), pass_at(2, 4, 0)
-        (0.25, 0.5, 1.0, 0.0)
-    """
+    """Return the unbiased estimate of the chance that one of `k` episodes succeeds, from `right` among `episodes` >= k."""
     return 1.0 - math.comb(episodes - right, k) / math.comb(episodes, k)
 
 
 def majority(episodes: Sequence[Trajectory]) -> float | None:
-    """Return how far the most frequent answer is right, 0 to 1; None where no episode that ended has an answer.
+    """Return the rightness of the most frequent answer, 0 to 1; None where no episode that ended has an answer.
 
     Answers are compared as numbers, or else as text without case, white space and punctuation. Where answers are equally
     frequent, and where episodes with one answer differ in their success, it is the mean.
@@ -54,11 +49,7 @@ def majority(episodes: Sequence[Trajectory]) -> float | None:
 
 
 def task_outcomes(groups: Iterable[Sequence[Trajectory]]) -> dict[str, float]:
-    """Return `pass_at.K` for the powers of two up to the size of the largest group, and `majority_rate`.
-
-    Args:
-        groups: the episodes of one task each. Nothing is returned where none has two with a result.
-    """
+    """Return `majority_rate`, and `pass_at.K` for powers of two up to the largest group, if one has 2 results."""
     played = [[episode for episode in group if episode.failure is None] for group in groups]
     largest = max(map(len, played), default=0)
     if largest < 2:
@@ -74,9 +65,7 @@ def task_outcomes(groups: Iterable[Sequence[Trajectory]]) -> dict[str, float]:
 def advantage_metrics(episodes: Iterable[Trajectory], advantages: Iterable[Sequence[float]]) -> dict[str, float]:
     """Return mean, standard deviation and share above 0 of the turns' advantages, of all and by role and player.
 
-    Args:
-        episodes: of the batch. Turns at temperature 0 are never trained, and left out.
-        advantages: of each turn of each episode.
+    Turns at temperature 0 are never trained, and left out.
     """
     every: list[float] = []
     roles: list[_Named] = []

@@ -39,9 +39,6 @@ class Engine:
 
     A batch whose groups all have zero variance has a gradient of exactly zero. The engine skips and counts that step and
     publishes the unchanged weights as the next version, so that each version is one publication.
-
-    Raises:
-        RunStopped: when the run directory cannot be written.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -73,11 +70,8 @@ class Engine:
         """Train for the configured number of steps and return the report.
 
         Raises:
-            ErrorBudgetExceeded: when too many episodes failed.
-            StallError: when nothing moved for `stall_timeout_s`; the message names each wait.
-            TrainError, WeightSyncError, ServerError: from the trainer or the servers.
-            InvariantError, StaleDataError: when recorded data is wrong.
-            RunStopped: when records cannot be written.
+            ErrorBudgetExceeded: too many episodes failed.
+            StallError: nothing moved for `stall_timeout_s`; the message names each wait.
 
         Cancellation: all episodes, evaluations and waits end; the trainer finishes its step and saves it, for at most
             `interrupt_s` seconds; the records are on disk.
@@ -168,7 +162,7 @@ class Engine:
                 self._state.backend.release(episode_id)
 
     async def _evaluate(self, step: int) -> EvalReport:
-        """Evaluate with at most a quarter of the slots, beside training, which changes live weights meanwhile."""
+        """Evaluate with at most a quarter of the slots, while training goes on and changes live weights."""
         version = self._state.clock.version
         report = await evaluate_with(
             partial(self._episode, sampling=self._parts.sampling, group=None),

@@ -113,23 +113,14 @@ async def evaluate_policy(
     on_episode: Callable[[Trajectory], None] | None = None,
     runner: PolicyRunner | None = None,
 ) -> EvalReport:
-    """Run `workflow` on `tasks` and return the report.
+    """Run `workflow` on `tasks` and return the report; nothing is retried.
 
-    Args:
-        workflow: the workflow to evaluate.
-        tasks: taken in order, starting over when `episodes` is larger than their number.
-        backend: samples the tokens; any weights.
-        renderer: chat template and tokenizer.
-        rollout: episodes at once, deadline and budgets; nothing is retried.
-        sampling: defaults of the model calls.
-        episodes: number of episodes, at least 1; None: one for each task.
-        greedy: sample at temperature 0 where the workflow itself does not set one.
-        seed: seeds of the model calls are made from it; None leaves them to the servers.
-        on_episode: called with each episode as it ends.
-        runner: runs the episodes of `workflow`; None: on the event loop of this process.
+    Tasks are taken in order, and again when `episodes` (None: one for each task) is larger than their number. With `greedy`
+    the temperature is 0 where the workflow sets none. Without `seed` the servers choose seeds. Without `runner` the episodes
+    run on the event loop of this process.
 
     Raises:
-        ConfigError: when there are no tasks, or `episodes` is below 1.
+        ConfigError: there are no tasks, or `episodes` is below 1.
     """
     if greedy:
         sampling = sampling.model_copy(update={"temperature": 0.0})
@@ -153,20 +144,8 @@ async def evaluate_with(
 ) -> EvalReport:
     """Run episodes with any runner, such as `functools.partial(run_endpoint_episode, workflow, endpoint=..., ...)`.
 
-    Args:
-        run: runs one episode.
-        tasks: as for `evaluate_policy`.
-        max_concurrent: episodes at once.
-        slots: shared with other episodes; each episode also holds one of these.
-        episodes: as for `evaluate_policy`.
-        greedy: for the report alone; the runner decides how to sample.
-        name: first part of the episode ids.
-        on_episode: as for `evaluate_policy`.
-
-    Raises:
-        ConfigError: when there are no tasks, or `episodes` is below 1.
-
-    Cancellation: as for `evaluate_policy`.
+    The rest is as for `evaluate_policy`. Each episode also holds one of `slots`, shared with other episodes. `greedy` is for
+    the report alone: the runner decides how to sample. Episode ids begin with `name`.
     """
     check_unique(tasks, "the evaluation")
     count = len(tasks) if episodes is None else episodes
@@ -200,7 +179,7 @@ async def evaluate_with(
 
 
 class EvaluationQueue:
-    """The evaluations of a run, one after the other beside training: at most one runs and one waits."""
+    """The evaluations of a run, one after the other while it trains: at most one runs and one waits."""
 
     def __init__(
         self,
@@ -212,16 +191,7 @@ class EvaluationQueue:
         due: Sequence[int] = (),
         frozen: bool = False,
     ) -> None:
-        """Start with the evaluations that an earlier process left.
-
-        Args:
-            evaluate: evaluates the current weights, for the step of the argument.
-            every: steps between evaluations; 0 asks for none.
-            on_result: records the result for a step; the evaluation is due until it returns.
-            on_skip: records a step that is not evaluated, because two earlier ones have no result yet.
-            due: steps that wait for their evaluation.
-            frozen: whether `released` waits.
-        """
+        """Start with the steps in `due`, each due until `on_result` returns; `on_skip` gets each step left out."""
         self._evaluate, self._every, self._on_result, self._on_skip = evaluate, every, on_result, on_skip
         self._due = list(due)
         self._changed, self._closed, self._holds = Signal(), False, frozen

@@ -118,12 +118,12 @@ class FinishedCall:
     token_ids: Int32Array
     """[L] int32: the context and the output."""
     context_size: int
-    """How many of them are the context."""
+    """Number of ids of the context."""
     temperature: float
     generation: Generation
 
     def tokens_of(self, version: int) -> int:
-        """Return how many of the output ids, the first ones, were sampled by `version`; 0 if it began with another one.
+        """Return the number of output ids, the first ones, that `version` sampled; 0 if the call began with another version.
 
         Later ids of an interrupted call do not count: under `inference.pause_mode: fast` their log-probs are inexact.
         """
@@ -255,16 +255,9 @@ class WatchedBackend:
         self._flights = flights
         self._seeds = SeedWatch()
         self.finished = FinishedCalls()
-        """The calls that ended."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Return the backend's completion.
-
-        Raises:
-            InvariantError: the server reports an impossible log-prob.
-
-        Cancellation: the backend aborts the call.
-        """
+        """Return the backend's completion."""
         self._seeds.check(request.episode_id, request.sampling.seed)
         with self._flights.model_call(request.episode_id) as group:
             generation = await self._backend.generate(request)
@@ -272,7 +265,6 @@ class WatchedBackend:
         return generation
 
     def release(self, episode_id: str) -> None:
-        """Tell the backend that an episode has ended."""
         if isinstance(self._backend, SessionBackend):
             self._backend.release(episode_id)
 

@@ -55,13 +55,7 @@ class Journal:
         flights: InFlight,
         waits: Callable[[], list[str]],
     ) -> None:
-        """Write under `parts.run_dir`; the other arguments supply the numbers of snapshots and reports.
-
-        Where an earlier process did any steps, their lines stay, and a `resumed` event follows in both files.
-
-        Raises:
-            RunStopped: when the files cannot be opened.
-        """
+        """Write under `parts.run_dir`; the lines of an earlier process's steps stay, and a `resumed` event follows."""
         run_dir, config, resume = parts.run_dir, parts.engine, parts.resume
         self._name, self._steps, self._max_staleness = parts.name, config.steps, parts.algorithm.max_staleness
         self._clock, self._buffer, self._flights, self._waits = clock, buffer, flights, waits
@@ -90,7 +84,6 @@ class Journal:
             self._append("resumed", mark)
 
     def start(self) -> None:
-        """Start the trackers."""
         if self._trackers is not None:
             self._trackers.start()
 
@@ -142,8 +135,7 @@ class Journal:
         """Record a finished episode; `group` is None for an evaluation.
 
         Raises:
-            ErrorBudgetExceeded: when too many training episodes have failed.
-            RunStopped: when the disk does not keep up.
+            ErrorBudgetExceeded: too many training episodes have failed.
         """
         purpose, step = "evaluation" if group is None else "training", self._totals.steps + 1
         if self._trackers is not None:
@@ -177,14 +169,13 @@ class Journal:
             self._budget.record(trajectory)
 
     def completed(self) -> None:
-        """Record that a group is complete."""
         self._budget.group_completed()
 
     def dropped(self, index: int, reason: str) -> None:
         """Record a group that is dropped untrained.
 
         Raises:
-            ErrorBudgetExceeded: when too many in a row were dropped for their failed members.
+            ErrorBudgetExceeded: too many in a row were dropped for their failed members.
         """
         tokens = self._flights.tokens_by_group.pop(index, 0)
         self._totals.add_waste("over_age" if reason == "over_age" else "dropped_group", tokens)
@@ -193,11 +184,7 @@ class Journal:
             self._budget.group_dropped(reason)
 
     async def check_in_place(self) -> None:
-        """Check that the files of the run are still where people will look for them.
-
-        Raises:
-            RunStopped: one was deleted or replaced.
-        """
+        """Raise `RunStopped` where a file of the run was deleted or replaced."""
         self._metrics.check_in_place()
         self._timeline.check_in_place()
         if self._episodes is not None:
@@ -259,19 +246,12 @@ class Journal:
         self._worked("trainer", "checkpoint", end - held_s, end, step)
 
     def checkpoint(self, step: int, path: Path, *, seconds: float, held_s: float) -> None:
-        """Record a checkpoint that is on the disk.
-
-        Args:
-            step: whose weights it holds.
-            path: its directory.
-            seconds: from its beginning until it was on the disk.
-            held_s: of these, how long the trainer did nothing else.
-        """
+        """Record a checkpoint on the disk, written in `seconds`, for `held_s` of which the trainer did nothing else."""
         self._totals.checkpoint = str(path)
         self._append("checkpoint", {"step": step, "path": str(path), "seconds": seconds, "held_s": held_s})
 
     async def flush(self) -> None:
-        """Return when every episode so far is on disk, so that what builds on it outlives none of them."""
+        """Return when every episode so far is on disk."""
         if self._episodes is not None:
             await self._episodes.flush()
 
@@ -292,7 +272,6 @@ class Journal:
         self._append("evaluation_skipped", {"step": step})
 
     def snapshot(self) -> Snapshot:
-        """Return the present state of the run."""
         evaluations = self._totals.evaluations
         return Snapshot(
             name=self._name,
@@ -318,7 +297,6 @@ class Journal:
         )
 
     def report(self) -> RunReport:
-        """Return what the run has done so far."""
         run_seconds = self._wall_s()
         return self._totals.report(
             policy_version=self._clock.version,
@@ -338,11 +316,9 @@ class Journal:
             await self._episodes.write()
 
     async def close(self, error: BaseException | None) -> None:
-        """Write the remaining records and the `end` event, and close the files.
+        """Write the remaining records and the `end` event, and close the files; shielded, for `DRAIN_TIMEOUT_S` at most.
 
         Where no error ended the run, one of closing it is the error of the `end` event and of the trackers.
-
-        Cancellation: shielded, for `DRAIN_TIMEOUT_S` at most; trackers have `FINISH_TIMEOUT_S`.
         """
         try:
             if self._episodes is not None:

@@ -29,12 +29,7 @@ from agentrl.workflow import RolloutWorkflow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """The parts and settings of one run.
-
-    Raises:
-        ConfigError: when there are no tasks, two have the same id, or neither a step nor an evaluation is left after
-            `resume`.
-    """
+    """The parts and settings of one run."""
 
     workflow: RolloutWorkflow
     runner: PolicyRunner | None = None
@@ -42,7 +37,7 @@ class EngineParts:
     tasks: TrainingTasks
     """Drawn in an order fixed by `seed`, in their own, or by a curriculum."""
     shuffle_tasks: bool = True
-    """Whether each pass over the training tasks has an order of its own."""
+    """Whether each pass over the training tasks has its own order."""
     eval_tasks: Sequence[Task] = ()
     """Held-out tasks; needed when `engine.eval_every` is set."""
     inference: Inference
@@ -66,7 +61,7 @@ class EngineParts:
     """Seconds that a cancelled or failing run has to end its training step and save it; 0: it saves nothing."""
     progress: Progress = field(default_factory=NoProgress)
     trackers: TrackerFeed | None = None
-    """Gets what the run records, beside its files."""
+    """Gets the records of the run, which also go to its files."""
 
     def __post_init__(self) -> None:
         if not self.tasks.is_endless:

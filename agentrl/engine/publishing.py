@@ -2,10 +2,9 @@
 
 Invariant: when `send` of version v returns, every serving server holds exactly the weights that the trainer had when v was
 held, proved by checksums and by a probe. The clock ticks once for each publication, when every serving server holds that
-version. A publication begins after the one before has ended; at most one runs.
+version. At most one publication runs.
 
-Beside the trainer (`engine.overlap_publication`) the trainer waits until its weights are copied. Then it trains the next
-batch while the servers load them. An error of the servers reaches the trainer when its step has ended, or at once if it
+With `engine.overlap_publication`, an error of the servers reaches the trainer when its step has ended, or at once if it
 waits for a batch.
 """
 
@@ -66,16 +65,7 @@ class WeightPublisher:
         probe_ids: Sequence[int],
         send_dtype: str | None = None,
     ) -> None:
-        """Move weights between `trainer` and `inference`.
-
-        Args:
-            trainer: owns the weights.
-            inference: receives them.
-            run_dir: directory of checkpoints, and of published files unless `config` names another.
-            config: the directory of published files, the number that stay, and the probe's tolerance.
-            probe_ids: at least two token ids.
-            send_dtype: send weights from the trainer's memory, in this type; None: publish files.
-        """
+        """Publish files, or send from the trainer's memory in `send_dtype`; `probe_ids` are at least two."""
         self._send_dtype = send_dtype
         self._trainer = trainer
         self._inference = inference
@@ -87,13 +77,7 @@ class WeightPublisher:
         self._tolerance = config.probe_tolerance or PROBE_TOLERANCE["float32"]
 
     async def hold(self, version: int) -> HeldVersion:
-        """Hold the trainer's weights as `version`, for `send`.
-
-        Raises:
-            TrainError: when the trainer fails.
-
-        Cancellation: the trainer cannot be used again.
-        """
+        """Hold the trainer's weights as `version`, for `send`."""
         begin = time.perf_counter()
         await self._trainer.hold(version, dtype=self._send_dtype)
         [logprobs] = await self._trainer.logprobs([self._probe_ids])
@@ -101,15 +85,7 @@ class WeightPublisher:
         return HeldVersion(version, probe, self._trainer.steps_while_sending, time.perf_counter() - begin)
 
     async def send(self, held: HeldVersion, *, beside: bool) -> PublishReport:
-        """Put held weights on every server.
-
-        Args:
-            held: the weights; they are sent once.
-            beside: whether the trainer steps meanwhile, so that the writing of files counts as a part of the update.
-
-        Raises:
-            TrainError: when the weights cannot be written or sent.
-            WeightSyncError: when the servers do not hold exactly these weights.
+        """Put held weights on every server, once; with `beside` the trainer steps meanwhile, and writing counts as update.
 
         Cancellation: servers may have either version; the run is over.
         """
@@ -144,29 +120,14 @@ class WeightPublisher:
             )
 
     async def save(self, step: int, note: str) -> Path:
-        """Begin to write a checkpoint of `step` with `note` in it; return where it will be once `finish_save` reports it.
-
-        Raises:
-            TrainError: the checkpoint before could not be written; earlier ones are untouched.
-
-        Cancellation: the checkpoint is whole or absent.
-        """
+        """Begin to write a checkpoint of `step` with `note` in it; return where it will be once `finish_save` reports it."""
         path = self._checkpoints / f"step-{step:06d}"
         make_private(self._checkpoints)
         await self._trainer.save(str(path), note)
         return path
 
     async def finish_save(self, *, wait: bool) -> SaveReport | None:
-        """Return the checkpoint that was begun, once it is on the disk, and remove the oldest beyond `keep_checkpoints`.
-
-        Args:
-            wait: until it is on the disk; otherwise None is returned while it is being written.
-
-        Raises:
-            TrainError: naming the path and the cause, such as a full disk; earlier checkpoints are untouched.
-
-        Cancellation: the checkpoint is whole or absent.
-        """
+        """Return the begun checkpoint once on the disk, and remove the oldest; without `wait`, None until then."""
         report = await self._trainer.finish_save(wait=wait)
         if report is not None:
             await anyio.to_thread.run_sync(self._prune_checkpoints)
@@ -185,27 +146,20 @@ class Publications:
         self._weights, self._clock, self._buffer = weights, state.clock, state.buffer
         self._journal, self._board, self._watchdog = state.journal, state.board, state.watchdog
         self._ended: anyio.Event | None = None
-        """Of the publication beside the trainer, until `finish` has been called; None: there is none."""
+        """The end of the publication that overlaps training, until `finish` has been called; None: there is none."""
         self._error: AgentRLError | None = None
         self._report: PublishReport | None = None
         self._waited_s = 0.0
 
     async def first(self) -> None:
-        """Put the weights with which the run begins on every server, as the version at which the clock stands.
-
-        Cancellation: servers may have either version.
-        """
+        """Put the weights with which the run begins on every server, as the version at which the clock stands."""
         await self._send(await self._hold(self._clock.version), who="the trainer", beside=False)
         self.take_cost()
 
     async def begin(self, tasks: TaskGroup, *, beside: bool) -> None:
         """Publish the weights after a step as the next version, once the publication before has ended.
 
-        Args:
-            tasks: where the publication runs beside the trainer; it must be over before this group is.
-            beside: return when the trainer may step, if it keeps a snapshot; otherwise when every server has the weights.
-
-        Cancellation: servers may have either version.
+        With `beside` and a snapshot, return when the trainer may step; the publication runs in `tasks`.
         """
         await self.finish()
         self._clock.stepped()

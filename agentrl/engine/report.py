@@ -63,9 +63,7 @@ class RunReport:
     policy_version: int
     """Version of the last published weights."""
     max_staleness: int
-    """The bound."""
     max_trained_staleness: int
-    """Largest staleness of a trained token."""
     mean_staleness: float
     """Over all trained tokens."""
     episodes: int
@@ -74,13 +72,11 @@ class RunReport:
     """Groups trained."""
     zero_variance_groups: int
     dropped_groups: Mapping[str, int]
-    """By reason."""
     failed_episodes: Mapping[str, int]
     """Attempts, by stop reason."""
     sampled_tokens: int
     """Evaluations included."""
     evaluation_tokens: int
-    """Sampled in evaluations."""
     trained_tokens: int
     """In the loss mask of a step that was not skipped."""
     wasted_tokens: Mapping[str, int]
@@ -186,7 +182,6 @@ class Totals:
         self.interrupted_max = _larger(self.interrupted_max, metrics.get("max_interrupted_difference"))
 
     def add_waste(self, cause: str, tokens: int) -> None:
-        """Count sampled tokens that are never trained."""
         if tokens:
             self.wasted[cause] += tokens
 
@@ -203,7 +198,6 @@ class Totals:
         wall_seconds: float,
         run_seconds: float,
     ) -> RunReport:
-        """Return the report of these counters and of the arguments."""
         in_flight = {"in_flight": in_flight_tokens} if in_flight_tokens else {}
         return RunReport(
             train_steps=self.steps,
@@ -243,23 +237,14 @@ class Totals:
 
 
 class BusyMeter:
-    """Measures how busy trainer, servers and driver of one process were in each step.
-
-    A share is of the time since the last step; those of trainer and servers are at most 1.
-    """
+    """Measures the share of the time since the last step in which trainer, servers and driver were busy."""
 
     def __init__(self) -> None:
         self._most_tokens_per_s = 0.0
         self._processor_s = time.process_time()
 
     def step(self, elapsed_s: float, tokens_per_s: float, line: Mapping[str, object]) -> dict[str, float]:
-        """Return the shares of a step that has just ended.
-
-        Args:
-            elapsed_s: seconds since the last one.
-            tokens_per_s: sampled meanwhile.
-            line: its other metrics.
-        """
+        """Return the shares of a step that has just ended, from `tokens_per_s` sampled meanwhile and its other metrics."""
         self._most_tokens_per_s = max(self._most_tokens_per_s, tokens_per_s)
         now = time.process_time()
         used_s, self._processor_s = now - self._processor_s, now

@@ -63,16 +63,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return () if self.tasks is None else tuple(stream.drawn for stream in self.tasks.streams)
 
     def check_tasks(self, tasks: Sequence[Task] | TrainingTasks, eval_tasks: Sequence[Task], *, where: str) -> None:
-        """Check that a run continues with the tasks that it had.
-
-        Args:
-            tasks: the training tasks.
-            eval_tasks: the evaluation tasks.
-            where: names the checkpoint in the message.
-
-        Raises:
-            ConfigError: some have changed; the message names what.
-        """
+        """Raise ConfigError, which names `where` and what has changed, unless a run continues with the tasks that it had."""
         training = None if self.tasks is None else TrainingTasks.of(tasks).digest(self._drawn)
         for name, now, before in (
             ("training", training, self.tasks),
@@ -92,15 +83,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def from_note(cls, note: str, *, where: str) -> RunState:
-        """Return the state that `to_note` wrote.
-
-        Args:
-            note: the note of a checkpoint.
-            where: names the checkpoint in the message.
-
-        Raises:
-            TrainError: when the note has another form, because the checkpoint was not written by a run.
-        """
+        """Return the state that `to_note` wrote; raises TrainError, which names the checkpoint `where`, for another form."""
         try:
             state = msgspec.json.decode(note, type=cls)
         except msgspec.DecodeError as error:

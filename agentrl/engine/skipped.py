@@ -25,20 +25,11 @@ TURN_REWARDS_ADVICE: Final = (
     "algorithm.advantage: episode gives each turn the whole episode's return; algorithm.advantage: turn credits it with the "
     "rewards that were set after it was sent"
 )
-"""What to say where turns have rewards, and the run does not use them for what they are."""
+"""Advice for turns whose rewards the run does not use for what they are."""
 
 
 class SkippedSteps:
-    """Watches the batches of a run for a learning signal.
-
-    Example:
-        >>> watch = SkippedSteps(AlgorithmConfig(), EngineConfig(stop_after_skipped=2))
-        >>> watch.step(1, (), "the gradient norm is nan: not finite")
-        >>> watch.step(2, (), "the gradient norm is nan: not finite")
-        Traceback (most recent call last):
-            ...
-        agentrl.errors.NothingLearned: step 2: the last 2 steps trained nothing (engine.stop_after_skipped): ...
-    """
+    """Watches the batches of a run for a learning signal."""
 
     def __init__(self, algorithm: AlgorithmConfig, config: EngineConfig) -> None:
         self._algorithm, self._limit = algorithm, config.stop_after_skipped
@@ -47,11 +38,7 @@ class SkippedSteps:
         self._saw_turn_rewards = False
 
     def step(self, number: int, groups: Sequence[Group], skipped: str | None) -> None:
-        """Count a step; `skipped` is the reason why it left the weights as they were, None where it did not.
-
-        Raises:
-            NothingLearned: too many steps in a row were skipped.
-        """
+        """Count a step, with the reason why it was skipped; raises NothingLearned when too many in a row were."""
         self._warn_of_turn_rewards(groups)
         if skipped is None:
             self._in_a_row, self._last_reason = 0, ""
@@ -77,7 +64,7 @@ class SkippedSteps:
 
 
 def explain_skip(skipped: str, groups: Sequence[Group], algorithm: AlgorithmConfig) -> str:
-    """Return why a step was skipped and what to do, for `skipped` as `StepReport` and `PreparedBatch` give it."""
+    """Return the reason of a skipped step and the remedy, for `skipped` as `StepReport` and `PreparedBatch` give it."""
     if skipped == "zero_variance":
         return f"{len(groups)} of {len(groups)} groups have equal returns; {_equal_returns(groups, algorithm)}"
     if skipped == "no_tokens":
@@ -111,19 +98,14 @@ def _has_turn_rewards(episode: Trajectory) -> bool:
 
 
 class EqualScores:
-    """Watches the groups that `score_group` scored, and warns once where all members get one and the same score.
-
-    Example:
-        >>> watch = EqualScores()
-        >>> watch.see(())
-    """
+    """Watches the groups that `score_group` scored, and warns once where all members get one and the same score."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
         self._has_warned = False
 
     def see(self, scored: Sequence[Trajectory]) -> None:
-        """Count a group as `score_group` left it; what failed, got advantages or has rewarded turns does not count."""
+        """Count a group as `score_group` left it; failed members, given advantages and turns with rewards do not count."""
         if len(scored) < 2 or any(each.failure is not None or each.advantage is not None for each in scored):
             return
         if any(turn.reward is not None for each in scored for turn in each.turns):

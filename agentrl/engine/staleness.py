@@ -51,12 +51,7 @@ class Admission:
     """Groups the run will consume in all; no more are opened. None: no end."""
 
     def allows(self, *, opened: int, version: int) -> bool:
-        """Return whether one more group may open.
-
-        Args:
-            opened: groups consumed or outstanding; a dropped group has given its place back.
-            version: policy version now.
-        """
+        """Return whether one more group may open at policy `version`, when `opened` are consumed or outstanding."""
         if self.total_groups is not None and opened >= self.total_groups:
             return False
         return opened // self.groups_per_step <= version - self.first_version + self.max_staleness
@@ -75,7 +70,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What to do at the trainer's next step; `take` is empty until a whole batch may be trained."""
+    """The trainer's next step; `take` is empty until a whole batch may be trained."""
 
     take: tuple[int, ...] = ()
     """Groups of the batch, oldest first."""
@@ -88,15 +83,10 @@ class Selection:
 def select(
     candidates: Sequence[Candidate], *, version: int, groups_per_step: int, max_staleness: int, policy: StalenessPolicy
 ) -> Selection:
-    """Return the batch to train at `version`, or the groups to wait for.
+    """Return the batch to train at `version`, or the groups to wait for, of all outstanding `candidates`.
 
-    Args:
-        candidates: all outstanding groups.
-        version: the trainer's policy version.
-        groups_per_step: groups of a batch.
-        max_staleness: the bound.
-        policy: `wait`: see the module. `mask`: the oldest completed groups, whatever their age (the caller masks tokens).
-            `drop`: completed groups with an over-age token leave; the oldest of the others are the batch.
+    `wait`: see the module. `mask`: the oldest completed groups, whatever their age (the caller masks tokens). `drop`:
+    completed groups with an over-age token leave; the oldest of the others are the batch.
 
     Example:
         >>> slow, fast = Candidate(index=0, version=0, complete=False), Candidate(index=1, version=0, complete=True)
@@ -125,11 +115,7 @@ def select(
 
 
 class OutstandingGroups:
-    """Every outstanding group by its number, with the age that decides when it must be trained.
-
-    Each admitted group is consumed once, dropped once or still outstanding. Nothing here waits, and no version is kept: the
-    buffer of a run waits for it, and the simulator asks it, each with its own clock.
-    """
+    """Every outstanding group by its number and age; nothing here waits, and the caller keeps the version."""
 
     def __init__(
         self, admission: Admission, policy: StalenessPolicy, *, first_index: int = 0, reopen: Sequence[int] = ()
@@ -152,7 +138,6 @@ class OutstandingGroups:
         return len(self._outstanding)
 
     def __contains__(self, index: int) -> bool:
-        """Return whether a group is outstanding."""
         return index in self._outstanding
 
     @property
@@ -190,10 +175,7 @@ class OutstandingGroups:
         self._missing = None
 
     def is_ready(self, version: int, drop: Callable[[int], object]) -> bool:
-        """Return whether a batch can be trained from `version` of the weights.
-
-        Policy `drop` first passes each group that is over age to `drop`, which must drop it.
-        """
+        """Return whether a batch can be trained from `version`; policy `drop` first drops over-age groups by `drop`."""
         if self._policy != "drop":  # which may have groups to drop in any case
             if self._missing is not None and self._missing[0] == version:
                 return False
@@ -216,7 +198,7 @@ class OutstandingGroups:
         return taken
 
     def select(self, version: int) -> Selection:
-        """Return what the trainer does next from `version` of the weights."""
+        """Return the trainer's next step from `version` of the weights."""
         return select(
             list(self._outstanding.values()),
             version=version,

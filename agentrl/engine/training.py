@@ -1,7 +1,7 @@
 """The training side of the loop: servers checked, one batch in, one version out, a checkpoint now and then.
 
 Invariant: each batch that is taken becomes one version. Before the batch is taken, while the trainer still has the weights
-that the servers sample with, a few calls of each server are recomputed. Where publications run beside the trainer, that is
+that the servers sample with, a few calls of each server are recomputed. Where publications overlap training, that is
 so after at most `MAX_SKIPPED_CHECKS` batches. The trainer waits for its batch, its worker, a frozen evaluation and the
 servers, in that order, and the board lists each wait. A checkpoint holds the weights of a whole step, and its note accounts
 for every group and evaluation that was asked for.
@@ -66,10 +66,7 @@ class SpotReport:
 
 
 class SpotCheck:
-    """Recomputes a few calls of every server while the trainer has the weights that sampled them.
-
-    The reasons and the bounds: `docs/adr/0014-spot-checks.md`.
-    """
+    """Recomputes a few calls of every server with the weights that sampled them; bounds: `docs/adr/0014-spot-checks.md`."""
 
     SHARE = 16
     """A step checks one call for this many of its episodes, and at least one of each server."""
@@ -83,7 +80,7 @@ class SpotCheck:
     def __init__(self, parts: EngineParts, calls: FinishedCalls) -> None:
         self._trainer, self._calls, self._config = parts.trainer, calls, parts.engine
         self.servers = parts.inference if isinstance(parts.inference, ServerSet) else None
-        """Where servers can be asked and taken out; None: there is only one."""
+        """The servers that can be asked and taken out; None: there is only one."""
         self._tolerance = parts.engine.logprob_tolerance or LOGPROB_TOLERANCE["float32"]
         self._episodes_per_step = parts.algorithm.groups_per_step * parts.algorithm.group_size
         self._unchecked: Counter[str] = Counter()
@@ -98,10 +95,6 @@ class SpotCheck:
 
     async def run(self, version: int) -> SpotReport:
         """Compare calls that servers began with `version`, which the trainer must have, and return the result.
-
-        Raises:
-            InvariantError: a server reported a log-prob that no token is sampled with.
-            TrainError: the trainer could not compute log-probs.
 
         Cancellation: the trainer cannot be used again.
         """
@@ -162,7 +155,7 @@ class SpotCheck:
         return {server: np.concatenate(some) for server, some in parts.items()}
 
     def _verdict(self, server: str, version: int, found: Float32Array) -> str | None:
-        """Return why the server's log-probs are wrong; None: they are right."""
+        """Return the reason why the server's log-probs are wrong; None: they are right."""
         mean, largest, each = float(found.mean()), float(found.max()), self._config.max_logprob_difference
         # Rounding of single tokens averages out: the fewer tokens, the more of it is left.
         bound = self._tolerance * (1 + 4 / math.sqrt(len(found)))
@@ -206,7 +199,7 @@ class _BegunSave:
     step: int
     path: Path
     held_s: float
-    """How long the trainer copied its state."""
+    """Seconds that the trainer copied its state."""
 
 
 class TrainLoop:
@@ -251,8 +244,6 @@ class TrainLoop:
         """Train to the last step, or until `interrupt`.
 
         Raises:
-            TrainError, WeightSyncError, ServerError: from the worker or the servers.
-            StaleDataError, InvariantError: from the data.
             RunStopped: the run's files were deleted or replaced, or cannot be written, or the run learns nothing.
 
         Cancellation: the weights cannot be used again.

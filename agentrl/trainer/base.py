@@ -71,8 +71,8 @@ class Trainer(Protocol):
     async def step(self, batch: TrainBatch) -> StepReport:
         """Train on `batch`.
 
-        With `steps_while_sending`, the step runs beside the sending or writing of what is held. Without it, the step waits
-        until a sending in progress has ended, and a sending that begins after the step is refused.
+        With `steps_while_sending`, the step runs while what is held is sent or written. Without it, the step waits until a
+        sending in progress has ended, and a sending that begins after the step is refused.
 
         Raises:
             TrainError: the worker failed, or too many steps in a row were not finite.
@@ -124,9 +124,7 @@ class Trainer(Protocol):
         ...
 
     async def finish_save(self, *, wait: bool) -> SaveReport | None:
-        """Return the checkpoint that `save` began, once it is on the disk and once only.
-
-        Without `wait`, it returns None while the checkpoint is being written.
+        """Return the checkpoint that `save` began, once it is on the disk and once only; without `wait`, None until then.
 
         Raises:
             TrainError: it cannot be written; names the path and the cause. The previous checkpoint is untouched.

@@ -1,12 +1,10 @@
 """A Hugging Face checkpoint becomes a model, of which each process reads only the parts that it holds.
 
-A model begins on torch's meta device and may be split there, so no process ever has memory for all of it. Most tensors have
-the same name in checkpoint and model. transformers renames some of older checkpoints, and makes one tensor of several, such
-as the stacked experts of a layer; these are made whole, one at a time, and cut.
+A model begins on torch's meta device and may be split there, so no process ever has memory for all of it. Tensors that
+transformers renames, or makes of several, are made whole, one at a time, and cut.
 
-Invariant: a reading plan covers every tensor of the model, and shapes are checked before the first tensor is read. Files
-lie in the directory of the model. Buffers that no file holds, such as rotary frequencies, have their values from the
-beginning.
+Invariant: a reading plan covers every tensor of the model, and shapes are checked before the first tensor is read. Buffers
+that no file holds, such as rotary frequencies, have their values from the beginning.
 """
 
 from __future__ import annotations
@@ -80,7 +78,6 @@ def _fill_buffers(module: PreTrainedModel) -> None:
 
 
 def _mark(thing: Tensor | nn.Module, *, is_initialized: bool) -> None:
-    """Tell transformers whether the initial values are computed already."""
     object.__setattr__(thing, "_is_hf_initialized", is_initialized)
 
 
@@ -104,11 +101,7 @@ class _WeightMap(msgspec.Struct, frozen=True):
 
 
 def model_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the unread tensors of the HF directory `path` by name, from one file or those that its index names.
-
-    Raises:
-        ConfigError: there are no safetensors weights, or they are damaged or incomplete.
-    """
+    """Return the unread tensors of the HF directory `path` by name, from one file or those that its index names."""
     try:
         if (path / WEIGHTS_FILE).is_file() or not (path / WEIGHTS_INDEX_FILE).is_file():
             return {name: StoredTensor.of(raw) for name, raw in read_safetensors(path / WEIGHTS_FILE).items()}
@@ -138,7 +131,6 @@ class Conversion:
     """Pattern and name of each tensor of the checkpoint, in the order of the converter."""
 
     def made(self, module: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the model's whole tensors by name."""
         converter = deepcopy(self.converter)
         for pattern, source in self.sources:
             converter.add_tensor(self.target, source, pattern, tensors[source])  # pyright: ignore[reportArgumentType] - declared as a future, and a tensor is allowed
@@ -148,7 +140,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPlan:
-    """How the tensors of a model are read."""
+    """The sources of the tensors of a model."""
 
     same: Mapping[str, str]
     """Name in the checkpoint by name in the model, of tensors that are the same in both."""
@@ -156,19 +148,16 @@ class ReadingPlan:
 
 
 def conversions_of(module: PreTrainedModel) -> list[WeightTransform]:
-    """Return how checkpoint names become those of `module`, which must not be split yet: FSDP replaces its class."""
+    """Return the renamings of checkpoint names for `module`, which must not be split yet: FSDP replaces its class."""
     return get_model_conversion_mapping(module)
 
 
 def plan_reading(
     module: PreTrainedModel, conversions: Sequence[WeightTransform], stored: Mapping[str, StoredTensor], where: object
 ) -> ReadingPlan:
-    """Return how the tensors of `module`, split or not, are read from `stored`; `module` keeps the renamings for its export.
+    """Return the plan to read the tensors of `module`, split or not, from `stored`; it keeps the renamings for its export.
 
-    `conversions` are those of the model before it was split; messages name `where`.
-
-    Raises:
-        ConfigError: names, shapes or types differ.
+    `conversions` are those of the model before it was split; ConfigError names `where`.
     """
     transforms = deepcopy(list(conversions))  # they record what they were used for
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
@@ -244,10 +233,7 @@ def tied_names(module: nn.Module) -> list[frozenset[str]]:
 
 
 def untie_different(module: PreTrainedModel, stored: Mapping[str, StoredTensor]) -> None:
-    """Untie tensors of `module` where a checkpoint holds several and they differ, as transformers does.
-
-    Some checkpoints of untied models have a config.json that ties them.
-    """
+    """Untie tensors of `module` that a checkpoint holds as different ones: some config.json tie them wrongly."""
     for names in tied_names(module):
         first, *others = sorted(names & stored.keys()) or [""]
         for other in others:

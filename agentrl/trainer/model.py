@@ -106,10 +106,6 @@ class PolicyModel:
             max_logits: logits (n x V) that are made at once, 0.5 GiB by default; more are computed in slices and recomputed
                 in the backward pass. Affects memory, never the result.
             ranks: the processes over which the weights are split; None: this one holds them whole.
-
-        Raises:
-            ConfigError: there is no loadable safetensors checkpoint, the architecture changes the logits after its output
-                head, or its weights are to be split and it has no `layers`.
         """
         self.path = Path(path)
         self.device = device
@@ -152,12 +148,9 @@ class PolicyModel:
     def microbatch(
         self, sequences: Sequence[Int32Array], masks: Sequence[BoolArray], temperatures: Sequence[Float32Array] | None = None
     ) -> Microbatch:
-        """Return `sequences`, [L] int32 each, padded for one forward pass; wanted are the tokens where `masks` are True.
+        """Return `sequences`, [L] int32 each, padded for one forward pass; wanted are the tokens of the `masks`, [L] bool.
 
-        `masks` are [L] bool each, `temperatures` [L] float32; None: 1.
-
-        Raises:
-            InvariantError: an id is outside the vocabulary, or a first token is wanted (nothing predicts it).
+        `temperatures` are [L] float32; None: 1. Raises InvariantError where a first token is wanted: nothing predicts it.
         """
         longest = max(len(ids) for ids in sequences)
         if self._cut is not None:
@@ -183,7 +176,6 @@ class PolicyModel:
         )
 
     def check_ids(self, sequences: Sequence[NDArray[np.int32] | NDArray[np.int64]]) -> None:
-        """Raise InvariantError unless each id is below the vocabulary's size."""
         for ids in sequences:
             if ids.size and not (ids.min() >= 0 and ids.max() < self.vocab_size):
                 raise InvariantError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary has {self.vocab_size}")
@@ -231,17 +223,13 @@ class PolicyModel:
 
     @property
     def is_split(self) -> bool:
-        """Whether no process holds the weights whole and in place."""
         return isinstance(next(iter(self.parameters.values())), DTensor)
 
     def weights(self, dtype: torch.dtype | None = None, *, copied: bool = False, in_file: bool = False) -> dict[str, Tensor]:
         """Return the weights on rank 0, nothing on others, under the names of `export`; every rank must call it.
 
-        Args:
-            dtype: type of copies; None: as they are trained.
-            copied: copy weights that this process holds whole, too; otherwise the next step changes them. Split ones are
-                copied in any case.
-            in_file: keep copies in a file and not in host memory.
+        Split weights, and those of another `dtype`, are copies; with `copied` all are. Otherwise the next step changes them.
+        With `in_file` the copies are in a file and not in host memory.
         """
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
         if copied or self.is_split:
@@ -251,7 +239,6 @@ class PolicyModel:
         return self.with_checkpoint_names(state) if self.ranks.rank == 0 else {}
 
     def num_bytes(self, dtype: torch.dtype | None = None) -> int:
-        """Return the size of the weights in `dtype`; None: as they are trained."""
         return sum(tensor.numel() * (dtype or tensor.dtype).itemsize for tensor in self.parameters.values())
 
     def saved_buffers(self) -> dict[str, Tensor]:
@@ -264,11 +251,7 @@ class PolicyModel:
         return revert_weight_conversion(self.module, tensors)
 
     def read(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
-        """Replace the weights by those of a checkpoint, of which each rank reads the parts that it holds.
-
-        Raises:
-            ConfigError: it is the checkpoint of another model; nothing has changed.
-        """
+        """Replace the weights by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
         read_weights(self.module, self._conversions, weights, where)
 
     @property
@@ -345,7 +328,6 @@ class PolicyModel:
 
 
 def _read_headers(path: Path) -> tuple[PreTrainedModel, dict[str, StoredTensor]]:
-    """Return the model of the HF directory `path` without weights, and the tensors of its files."""
     module, stored = empty_model(path), model_tensors(path)
     untie_different(module, stored)
     return module, stored
@@ -366,7 +348,7 @@ def _recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> T
 
 
 def compute_in_bfloat16(module: nn.Module) -> None:
-    """Make each part of `module` that has weights of its own compute with bfloat16 copies of them, as FSDP does.
+    """Make each part of `module` that has its own weights compute with bfloat16 copies of them, as FSDP does.
 
     A part and not a whole block: transformers checkpoints the inside of a block, without the hooks of the block.
     """

@@ -1,10 +1,8 @@
 """One training step: proximal log-probs, the decoupled PPO loss over microbatches, gradient clipping, AdamW.
 
 Invariant: the gradient of a minibatch is that of its whole loss, however forward passes cut it. A step whose loss or
-gradient is not finite never changes the weights. No token over the staleness bound is trained.
-
-The first minibatch is trained before any weight changes, so its current log-probs *are* the proximal ones: with
-`minibatches: 1` there is no proximal pass. Those of the other minibatches are computed before the first optimizer step.
+gradient is not finite never changes the weights. No token over the staleness bound is trained. The proximal log-probs are
+those before the first optimizer step; the first minibatch gets them from its training pass.
 """
 
 from __future__ import annotations
@@ -54,9 +52,9 @@ class _Part:
     samples: tuple[int, ...]
     """Places of its samples in the batch."""
     ends: tuple[int, ...]
-    """Where the trained tokens of each sample end among the n."""
+    """Ends of the trained tokens of each sample among the n."""
     is_filler: bool
-    """Whether another rank trains these samples; this rank only keeps step with the others."""
+    """Whether another rank trains these samples; this rank only keeps step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +83,6 @@ class PolicyTrainer:
 
     @property
     def state(self) -> TrainerState:
-        """The counters after the last step."""
         return self._state
 
     def step(self, batch: TrainBatch) -> StepReport:
@@ -136,13 +133,7 @@ class PolicyTrainer:
         return StepReport(metrics=metrics, skipped=skipped, proximal_logprobs=self._merged(batch, used))
 
     def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> list[Float32Array]:
-        """Return [L-1] float32 log-probs of tokens 1.. of each [L] int32 sequence, under the current weights.
-
-        `temperatures` has one above 0 for each sequence; None: 1 for all.
-
-        Raises:
-            InvariantError: an id is outside the vocabulary.
-        """
+        """Return [L-1] float32 log-probs of tokens 1.. of each [L] int32 sequence; `temperatures` are above 0; None: 1."""
         self.model.check_ids(sequences)
         ranks = self.model.ranks
         divisors = temperatures or [1.0] * len(sequences)
@@ -188,9 +179,6 @@ class PolicyTrainer:
         """Continue exactly where `checkpoint` was written; each rank reads the parts that it holds.
 
         Under another number of ranks, rank r continues with the random state of rank r modulo the number that wrote it.
-
-        Raises:
-            ConfigError: it is the checkpoint of another model.
         """
         self.model.read(checkpoint.weights, checkpoint.path)
         by_parameter: dict[str, dict[str, StoredTensor]] = {}
@@ -290,7 +278,6 @@ class PolicyTrainer:
         return measured, norm, problem
 
     def _merged(self, batch: TrainBatch, own: Mapping[int, Float32Array]) -> dict[int, Float32Array]:
-        """Return the proximal log-probs of all samples that any rank has computed."""
         computed = [at for at, item in enumerate(batch.samples) if has_gradient(item)]
         sizes = [int(batch.samples[at].sample.loss_mask.sum()) for at in computed]
         parts = [own.get(at, np.zeros(size, np.float32)) for at, size in zip(computed, sizes, strict=True)]
@@ -348,12 +335,6 @@ def interrupted(sample: Sample) -> BoolArray:
 
     Under `inference.pause_mode: fast` the server sampled them from keys and values of earlier weights, so their recorded
     log-probs are not those of the version they carry. An update between a request and its first token leaves no trace.
-
-    Example:
-        >>> arrays = {"token_ids": [5, 6, 7, 8, 9], "token_versions": [-1, 2, 3, -1, 3], "turn_index": [0, 0, 0, 1, 1]}
-        >>> rest = {"loss_mask": np.ones(5, bool), "behavior_logprobs": np.zeros(5), "temperatures": np.ones(5)}
-        >>> interrupted(Sample(**{name: np.array(array) for name, array in (arrays | rest).items()})).tolist()
-        [False, False, True, False, False]
     """
     result = np.zeros(len(sample.token_ids), np.bool_)
     sampled = np.flatnonzero(sample.token_versions >= 0)

@@ -36,25 +36,20 @@ class ScriptedSending:
     """The sending of one version; a `Sending` that sends nothing."""
 
     def __init__(self, version: int, groups: Sequence[str]) -> None:
-        """Start with nothing sent."""
         buckets = ((TensorSpec("steps_applied", "float32", (1,)),),)
         self.manifest = Manifest(version, buckets, scripted_checksums(version, buckets))
-        """What is sent."""
         self.groups = tuple(groups)
         self.started: list[str] = []
-        """Groups that `start` was called with."""
         self.abandoned: tuple[str, ...] | None = None
         """Groups that `finish` was called with; None before."""
         self.failures: dict[str, str] = {}
-        """What `finish` returns: error messages by group."""
+        """Error messages by group, for `finish` to return."""
 
     async def start(self, groups: Sequence[str]) -> None:
-        """Record the groups."""
         await anyio.lowlevel.checkpoint()
         self.started += groups
 
     async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
-        """Record the abandoned groups and return `failures`."""
         self.abandoned = tuple(abandoned)
         with anyio.CancelScope(shield=True):
             await anyio.lowlevel.checkpoint()
@@ -74,9 +69,7 @@ class ScriptedChannel:
     def __init__(self) -> None:
         """Start without groups and with weights that no server has."""
         self.groups: set[str] = set()
-        """The open groups."""
         self.sendings: list[ScriptedSending] = []
-        """Every sending, in order."""
         self.published_version: int | None = None
         """Version under which servers got the present weights; None after a step."""
         self.held_version: int | None = None
@@ -87,7 +80,6 @@ class ScriptedChannel:
         """`ScriptedSending.failures` of the sendings to come."""
 
     async def open(self, requests: Sequence[GroupRequest], close: Collection[str]) -> Sequence[GroupAddress]:
-        """Return an address that nothing listens on for each of `requests`."""
         await anyio.lowlevel.checkpoint()
         self.groups = (self.groups - set(close)) | {request.name for request in requests}
         return [GroupAddress(request.name, "scripted", 1, 1 + request.ranks, "gloo") for request in requests]
@@ -96,7 +88,6 @@ class ScriptedChannel:
     async def sending(
         self, version: int, groups: Sequence[str], *, dtype: str, again: bool
     ) -> AsyncGenerator[ScriptedSending]:
-        """Yield a sending that sends nothing."""
         again = again or version == self.held_version
         if again and self.stepping:
             raise UpdatePending("the trainer is in a step; the server gets weights with the next update")
@@ -160,21 +151,14 @@ class ScriptedTrainer:
             source: HF checkpoint whose config and tokenizer files are published with the tiny weights.
         """
         self.batches: list[TrainBatch] = []
-        """Every batch given to `step`, in order."""
         self.publications: list[Publication] = []
-        """Every publication, in order."""
         self.saved: list[str] = []
-        """Directories of the checkpoints written, in order."""
         self.notes: list[str] = []
-        """The notes in them."""
         self.channel = ScriptedChannel()
-        """The channel that records sendings."""
         self.steps_while_sending = steps_while_sending
         """Whether steps leave the held version as it is, and so do not end its sendings."""
         self.held: list[int] = []
-        """The versions that `hold` took, in order."""
         self.started = anyio.Event()
-        """Set when the first step has begun."""
         self._skip = frozenset(skip_steps)
         self._fail = frozenset(fail_steps)
         self._hold_steps = dict(hold_steps or {})

@@ -34,7 +34,6 @@ class EncodedExample:
     """One conversation as token ids."""
 
     token_ids: Int32Array
-    """[L] int32."""
     loss_mask: BoolArray
     """[L] bool, True where the token is trained; False for the first."""
 
@@ -69,8 +68,7 @@ def run_sft(
 
     `muon`: matrices inside the layers by Muon (`config.muon_lr`), embeddings, output head and norms by AdamW (`config.lr`).
     Both warm up linearly over `config.warmup_steps` and fall linearly to 0 over the second half of the steps.
-
-    `on_progress` is called after each step with the number of steps done and the last loss; `config.data` is not read.
+    `on_progress` gets the number of steps done and the last loss; `config.data` is not read.
 
     Raises:
         ConfigError: the model cannot be loaded, or an example is empty or trains nothing.

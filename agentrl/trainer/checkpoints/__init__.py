@@ -1,1 +1,1 @@
-"""Checkpoints: what is in one, who writes which part of it, and how any number of ranks continues from it."""
+"""Checkpoints: their contents, who writes which part, and how any number of ranks continues from them."""

@@ -53,7 +53,6 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
-        """Return the record of the file at `path`; raises OSError when it cannot be read."""
         with path.open("rb") as file:
             checksum = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
             return cls(file.tell(), checksum)
@@ -84,11 +83,7 @@ class ShardIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def joined(cls, indexes: Sequence[ShardIndex]) -> ShardIndex:
-        """Return the index of all ranks.
-
-        Raises:
-            TrainError: the parts of a tensor do not make it up.
-        """
+        """Return the index of all ranks; raises TrainError where the parts of a tensor do not make it up."""
         weights, optimizer = [index.weights for index in indexes], [index.optimizer for index in indexes]
         index = cls(weights=_join_tensors(weights), optimizer=_join_tensors(optimizer))
         if problem := index.problem():
@@ -96,13 +91,7 @@ class ShardIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return index
 
     def problem(self) -> str | None:
-        """Return the first problem of parts that do not make up their tensor, with a file; None if all are whole.
-
-        Example:
-            >>> parts = (SliceRecord("a", (0, 0), (2, 3)), SliceRecord("b", (1, 0), (1, 3)))
-            >>> ShardIndex({"w": TensorRecord("F32", (2, 3), parts)}, {}).problem()
-            'w (2, 3): the part of b at (1, 0) of shape (1, 3) overlaps the part of a at (0, 0) of shape (2, 3)'
-        """
+        """Return the first problem of parts that do not make up their tensor, with a file; None if all are whole."""
         tensors = (*self.weights.items(), *self.optimizer.items())
         return next((problem for name, tensor in tensors if (problem := _problem_of(name, tensor))), None)
 
@@ -118,11 +107,9 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Number of processes of the trainer that wrote it."""
     files: dict[str, FileRecord]
     digest: str
-    """Of the rest of this record."""
 
     @property
     def own_digest(self) -> str:
-        """The digest of the rest of the record."""
         return hashlib.blake2b(msgspec.json.encode(msgspec.structs.replace(self, digest="")), digest_size=16).hexdigest()
 
 
@@ -158,12 +145,7 @@ def read_state_file(directory: Path, kind: type[Record]) -> Record:
 
 
 def shard_file(name: str, rank: int, world: int) -> str:
-    """Return the name of a rank's part of the file `name`.
-
-    Example:
-        >>> shard_file("model.safetensors", 0, 1), shard_file("model.safetensors", 1, 2)
-        ('model.safetensors', 'model-00002-of-00002.safetensors')
-    """
+    """Return the name of a rank's part of the file `name`, such as `model-00002-of-00002.safetensors` of several ranks."""
     stem, _, suffix = name.rpartition(".")
     return name if world == 1 else f"{stem}-{rank + 1:05d}-of-{world:05d}.{suffix}"
 

@@ -24,7 +24,7 @@ from agentrl.weights.parts import Index, StoredTensor, TensorPart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedParts:
-    """What one rank writes, in host memory."""
+    """The parts that one rank writes, in host memory."""
 
     weights: Mapping[str, TensorPart]
     """Whole tensors, by HF parameter name."""
@@ -95,11 +95,6 @@ def names_to_write(held: Sequence[Sequence[HeldPart]], rank: int) -> frozenset[s
 
     Of the ranks that hold the same part, the one with the least to write so far is chosen, the largest parts first; so all
     ranks agree.
-
-    Example:
-        >>> norm, head = HeldPart("norm", (0,), 8), HeldPart("head", (0, 0), 64)
-        >>> [sorted(names_to_write([[norm, head], [norm, head]], rank)) for rank in range(2)]
-        [['head'], ['norm']]
     """
     holders: dict[HeldPart, list[int]] = {}
     for number, parts in enumerate(held):

@@ -63,7 +63,7 @@ class CheckpointJob:
     state: TrainerState
     note: str
     source: Path
-    """HF checkpoint whose config and tokenizer files are copied beside the weights."""
+    """HF checkpoint whose config and tokenizer files are copied next to the weights."""
 
 
 class RankReport(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ class BackgroundWriter:
     """The thread of one rank that writes checkpoints, together with those of the other ranks."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Start with nothing to write; every rank must make one at the same time."""
+        """Start with nothing to write; every rank must make a writer at the same time."""
         self._ranks = ranks
         self._in_thread = ranks.beside()
         self._threads = ThreadPoolExecutor(1, "agentrl checkpoint")
@@ -174,10 +174,7 @@ class BackgroundWriter:
     def finish(self, *, wait: bool) -> SaveReport | None:
         """Return the checkpoint that was started, once it is on the disk and once only; every rank must call it.
 
-        Without `wait`, None is returned while it is being written.
-
-        Raises:
-            TrainError: it could not be written; the message names the path and the cause.
+        Without `wait`, None is returned while it is being written; raises TrainError, which names the path and the cause.
         """
         writing = self._writing
         if writing is None:
@@ -190,7 +187,6 @@ class BackgroundWriter:
         return writing.result()
 
     def close(self) -> None:
-        """Return when no checkpoint is being written."""
         self._threads.shutdown()
 
     def _write(self, job: CheckpointJob) -> SaveReport:

@@ -100,7 +100,6 @@ class ManyRanks(Ranks):
         self._timeout = timeout
 
     def mesh(self, device: torch.device) -> TrainerMesh:
-        """Return the meshes of this rank."""
         return make_mesh(self._shape, self.rank, device, self._timeout)
 
     def share(self, body: bytes | None) -> bytes:
@@ -128,18 +127,15 @@ class ManyRanks(Ranks):
         return [every[:length].numpy().tobytes() for every, length in zip(self.gathered(own), lengths, strict=True)]
 
     def beside(self) -> ManyRanks:
-        """Make a group, which is collective."""
         group = _gloo_group(_IDLE)  # a rank's disk may be slow, and the driver's wait for the thread has a deadline
         return ManyRanks(self.rank, self._shape, idle=group, control=group, timeout=self._timeout)
 
     def gathered(self, own: Tensor) -> list[Tensor]:
-        """Gather over all ranks."""
         every = [torch.empty_like(own) for _ in range(self.world)]
         dist.all_gather(every, own, group=self._control)
         return every
 
     def collected(self, own: Tensor) -> list[Tensor]:
-        """Gather on rank 0."""
         every = [torch.empty_like(own) for _ in range(self.world)] if self.rank == 0 else []
         dist.gather(own, every or None, 0)
         return every
@@ -153,7 +149,6 @@ class ManyRanks(Ranks):
         return total
 
     def maximum(self, values: Tensor) -> Tensor:
-        """Take the maximum over all ranks."""
         largest = values.detach().cpu().clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control)
         return largest
@@ -167,10 +162,7 @@ class ManyRanks(Ranks):
 def joined(store: dist.Store, rank: int, shape: MeshShape, *, device: torch.device, timeout_s: float) -> Generator[Ranks]:
     """Join the processes that share `store`, and leave them at the end of the block.
 
-    `device` decides the backend, `gloo` or `nccl`; a collective fails after `timeout_s`.
-
-    Raises:
-        RuntimeError: the other ranks did not join in time.
+    `device` decides the backend, `gloo` or `nccl`; joining (RuntimeError) and each collective fail after `timeout_s`.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)

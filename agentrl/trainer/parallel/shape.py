@@ -19,7 +19,7 @@ Axis: TypeAlias = Literal["replicate", "shards", "cp", "tp"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """How many ways each axis splits the trainer.
+    """The number of ways in which each axis splits the trainer.
 
     Example:
         >>> shape = MeshShape(dp=2, cp=2)
@@ -35,7 +35,6 @@ class MeshShape:
 
     @property
     def world(self) -> int:
-        """Number of processes."""
         return self.replicate * self.dp * self.cp * self.tp
 
     @property
@@ -54,7 +53,7 @@ class MeshShape:
         return self.replicate * self.dp
 
     def data_rank(self, rank: int) -> int:
-        """Return which samples `rank` gets, from 0."""
+        """Return the number, from 0, of the part of the samples that `rank` gets."""
         return rank // (self.cp * self.tp)
 
     def leads(self, rank: int) -> bool:

@@ -63,7 +63,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of `tensor`: its part, or the whole where it is not split; changes go through."""
+    """Return this rank's elements of `tensor`: its part, or the whole where it is not split; changes go through."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

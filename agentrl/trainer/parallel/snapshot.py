@@ -52,13 +52,8 @@ def snapshot(
 ) -> dict[str, Tensor]:
     """Return contiguous copies of whole `tensors` on the host; empty on ranks other than 0.
 
-    It is a collective where a tensor is split, or with `in_file`. On GPUs the copies in memory are pinned.
-
-    Args:
-        tensors: the same names, in the same order, on every rank; those that are not split are copied from rank 0.
-        ranks: the ranks that hold parts.
-        dtype: type of the copies; None: that of each tensor.
-        in_file: map the copies to a file, whose pages take memory only as long as there is enough of it.
+    It is a collective where a tensor is split, or with `in_file`, and takes the same names in the same order on every rank.
+    On GPUs the copies in memory are pinned; those in a file take memory only as long as there is enough of it.
 
     Raises:
         InvariantError: the parts of a tensor do not make it up.

@@ -14,11 +14,7 @@ Result = TypeVar("Result")
 
 
 def together(ranks: Ranks, action: Callable[[], Result]) -> Result:
-    """Return the result of `action`, which every rank runs; every rank must call it.
-
-    Raises:
-        AgentRLError: of the lowest rank that has one, on all ranks alike.
-    """
+    """Return the result of `action`, which every rank must run; the error of the lowest rank is raised on all."""
     results: list[Result] = []
     problem = None
     try:

@@ -5,7 +5,7 @@ Transformer Models". Around attention one all-to-all gives each rank whole seque
 its part of the sequences for all heads. Everything else in a decoder works token by token.
 
 Invariant: log-probs and gradients are those of whole sequences. Each rank of a group returns the log-probs of all wanted
-tokens, and differentiates those of its own part; the sum of the ranks' gradients is the whole gradient.
+tokens, and differentiates those of its part; the sum of the ranks' gradients is the whole gradient.
 
 Legend: B sequences, T their padded length, P parts, H query heads, K heads of keys and values, D their size.
 """
@@ -31,7 +31,7 @@ ATTENTION = "agentrl_ulysses"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCut:
-    """How the sequences of a forward pass are cut over the ranks of a group."""
+    """The cut of the sequences of a forward pass over the ranks of a group."""
 
     group: dist.ProcessGroup
     part: int
@@ -48,7 +48,7 @@ class SequenceCut:
         return input_ids[:, first : first + width], torch.arange(first, first + width, device=input_ids.device)[None]
 
     def own_wanted(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return which wanted tokens this rank computes, [m] index into `positions`, and where, [m] index into B x T/P.
+        """Return this rank's wanted tokens: [m] indices into `positions`, and [m] indices into B x T/P.
 
         `positions` are [n] indices into B x T, T = `length`.
         """

@@ -3,11 +3,8 @@
 Invariant: what is sent as a version is what the trainer held as that version. Where the worker keeps a snapshot, sending
 and stepping do not wait for each other, and several sendings run at once; the snapshot stays until the next version is
 held. Where it does not (`trainer.snapshot: stream`), the driver never asks for a step while weights are being sent, and one
-sending follows the other.
-
-However a sending ends, its groups are finished or closed and the worker stays usable: a cancelled caller still waits for
-the worker's reply. That reply is immediate, except that the first sending of a version computes digests and `finish` waits
-for what is on the wire.
+sending follows the other. However a sending ends, its groups are finished or closed and the worker stays usable: a
+cancelled caller still waits for the worker's reply.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ AnyReply = TypeVar("AnyReply", bound=WorkerReply)
 
 
 class Exchange(Protocol):
-    """One request and its reply, bounded by a deadline of its own."""
+    """One request and its reply, bounded by a deadline."""
 
     def __call__(self, request: WorkerRequest, expected: type[AnyReply], what: str, /) -> Awaitable[AnyReply]:
         """Return the worker's reply."""
@@ -64,16 +61,10 @@ class TrainerChannel:
 
     @property
     def steps_while_sending(self) -> bool:
-        """Whether the weights held last are a snapshot; false before the first."""
         return self._snapshot is True
 
     async def hold(self, version: int, *, dtype: str | None) -> None:
-        """Take the present weights as `version`; the next `sending` or `holding` of it uses these, or is refused.
-
-        Raises:
-            InvariantError: when the trainer is in a step.
-            TrainError: when the worker died.
-        """
+        """Take the present weights as `version`; the next `sending` or `holding` of it uses these, or is refused."""
         self._held = None
         async with self.holding(version, dtype=dtype, what=f"holding version {version}"):
             self._held = version, dtype
@@ -92,8 +83,7 @@ class TrainerChannel:
         """Close the groups in `close`, open one for each of `requests`, and return where the servers join.
 
         Raises:
-            ConfigError: when the address is not the worker's, or the backend cannot be used.
-            TrainError: when the worker died.
+            ConfigError: the address is not the worker's, or the backend cannot be used.
         """
         request = OpenGroups(tuple(requests), tuple(close))
         return (await _shielded_exchange(self._call, request, GroupsOpened, "listening for servers")).addresses
@@ -104,19 +94,12 @@ class TrainerChannel:
     ) -> AsyncGenerator[None]:
         """Hold the weights as `version` for the length of the block, or, in a snapshot, until the next call.
 
-        What `hold` took as that version is used; without a snapshot it must still be what the trainer has.
-
-        Args:
-            version: policy version of the weights.
-            dtype: type in which they are sent, a key of `WIRE_DTYPES`; None: as they are trained.
-            again: refuse unless the present weights were held as `version` before.
-            what: what the driver does, for messages.
-            shield: wait for the worker's reply even when cancelled.
+        What `hold` took as that version is used; without a snapshot it must still be what the trainer has. With `again`, the
+        present weights must have been held as `version` before. With `shield`, a cancelled caller waits for the reply.
 
         Raises:
-            UpdatePending: when `again` is set or `hold` was called, and the trainer is in a step or has stepped since.
-            InvariantError: when neither is so and the trainer is in a step.
-            TrainError: when the worker died.
+            UpdatePending: `again` is set or `hold` was called, and the trainer is in a step or has stepped since.
+            InvariantError: neither is so and the trainer is in a step.
         """
         if self._held == (version, dtype):
             again = True
@@ -145,13 +128,7 @@ class TrainerChannel:
     async def sending(
         self, version: int, groups: Sequence[str], *, dtype: str, again: bool
     ) -> AsyncGenerator[WorkerSending]:
-        """Hold the weights while the block runs and prepare to send them; the arguments are `WeightChannel.sending`'s.
-
-        Raises:
-            UpdatePending: when `again` is set or `hold` was called, and the trainer does not have the version any more: a
-                later one is being published, or it keeps no snapshot and is in a step or has stepped since.
-            InvariantError: when neither is so and the trainer is in a step.
-            TrainError: when the worker died.
+        """Hold the weights while the block runs and prepare to send them, as `WeightChannel.sending`; raises as `holding`.
 
         Cancellation: unfinished groups are closed; the trainer stays usable.
         """
@@ -210,23 +187,15 @@ class WorkerSending:
     """The sending of one version; a `Sending`."""
 
     def __init__(self, call: Exchange, groups: Sequence[str], manifest: Manifest) -> None:
-        """Start with nothing sent; `TrainerChannel.sending` makes one."""
         self._call, self._groups = call, tuple(groups)
         self.manifest = manifest
-        """What is sent."""
         self.finished = False
-        """Whether `finish` was called."""
 
     async def start(self, groups: Sequence[str]) -> None:
-        """Start to send to `groups`."""
         await _shielded_exchange(self._call, StartSending(tuple(groups)), SendingStarted, "starting to send weights")
 
     async def finish(self, abandoned: Collection[str]) -> Mapping[str, str]:
-        """Close the abandoned groups and wait at most `sync.timeout_s` for the others.
-
-        Returns:
-            The error message of each group that failed.
-        """
+        """Close the abandoned groups, wait at most `sync.timeout_s` for the others, and return the errors by group."""
         self.finished = True
         request = FinishSending(self._groups, tuple(abandoned))
         return (await _shielded_exchange(self._call, request, SendingFinished, "sending weights to the servers")).failures

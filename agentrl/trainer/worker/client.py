@@ -1,11 +1,8 @@
 """The driver's side of a trainer worker: a `Trainer` and its `WeightChannel` whose calls go to a subprocess. No torch here.
 
 Invariant: the process lives exactly as long as the `launch_trainer` block. Each call ends in its reply, in the worker's own
-error, or in a `TrainError` that names how the worker died or how long the driver waited; a worker that is not done by then,
-such as a stopped one, is killed.
-
-Requests that need the weights follow one another. Those that send or write weights which the worker holds already
-(`SendingRequest`) run beside them.
+error, or in a `TrainError` that names how the worker died or how long the driver waited; a worker that is not done by then
+is killed. A `SendingRequest` runs while others do; all other requests follow one another.
 """
 
 from __future__ import annotations
@@ -42,10 +39,9 @@ from agentrl.weights.types import Publication
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """Where a restored trainer continues."""
+    """The point from which a restored trainer continues."""
 
     policy_version: int
-    """Version of the restored weights."""
     steps: int
     """Batches consumed before the checkpoint."""
     note: str
@@ -57,16 +53,14 @@ class _PendingRequest:
     number: int
     body: bytes
     ended: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the reply is there or none will come."""
     reply: protocol.WorkerReply | None = None
 
 
 class _Exchanges:
     """The requests under way on the link of rank 0; `read` must run for as long as they are made.
 
-    A reply goes to the request whose number it carries, so that several can be under way; the last words of a worker go to
-    all of them. When the link ends or carries what is no reply, every request under way fails with that error, and so does
-    every later one.
+    A reply goes to the request whose number it carries; the last words of a worker, and the error that ends the link, go to
+    all of them, and to every later one.
     """
 
     def __init__(self, link: Link) -> None:
@@ -78,7 +72,6 @@ class _Exchanges:
         self._sending = anyio.Lock()
 
     def numbered(self, request: protocol.WorkerRequest) -> _PendingRequest:
-        """Return `request` for `exchange`; raises InvariantError where it is too large."""
         self._made += 1
         return _PendingRequest(number=self._made, body=protocol.encode(request, self._made))
 
@@ -99,7 +92,6 @@ class _Exchanges:
         return request.reply
 
     async def read(self) -> None:
-        """Hand out the replies until the link ends."""
         try:
             while True:
                 number, reply = protocol.decode_reply(await self._link.receive())
@@ -147,15 +139,12 @@ class RemoteTrainer:
 
     def __init__(self, ranks: TrainerRanks, timeout_s: float) -> None:
         self.pid: int = ranks.first.pid
-        """Id of the worker process that answers."""
         self.pids: tuple[int, ...] = tuple(rank.pid for rank in ranks.ranks)
-        """Ids of all worker processes, by rank, each on its own machine."""
+        """Ids of all worker processes, by rank, each on its machine."""
         self.device = ""
         """Device the model is on, such as `cpu` or `cuda`."""
         self.num_parameters = 0
-        """Trained numbers of the model."""
         self.channel = TrainerChannel(self._call)
-        """Process groups with servers, for `sync.method: distributed`."""
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._name = ranks.silences.name(0)
@@ -172,22 +161,16 @@ class RemoteTrainer:
 
     @property
     def steps_while_sending(self) -> bool:
-        """Whether the weights held last are a snapshot, so that `step` may run while they are sent or written."""
         return self.channel.steps_while_sending
 
     async def hold(self, version: int, *, dtype: str | None) -> None:
-        """Take the present weights as `version`; errors and cancellation are those of `TrainerChannel.hold`."""
         await self.channel.hold(version, dtype=dtype)
 
     async def step(self, batch: TrainBatch) -> StepReport:
-        """Train on `batch` and return the metrics of the step.
-
-        It runs while a snapshot is sent or written, and waits for a sending or writing of weights that are none.
+        """Train on `batch`; runs while a snapshot is sent or written, and waits until other weights are.
 
         Raises:
-            TrainError: when the worker dies, misses its deadline, or stops after too many non-finite steps in a row.
-            StaleDataError: when a trained token is over the staleness bound; the weights are unchanged.
-            InvariantError: when the batch contradicts itself; the weights are unchanged.
+            TrainError: the worker dies, misses its deadline, or stops after too many non-finite steps in a row.
 
         Cancellation: the worker finishes the step; this trainer cannot be used again.
         """
@@ -198,12 +181,7 @@ class RemoteTrainer:
     async def publish(self, version: int, directory: str) -> Publication:
         """Write weights to `directory/v<version>`, atomically, and return their path and digests.
 
-        They are those that `hold` took as `version` to be written, or else the present ones. Earlier versions stay;
-        `agentrl.weights.disk.prune` removes them.
-
-        Raises:
-            UpdatePending, InvariantError: as for `TrainerChannel.holding`.
-            TrainError: naming the path and the cause, such as a full disk; earlier versions are untouched.
+        They are those that `hold` took as `version` to be written, or else the present ones. Earlier versions stay.
 
         Cancellation: the directory is complete or absent; this trainer cannot be used again.
         """
@@ -217,41 +195,20 @@ class RemoteTrainer:
     async def logprobs(
         self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None
     ) -> list[Float32Array]:
-        """Return, for each [L] int32 sequence, [L-1] float32 log-probs of tokens 1.. under the current weights.
-
-        Args:
-            sequences: each [L] int32.
-            temperatures: above 0, one for each sequence; None: 1 for all.
-
-        Raises:
-            InvariantError: for an id outside the vocabulary.
-            TrainError: when the worker dies or misses its deadline.
-        """
+        """Return, for each [L] int32 sequence, [L-1] float32 log-probs of tokens 1.. under the current weights."""
         what = f"computing the log-probs of {len(sequences)} sequences"
         reply = await self._call(pack_sequences(sequences, temperatures), protocol.LogprobsReply, what)
         return split_logprobs(reply, sequences)
 
     async def save(self, directory: str, note: str = "") -> None:
-        """Begin to write a checkpoint that appears as `directory` whole or not at all; `restore` returns `note`.
-
-        Returns when the state is copied: the worker writes it while training continues. A checkpoint that is still being
-        written is waited for first.
-
-        Raises:
-            TrainError: the checkpoint before could not be written, and `finish_save` has not reported it.
+        """Begin to write a checkpoint as `Trainer.save`; `restore` returns `note`.
 
         Cancellation: the directory is complete or absent; this trainer cannot be used again.
         """
         await self._call(protocol.Save(_whole_path(directory), note), protocol.SaveBegun, f"saving {directory}")
 
     async def finish_save(self, *, wait: bool) -> SaveReport | None:
-        """Return the checkpoint that `save` began, once it is on the disk; each is returned once.
-
-        Args:
-            wait: until it is; otherwise None is returned while it is being written.
-
-        Raises:
-            TrainError: naming the path and the cause, such as a full disk; the previous checkpoint is untouched.
+        """Return the checkpoint that `save` began, as `Trainer.finish_save`.
 
         Cancellation: the directory is complete or absent; this trainer cannot be used again.
         """
@@ -259,12 +216,7 @@ class RemoteTrainer:
         return None if reply.directory is None else SaveReport(directory=reply.directory, seconds=reply.seconds)
 
     async def restore(self, directory: str) -> RestoreReport:
-        """Load the checkpoint at `directory` and continue exactly where it was written.
-
-        Raises:
-            TrainError: when it is missing, incomplete or damaged.
-            ConfigError: when it is the checkpoint of another model.
-        """
+        """Load the checkpoint at `directory` and continue exactly where it was written."""
         async with self.channel.stepping():
             reply = await self._call(protocol.Restore(_whole_path(directory)), protocol.Restored, f"restoring {directory}")
         return RestoreReport(policy_version=reply.policy_version, steps=reply.steps, note=reply.note)
@@ -339,8 +291,8 @@ async def launch_trainer(
         launcher: starts them under `cluster.launcher: ray`.
 
     Raises:
-        ConfigError: when the model cannot be loaded or the device does not exist.
-        LaunchError: when a process does not start, or does not join in time.
+        ConfigError: the model cannot be loaded or the device does not exist.
+        LaunchError: a process does not start, or does not join in time.
 
     Cancellation: the worker is ended, or killed if it is busy, within 5 seconds.
     """
@@ -385,5 +337,5 @@ def _check_model(path: Path) -> None:
 
 
 def _whole_path(directory: str) -> str:
-    """Return the path from the root: servers, and ranks that others started, run in working directories of their own."""
+    """Return the path from the root: servers and ranks may run in other working directories."""
     return str(Path(directory).absolute())

@@ -19,13 +19,13 @@ from agentrl.processes.parent import read_in_thread
 from agentrl.trainer.worker import protocol
 
 Ending = Literal["at once", "when idle", "when dismissed", "after the request"]
-"""What the end of the stream means. `at once`: this process ends, always. `when idle`: between two requests it is the end of
+"""Meaning of the stream's end. `at once`: this process ends, always. `when idle`: between two requests it is the end of
 input, and within one the death of the driver. `when dismissed`: the death of the driver, unless it dismissed this rank.
 `after the request`: the end of input, and the request under way is finished."""
 
 
 class NumberedCall(NamedTuple):
-    """A request as it came in."""
+    """A request and its number."""
 
     number: int
     request: protocol.WorkerRequest
@@ -35,7 +35,6 @@ class Inbox:
     """The requests that have come; each `SendingRequest` is answered aside, also while this rank works on another one."""
 
     def __init__(self, source: ByteSource, *, ends: Ending) -> None:
-        """Start to read `source`; `ends` says what its end means."""
         self._ends = ends
         self._calls: SimpleQueue[NumberedCall | BaseException | None] = SimpleQueue()
         self._aside: Callable[[NumberedCall], None] | None = None
@@ -44,11 +43,7 @@ class Inbox:
         self._thread = read_in_thread(read_frames(source), self._take, self._end)
 
     def next(self) -> NumberedCall | None:
-        """Wait for the next request; None: the driver has closed the stream, or dismissed this rank.
-
-        Raises:
-            InvariantError: what comes is no request.
-        """
+        """Wait for the next request; None: the driver has closed the stream, or dismissed this rank."""
         call = self._calls.get()
         if isinstance(call, BaseException):
             raise call
@@ -60,7 +55,6 @@ class Inbox:
 
     @contextmanager
     def working(self) -> Generator[None]:
-        """Mark the block as work on a request."""
         with self._lock:
             self._busy = True
             self._end_with_driver()
@@ -71,7 +65,6 @@ class Inbox:
                 self._busy = False
 
     def wait(self) -> None:
-        """Wait until the driver ends this process."""
         self._thread.join()
 
     def _take(self, body: bytes) -> None:

@@ -45,7 +45,6 @@ class OutgoingWeights:
     """The held weights and the groups with servers."""
 
     def __init__(self, sender: WeightSender, sync: SyncConfig, source: Path) -> None:
-        """Hold nothing; files of the checkpoint `source` are copied beside written weights."""
         self._sender, self._sync, self._source = sender, sync, source
         self._to_send: HeldWeights | None = None
         self._to_write: HeldWeights | None = None
@@ -58,7 +57,6 @@ class OutgoingWeights:
         return held is not None and not held.snapshot and self._sender.sending
 
     def hold(self, held: HeldWeights) -> None:
-        """Hold `held` from now on."""
         if held.dtype is None:
             self._to_write = held
         else:
@@ -79,13 +77,7 @@ class OutgoingWeights:
             self._to_write = None
 
     def answer(self, request: protocol.SendingRequest) -> protocol.WorkerReply:
-        """Answer `request`.
-
-        Raises:
-            UpdatePending: the version is not held any more.
-            ConfigError, InvariantError: from the sender.
-            TrainError: the files cannot be written.
-        """
+        """Answer `request`; raises UpdatePending where the version is not held any more."""
         match request:
             case protocol.OpenGroups():
                 return protocol.GroupsOpened(tuple(self._sender.open(request.requests, request.close)))
@@ -100,7 +92,6 @@ class OutgoingWeights:
                 return self._write(request)
 
     def close(self) -> None:
-        """Close all groups."""
         self._sender.close()
 
     def _begin(self, request: protocol.BeginSending) -> protocol.SendingBegun:

@@ -21,11 +21,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def pack_batch(batch: TrainBatch) -> TrainStep:
-    """Return `batch` as a request.
-
-    Raises:
-        InvariantError: when the arrays of a sample differ in length.
-    """
+    """Return `batch` as a request; raises InvariantError where the arrays of a sample differ in length."""
     samples = [item.sample for item in batch.samples]
     for index, item in enumerate(batch.samples):
         sample, length = item.sample, len(item.sample.token_ids)
@@ -79,11 +75,7 @@ def pack_sequences(sequences: Sequence[Int32Array], temperatures: Sequence[float
 
 
 def unpack_batch(step: TrainStep) -> TrainBatch:
-    """Return the batch that was packed into `step`, bit for bit.
-
-    Raises:
-        InvariantError: when the arrays do not have the lengths the request declares.
-    """
+    """Return the packed batch, bit for bit; raises InvariantError where arrays do not have the declared lengths."""
     lengths = _lengths(step.lengths)
     count = int(lengths.sum())
     ids, versions = unpack_int32(step.token_ids, count), unpack_int32(step.token_versions, count)

@@ -1,4 +1,4 @@
-"""Which of a trainer's processes one is, as its command line or its scheduler gives it, and how it finds the others."""
+"""The place of a process among those of its trainer, from its command line or its scheduler, and its way to the others."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ JOIN_S = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The place of a process among those of its trainer.
-
-    Example:
-        >>> RankPlace.parse(RankPlace(rank=1, world=2, store="/tmp/meeting").arguments())
-        RankPlace(rank=1, world=2, store='/tmp/meeting', local=None, seat=None)
-    """
+    """The place of a process among those of its trainer."""
 
     rank: int = 0
     world: int = 1
@@ -35,7 +30,7 @@ class RankPlace:
     local: int | None = None
     """Its number among those of its machine; None: all are on this machine."""
     seat: Seat | None = None
-    """How it joined its driver, if it did so over TCP."""
+    """Its connection to the driver, if it joined over TCP."""
 
     def arguments(self) -> list[str]:
         """Return the arguments that `parse` reads."""
@@ -43,11 +38,7 @@ class RankPlace:
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Self:
-        """Return the place that `arguments` give; without any the process is alone.
-
-        Raises:
-            InvariantError: they are not those of `arguments()`.
-        """
+        """Return the place that `arguments` give; without any the process is alone."""
         given: dict[str, str] = {}
         for argument in arguments:
             name, _, value = argument.removeprefix("--").partition("=")
@@ -59,12 +50,7 @@ class RankPlace:
 
     @classmethod
     def joined(cls, address: str, environment: MutableMapping[str, str]) -> Self:
-        """Join the driver at `HOST:PORT`; the environment says which rank this is, and holds the token, which is removed.
-
-        Raises:
-            ConfigError: the address, the token or the numbers are missing or wrong.
-            LaunchError: the driver refuses this rank, or has not welcomed it within `JOIN_S`.
-        """
+        """Join the driver at `HOST:PORT`; the environment says which rank this is, and holds the token, which is removed."""
         numbers = numbers_in(environment)
         seat = join_at(address, environment, numbers, JOIN_S)
         if (interface := interface_of(seat.address)) is not None:
@@ -74,7 +60,6 @@ class RankPlace:
         return cls(rank=numbers.rank, world=numbers.world, local=numbers.local, seat=seat)
 
     def open_store(self) -> dist.Store:
-        """Return the store through which the ranks find each other."""
         import torch.distributed as dist
 
         if self.seat is None:
@@ -90,8 +75,7 @@ class RankPlace:
     def device_of(self, device: torch.device) -> torch.device:
         """Return the device of this rank: with several on GPUs, that many after `device` on each machine, else `device`.
 
-        Raises:
-            ConfigError: a rank's GPU does not exist; every rank of the machine raises it, so that none waits for another.
+        A ConfigError for a GPU that does not exist comes on every rank of the machine, so that none waits for another.
         """
         import torch
 

@@ -1,13 +1,12 @@
 """A trainer process: `python -m agentrl.trainer.worker.process` answers requests on its standard streams.
 
-Invariant: each request gets one reply; heartbeats precede it while the worker runs. Requests that need the weights are
-answered one at a time, in order, and those about weights that are held already (`SendingRequest`) beside them. An error of
-`agentrl.errors` is a reply and leaves the worker usable; any other exception ends the process with a traceback on its
-standard error. The process ends when its standard input closes or its driver ends. A trainer of one process finishes the
-request in progress.
+Invariant: each request gets one reply, after heartbeats. Requests that need the weights are answered in order, and those
+about weights that are held already (`SendingRequest`) meanwhile. An error of `agentrl.errors` is a reply and leaves the
+worker usable; any other exception ends the process. The process ends when its standard input closes or its driver ends; a
+trainer of one process finishes the request in progress.
 
-A trainer of several processes has one that speaks to the driver, rank 0. It shares each request with the others, so that all
-of them answer it together. The reply carries the error of any rank: none is left waiting for another that gave up.
+Of several processes rank 0 speaks to the driver. It shares each request with the others, so that all of them answer it
+together. The reply carries the error of any rank: none is left waiting for another that gave up.
 """
 
 from __future__ import annotations
@@ -51,13 +50,12 @@ if TYPE_CHECKING:
 class _Worker:
     trainer: PolicyTrainer
     outgoing: OutgoingWeights
-    """What servers get; only rank 0 holds anything."""
     checkpoints: BackgroundWriter
     source: Path
     snapshot: Literal["auto", "host", "stream"]
     """`trainer.snapshot`; `auto` until the first version is held."""
     free_memory: Callable[[], int | None]
-    """Returns the bytes that this machine can still give."""
+    """Returns the free bytes of this machine."""
     published_version: int | None = None
     """Version as which the present weights were held; None when they were not."""
 
@@ -66,17 +64,12 @@ class _Worker:
         return self.trainer.model.ranks
 
     def ready(self) -> protocol.Ready:
-        """Return the reply to `Setup`."""
         model = self.trainer.model
         count = sum(parameter.numel() for parameter in model.parameters.values())
         return protocol.Ready(device=str(model.device), num_parameters=count, vocab_size=model.vocab_size)
 
     def share(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
-        """Answer on rank 0, after the other ranks have the request too.
-
-        Raises:
-            InvariantError: it would change weights that are being sent; only rank 0 knows whether they are.
-        """
+        """Answer on rank 0, after the other ranks have the request too; only rank 0 knows whether weights are being sent."""
         changes = isinstance(request, protocol.TrainStep | protocol.Restore | protocol.HoldWeights)
         if changes and self.outgoing.must_not_change:
             raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
@@ -84,7 +77,6 @@ class _Worker:
         return together(self.ranks, partial(self.answer, request))
 
     def answer(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
-        """Answer on this rank, together with the others."""
         match request:
             case protocol.TrainStep():
                 self._forget_published()
@@ -169,14 +161,7 @@ def answer_requests(
 ) -> None:
     """Answer the requests of the driver until they end, each by one reply that heartbeats precede; the first is `Setup`.
 
-    Args:
-        inbox: the requests.
-        writer: to the driver.
-        place: which of several processes this is; None: the only one.
-        free: returns the bytes that this machine can still give; None: not known.
-
-    Raises:
-        InvariantError: what comes is no request.
+    Without `place` the process is alone. `free` returns the bytes that this machine can still give; None: not known.
     """
     with ExitStack() as stack:
         set_up = partial(_set_up, place=place or RankPlace(), stack=stack, free=free)

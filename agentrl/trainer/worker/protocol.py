@@ -33,11 +33,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
     model_path: str
     trainer: str
-    """`TrainerConfig` as JSON."""
     algorithm: str
-    """`AlgorithmConfig` as JSON."""
     sync: str
-    """`SyncConfig` as JSON."""
     total_steps: int
     """Batches of the whole run; the learning-rate schedule ends there."""
     seed: int
@@ -80,7 +77,6 @@ class Logprobs(msgspec.Struct, frozen=True, tag=True):
     lengths: Array
     token_ids: Array
     temperatures: Array
-    """One for each sequence."""
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
@@ -146,7 +142,7 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     samples: Array
     """Places in the batch of the samples that have proximal log-probs."""
     lengths: Array
-    """How many each of them has."""
+    """Number of log-probs of each."""
     proximal_logprobs: Array
     """All of them, joined."""
 
@@ -189,7 +185,6 @@ class Saved(msgspec.Struct, frozen=True, tag=True):
     directory: str | None
     """None: nothing was begun since the last report, or it is still being written."""
     seconds: float
-    """Time that the writing took."""
 
 
 class Restored(msgspec.Struct, frozen=True, tag=True):
@@ -220,7 +215,6 @@ class SendingFinished(msgspec.Struct, frozen=True, tag=True):
     """Every group has received the weights or is listed as failed."""
 
     failures: dict[str, str]
-    """Error message by group."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -232,7 +226,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 SendingRequest: TypeAlias = OpenGroups | BeginSending | StartSending | FinishSending | Publish
-"""What rank 0 answers by itself and at once, also while the ranks work on another request."""
+"""Requests that rank 0 answers alone and at once, also while the ranks work on another one."""
 WorkerRequest: TypeAlias = Setup | TrainStep | Logprobs | Save | FinishSave | Restore | HoldWeights | SendingRequest
 WorkerReply: TypeAlias = (
     Ready

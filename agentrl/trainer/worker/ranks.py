@@ -1,4 +1,4 @@
-"""The ranks of one trainer, as the driver sees them: which one ends or falls silent first, and the end of all.
+"""The ranks of one trainer, as the driver sees them: the first end or silence, and the end of all.
 
 Invariant: where one rank ends, all end within `GRACE_S + KILL_S` seconds, and what is reported is the cause: a rank whose
 connection to another one breaks may be heard of before that one. A rank that is silent for `lost_s` of a request ends all.
@@ -38,7 +38,7 @@ _LOST_ANOTHER = (
     "ncclRemoteError",
     "Socket Timeout",
 )
-"""What gloo, NCCL and their store say in a rank that has lost another one."""
+"""Messages of gloo, NCCL and their store in a rank that has lost another one."""
 
 
 class TrainerRanks:
@@ -54,27 +54,21 @@ class TrainerRanks:
     ) -> None:
         self.ranks = ranks
         self.silences = Silences(ranks, silent_s=silent_s, lost_s=lost_s, on_lost=self._lose)
-        """Who gives no sign of life."""
         self._grace_s = grace_s
         self._ended = anyio.Event()
-        """Set with the first report."""
         self._died = anyio.Event()
-        """Set when the cause is known."""
         self._ends: dict[int, LinkEnd] = {}
-        """Of each rank, what was reported of it first, in the order of the reports."""
+        """The first report about each rank, in the order of the reports."""
         self._found = anyio.Event()
-        """Set when one of them is a cause."""
         self._first_death: str | None = None
         self._ending = False
 
     @property
     def first(self) -> Link:
-        """Rank 0."""
         return self.ranks[0]
 
     @property
     def others(self) -> Sequence[Link]:
-        """The other ranks, in order."""
         return self.ranks[1:]
 
     @classmethod
@@ -89,11 +83,8 @@ class TrainerRanks:
     ) -> AsyncGenerator[Self]:
         """Watch `ranks`, rank 0 first, while the block runs; when one ends, all are killed.
 
-        Args:
-            ranks: of one trainer.
-            silent_s: seconds without a heartbeat after which a rank that should give one is reported.
-            lost_s: seconds of a request without one after which all are killed because of that rank; None: never.
-            grace_s: seconds after the error of one rank in which another may turn out to be its cause.
+        A silent rank is reported after `silent_s` seconds and lost after `lost_s` of a request (None: never). Within
+        `grace_s` of the error of one rank another may turn out to be its cause.
         """
         processes = cls(ranks, silent_s=silent_s, lost_s=lost_s, grace_s=grace_s)
         async with task_group() as watching:
@@ -141,7 +132,7 @@ class TrainerRanks:
         self.kill()
 
     def _describe(self, number: int) -> str:
-        """Return how a rank ended; where another one had fallen silent before, that one first, which is the cause."""
+        """Return the end of a rank in words, after a rank that had fallen silent before, which is the cause."""
         end = self._ends[number]
         name = self.silences.name(number) if len(self.ranks) > 1 else ""
         if end.is_lost:
@@ -151,20 +142,19 @@ class TrainerRanks:
         return f"{silent}; then {_in_one_line(reason)}" if silent else reason
 
     async def obituary(self) -> str:
-        """Return how the rank ended that is the cause, and the end of its log."""
+        """Return the end, in words, of the rank that is the cause, and the end of its log."""
         with anyio.move_on_after(self._grace_s + KILL_S):
             await self._died.wait()
         return self._first_death or f"still running but its output is closed{await self.first.log_end()}"
 
     def kill(self) -> None:
-        """Kill all ranks."""
         for rank in self.ranks:
             rank.kill()
 
     async def end(self) -> None:
         """Dismiss rank 0, which ends the others, and return when all have ended, or after `QUIT_S`.
 
-        After `QUIT_S` the others are dismissed too: it ends one that waits in a collective at once.
+        After `QUIT_S` the others are dismissed too: it ends a rank that waits in a collective at once.
         """
         self._ending = True
         await self.first.dismiss()
@@ -192,7 +182,7 @@ def rank_log(log_path: Path, rank: int) -> Path:
 
 
 def _suspicion(end: LinkEnd) -> int:
-    """Return a number that is lower for what is rather the cause of the other ends."""
+    """Return a lower number for an end that is rather the cause of the others."""
     if end.was_killed:
         return 0
     return 2 if any(words in end.reason for words in _LOST_ANOTHER) else 1

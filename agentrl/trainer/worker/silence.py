@@ -1,4 +1,4 @@
-"""Which ranks of a trainer give no sign of life: the driver warns of one, and ends one that stays silent.
+"""Ranks of a trainer that give no sign of life: the driver warns of one, and ends one that stays silent.
 
 Invariant: a rank is lost only while a request is under way, after `lost_s` in which it has neither given a sign nor, as far
 as this machine can see, done anything. Rank 0 gives signs only during a request, the others always.
@@ -48,14 +48,12 @@ class Silences:
         lost_s: float | None,
         on_lost: Callable[[int, str], None],
     ) -> None:
-        """Follow no rank yet; `on_lost` is called with the number of a lost rank, and the reason."""
         self._ranks, self._on_lost = ranks, on_lost
         self._warn_s = silent_s if lost_s is None else min(silent_s, lost_s)
         self._lost_s = lost_s
         self._since: dict[int, float] = {}
-        """Of each silent rank, the time of its last sign."""
+        """Time of the last sign of each silent rank."""
         self._requests: list[_RequestUnderWay] = []
-        """Those under way, the oldest first."""
         self._work_began = anyio.Event()
 
     def name(self, number: int) -> str:
@@ -85,7 +83,7 @@ class Silences:
             is_lost = await self._wait_for_sign(number)
 
     def describe(self, *, but: int) -> str:
-        """Return who is silent except for rank `but`; empty where none is."""
+        """Return the silent ranks except rank `but`, in words; empty where none is."""
         now = anyio.current_time()
         silent = [
             f"{self.name(number)} had given no sign of life for {now - since:.0f} s"

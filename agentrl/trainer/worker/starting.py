@@ -22,12 +22,7 @@ WORKER_MODULE = "agentrl.trainer.worker.process"
 def started_ranks(
     config: TrainerConfig, cluster: ClusterConfig, launcher: Launcher, log_path: Path
 ) -> AbstractAsyncContextManager[Sequence[Link]]:
-    """Return the block in which the ranks of `trainer.parallel` run, and which yields their links, rank 0 first.
-
-    The block raises:
-        ConfigError: a log cannot be written, or the address, the token or the cluster is wrong.
-        LaunchError: a rank cannot be started or does not join in time.
-    """
+    """Return the block in which the ranks of `trainer.parallel` run, and which yields their links, rank 0 first."""
     world = config.parallel.shape.world
     if cluster.launcher == "attach":
         return attached_links(cluster, world)

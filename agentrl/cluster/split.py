@@ -1,13 +1,10 @@
-"""How many GPUs train and how many serve: a formula before a run, and a rule that corrects it from a run's own idle time.
+"""The split of GPUs between trainer and servers: a formula before a run, and a rule that corrects it from its idle time.
 
-Invariant: a split uses no more GPUs than there are, and each side has at least one part that fits: a server, and a number of
-trainer GPUs that the caller lists. The same numbers always give the same split. torch is not imported.
+Invariant: a split uses no more GPUs than there are, each side has a part that fits, and the same numbers always give the
+same split. The formula leaves the longest episode, the staleness bound and the pauses of servers to `agentrl.simulate`.
 
-The formula ranks splits; it does not promise seconds. It leaves out the longest episode of a batch, the staleness bound and
-the pauses of servers, which `agentrl.simulate` plays.
-
-Legend: n_t trainer GPUs, n_s servers, k requests on each server, R tokens/s of a saturated server, h requests at which a
-server gives half of R, T tokens/s of one trainer GPU, e efficiency of the trainer for each doubling of its GPUs.
+Legend: n_t trainer GPUs, k requests on each server, R tokens/s of a saturated server, h requests at which a server gives
+half of R, T tokens/s of one trainer GPU, e efficiency of the trainer for each doubling of its GPUs.
 """
 
 from __future__ import annotations
@@ -22,34 +19,32 @@ RESIZE_GAIN = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDemand:
-    """What one training step asks of a cluster."""
+    """The demand of one training step on a cluster; tokens are means of an episode."""
 
     episodes: int
-    """Episodes of a batch."""
     output_tokens: float
-    """Tokens that an episode samples, mean."""
     context_tokens: float
-    """Tokens that an episode is given, each counted once, mean."""
+    """Tokens that an episode is given, each counted once."""
     concurrent: int
     """The most model calls that run at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpeeds:
-    """What the GPUs do."""
+    """The speeds of GPUs.
+
+    `server_tokens_per_s` is R, `half_saturation` h, `trainer_tokens_per_s` T of contexts and outputs, and
+    `doubling_efficiency` e.
+    """
 
     server_tokens_per_s: float
-    """R."""
     half_saturation: float
-    """h, requests."""
     server_requests: int | None
     """Requests that one server runs together; others wait. None: all."""
     context_weight: float
     """Work of reading a context token, over that of sampling a token."""
     trainer_tokens_per_s: float
-    """T, of contexts and outputs."""
     doubling_efficiency: float
-    """e."""
     sync_s: float
     """Seconds of a step in which the trainer publishes weights and checks servers."""
 
@@ -64,13 +59,10 @@ class Split:
     """
 
     train: int
-    """GPUs of the trainer."""
     rollout: int
-    """GPUs of servers."""
 
     @property
     def total(self) -> int:
-        """GPUs in use."""
         return self.train + self.rollout
 
     def __str__(self) -> str:
@@ -79,13 +71,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedSplit:
-    """A split with the seconds that the formula gives."""
+    """A split with the seconds of the formula: to sample the tokens of a batch, and to train it and publish weights."""
 
     split: Split
     rollout_s: float
-    """Seconds in which the servers sample the tokens of a batch."""
     train_s: float
-    """Seconds in which the trainer trains it and publishes the weights."""
 
     @property
     def slower_s(self) -> float:
@@ -94,19 +84,11 @@ class RankedSplit:
 
     @property
     def rank(self) -> tuple[float, float, int]:
-        """The order of splits: by the shortest step, then by the sum of both times, then by the fewest trainer GPUs."""
         return self.slower_s, self.rollout_s + self.train_s, self.split.train
 
 
 def server_rate(speeds: GpuSpeeds, requests: float) -> float:
-    """Return the tokens/s of one server with `requests` running: R k / (k + h).
-
-    Example:
-        >>> speeds = GpuSpeeds(server_tokens_per_s=1000, half_saturation=10, server_requests=30, context_weight=0,
-        ...                 trainer_tokens_per_s=1, doubling_efficiency=1, sync_s=0)
-        >>> server_rate(speeds, 10), server_rate(speeds, 90)
-        (500.0, 750.0)
-    """
+    """Return the tokens/s of one server with `requests` running: R k / (k + h)."""
     running = requests if speeds.server_requests is None else min(requests, speeds.server_requests)
     return speeds.server_tokens_per_s * running / (running + speeds.half_saturation) if running else 0.0
 
@@ -121,12 +103,7 @@ def rank_splits(
 ) -> list[RankedSplit]:
     """Return every feasible split of `total` GPUs, the one with the shortest step first.
 
-    Args:
-        total: GPUs.
-        demand: what a step asks for.
-        speeds: what GPUs do.
-        train_sizes: numbers of trainer GPUs that form a mesh and whose memory is enough.
-        server_gpus: GPUs of one server.
+    `train_sizes` are the numbers of trainer GPUs that form a mesh and whose memory is enough.
     """
     found: list[RankedSplit] = []
     for train in sorted(set(train_sizes)):
@@ -148,7 +125,7 @@ def rank_splits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyShares:
-    """How busy both sides were in a window of steps."""
+    """The load of both sides in a window of steps."""
 
     trainer: float
     """Share of the time in which the trainer worked on steps."""
@@ -172,8 +149,7 @@ class SplitMove:
 def resize_gain(now: Split, other: Split, busy: BusyShares) -> float:
     """Return the share by which steps are faster under `other`, if the busier side becomes as busy as it is now.
 
-    The gain is largest where both sides are equally busy, at n u_t n_t / (u_t n_t + u_r n_r) trainer GPUs of n, where u_t
-    and u_r are the busy shares.
+    The gain is largest at n u_t n_t / (u_t n_t + u_r n_r) trainer GPUs of n, where u_t and u_r are the busy shares.
     """
     load = max(busy.trainer, busy.servers)
     work_t, work_r = busy.trainer * now.train, busy.servers * now.rollout
@@ -184,15 +160,9 @@ def resize_gain(now: Split, other: Split, busy: BusyShares) -> float:
 def advise_resize(
     now: Split, windows: Sequence[BusyShares], *, train_sizes: Sequence[int], server_gpus: int
 ) -> SplitMove | None:
-    """Return the move that the last two windows agree on; None where they do not, or the gain is at most 10 %.
+    """Return the smaller of both moves on which the last two windows agree; None where they do not, or it gains <= 10 %.
 
-    The windows agree if each gives a better split on the same side of the present one. The smaller of both moves is taken.
-
-    Args:
-        now: the present split.
-        windows: the windows so far, the newest last.
-        train_sizes: as for `rank_splits`.
-        server_gpus: GPUs of one server.
+    The windows agree if each gives a better split on the same side of the present one.
     """
     if len(windows) < 2:
         return None
@@ -208,7 +178,6 @@ def advise_resize(
 
 
 def _nearest(now: Split, busy: BusyShares, train_sizes: Sequence[int], server_gpus: int) -> Split | None:
-    """Return the feasible split with the largest gain for one window; None where there is none."""
     splits = [
         Split(train=train, rollout=(now.total - train) // server_gpus * server_gpus)
         for train in sorted(set(train_sizes))

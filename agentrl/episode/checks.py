@@ -19,22 +19,10 @@ MAX_REWARD = 1e30
 
 
 def check_reward(value: object, where: str) -> float:
-    """Return `value` as a finite float.
-
-    Args:
-        value: a workflow's return value or the argument of `client.reward`; bool, int and float are rewards.
-        where: the place that the message names.
+    """Return `value`, a bool, int or float, as a finite float; `where` is the place that the message names.
 
     Raises:
         RewardError: the value has another type, is NaN, or is larger than `MAX_REWARD`.
-
-    Example:
-        >>> check_reward(True, "run")
-        1.0
-        >>> check_reward("1.0", "run")
-        Traceback (most recent call last):
-        ...
-        agentrl.errors.RewardError: run: a reward must be a finite number, got str '1.0'; ...
     """
     # Sums and squares of rewards must stay finite, too; an int may be too large for a float.
     number = float(value) if isinstance(value, np.floating) else value  # as a float16 the limit would be infinite
@@ -47,11 +35,7 @@ def check_reward(value: object, where: str) -> float:
 
 
 def check_reward_parts(value: object, where: str) -> tuple[float, Mapping[str, float]]:
-    """Return a reward and its named parts; a plain number has none.
-
-    Args:
-        value: a number, or a mapping of names and numbers that add up to the reward.
-        where: as for `check_reward`.
+    """Return a reward and its named parts, numbers that add up to it; a plain number has none.
 
     Example:
         >>> check_reward_parts({"right": 1.0, "short": -0.25}, "run")
@@ -87,12 +71,7 @@ def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, w
 
 
 def are_independent(one: BranchPath, other: BranchPath) -> bool:
-    """Return whether two turns stand in branches that were declared independent of each other: neither holds the other.
-
-    Example:
-        >>> are_independent((0,), (1,)), are_independent((0,), (0, 2)), are_independent((), (1,))
-        (True, False, False)
-    """
+    """Return whether two turns stand in branches that were declared independent of each other: neither holds the other."""
     shared = min(len(one), len(other))
     return one[:shared] != other[:shared]
 
@@ -109,10 +88,7 @@ def check_reward_time(turn: Turn, where: str) -> None:
 
 
 def check_turn(turn: Turn, parent: Turn | None, where: str) -> None:
-    """Check the invariants of a recorded turn.
-
-    Lengths are equal, log-probs sound, and spans as in `check_spans`; a reward is finite, and set after the turn was sent.
-    """
+    """Check the invariants of a turn: equal lengths, sound log-probs and spans, a finite reward set after the request."""
     count, logprobs = len(turn.output_ids), turn.output_logprobs
     if len(logprobs) != count:
         raise InvariantError(f"{where}: {count} output ids but {len(logprobs)} log-probs")

@@ -1,9 +1,8 @@
 """The form of an episode outside of Python: JSON in the files of a run, msgpack between processes.
 
-Invariant: both forms hold the fields that `Turn` and `Trajectory` declare, under their names, and are checked against that
-declaration when they are read. Arrays are numbers in JSON and little-endian bytes in msgpack, and arrive bit for bit. A
-record is encoded whatever a workflow put into its task or its messages: a value that JSON lacks becomes its description,
-also between processes. A number that is not finite is null in JSON.
+Invariant: both forms hold the fields that `Turn` and `Trajectory` declare, and are checked against that declaration when
+they are read. Arrays are numbers in JSON and little-endian bytes in msgpack, and arrive bit for bit. In both, a value that
+JSON lacks becomes its description. A number that is not finite is null in JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from agentrl.errors import InvariantError
 Record = TypeVar("Record")
 Timed = TypeVar("Timed", Turn, Trajectory)
 Fields: TypeAlias = dict[str, Any]
-"""The fields of a record by name."""
 RECORDED_TURN = tuple(field.name for field in fields(Turn) if field.name != "prompt_digest")
 """The fields of a turn in a record, in order."""
 RECORDED_EPISODE = tuple(field.name for field in fields(Trajectory) if field.name != "turn_reward_parts")
@@ -82,11 +80,7 @@ def turn_record(turn: Turn, run_begin_s: float = 0.0) -> Fields:
 
 
 def stored_trajectory(record: bytes) -> Trajectory:
-    """Return the trajectory of a line of `episodes/step-NNNNNN.jsonl`, its times on the run's clock.
-
-    Raises:
-        msgspec.DecodeError: it is no such line.
-    """
+    """Return the trajectory of a line of `step-NNNNNN.jsonl`, its times on the run's clock; raises msgspec.DecodeError."""
     found = msgspec.json.decode(record, type=Fields)
     for index, turn in enumerate(cast("Sequence[Fields]", found.get("turns", ()))):
         if turn.get("sent_at") is None:  # an older record: a reward is set when its turn completes, a request sent after it
@@ -112,7 +106,7 @@ def pack_trajectory(trajectory: Trajectory) -> msgspec.Raw:
 
 
 def pack_score(scored: Trajectory) -> msgspec.Raw:
-    """Return what the scoring of its group made of an episode."""
+    """Return the score of an episode as a part of a message."""
     return packed({name: getattr(scored, name) for name in SCORED})
 
 
@@ -170,7 +164,6 @@ def _turn_fields(turn: Turn) -> Fields:
 
 
 def _plain(value: object) -> object:
-    """Return what msgpack has for an array, or for a number of numpy."""
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", value)
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
@@ -180,7 +173,6 @@ def _plain(value: object) -> object:
 
 
 def _array(kind: Any, value: object) -> Int32Array | Float32Array:  # noqa: ANN401 - an alias such as NDArray[np.int32]
-    """Return the array of a field that is declared as `kind`: a list in JSON, bytes in msgpack."""
     dtype = np.dtype(kind.__args__[1].__args__[0])
     if isinstance(value, bytes):
         return np.frombuffer(value, dtype.newbyteorder("<")).astype(dtype, copy=False)

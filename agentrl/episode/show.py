@@ -50,25 +50,22 @@ class SpokenText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownToken:
-    """One token; `logprob` and `version` are None for a token that was not sampled."""
+    """One token; `logprob` (nats) and `version` are None for a token that was not sampled."""
 
     text: str
     """Its text; its id where no tokenizer is known."""
     in_loss: bool
-    """Whether the loss mask covers it."""
     logprob: float | None = None
-    """Nats."""
     version: int | None = None
 
     @property
     def probability(self) -> float | None:
-        """The probability with which it was sampled."""
         return None if self.logprob is None else math.exp(self.logprob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnView:
-    """What is shown of one turn."""
+    """The shown parts of a turn."""
 
     heading: str
     """Number, player, parent and fork."""
@@ -77,7 +74,7 @@ class TurnView:
     facts: tuple[str, ...]
     """Versions, log-prob, reward, advantage, and what else is worth a word."""
     messages: tuple[SpokenText, ...]
-    """What the call added."""
+    """The messages that the call added."""
     answer: SpokenText
     tokens: tuple[ShownToken, ...]
     """Of the context that the call added and of the output; empty where tokens are not asked for."""
@@ -85,7 +82,7 @@ class TurnView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeView:
-    """What is shown of an episode."""
+    """The shown parts of an episode."""
 
     heading: str
     facts: tuple[str, ...]
@@ -100,13 +97,9 @@ def view_of(
     texts: TokenDecoder | None = None,
     advantages: Sequence[float | None] | None = None,
 ) -> EpisodeView:
-    """Return what is shown of an episode.
+    """Return the view of an episode; with `tokens` of each token, by its text where `texts` gives it, else by its id.
 
-    Args:
-        episode: a trajectory.
-        tokens: whether to show each token.
-        texts: returns the text of token ids; None: ids are shown.
-        advantages: one for each turn; None: not known.
+    `advantages` has one entry for each turn.
     """
     failed = episode.failure
     known: Sequence[float | None] = [None] * len(episode.turns) if advantages is None else advantages

@@ -26,7 +26,6 @@ _PROMPT_CHARACTERS: Final = 160
 MetricValue = float | int | str | bool | None
 _LIMITS = frozenset({StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT, StopReason.DEADLINE})
 Purpose: TypeAlias = Literal["training", "evaluation"]
-"""What an episode is for."""
 
 
 class EndedEpisode(NamedTuple):
@@ -122,10 +121,9 @@ class TrainedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_success(episode: Trajectory) -> bool:
-    """Return whether an episode reached its goal.
+    """Return whether an episode reached its goal; a failed one did not.
 
-    Where the workflow recorded `success`, the episode succeeded if that is at least 0.5; otherwise, if its final reward is
-    positive. A failed episode did not succeed.
+    Where the workflow recorded `success`, a value of at least 0.5 decides; elsewhere, a positive final reward.
     """
     if episode.failure is not None:
         return False
@@ -187,12 +185,7 @@ def trained_record(
 ) -> Mapping[str, object]:
     """Return the line of an episode that a step trained; its keys are the fields of `TrainedEpisode`.
 
-    Args:
-        trajectory: the episode.
-        step: number of the step.
-        policy_version: the version that it trained.
-        advantages: one for each turn; None where the turn was not trained.
-        proximal_logprobs: one array for each turn, [T] float32, NaN for a token that was not computed.
+    Each turn has an advantage, None where it was not trained, and an array [T] float32, NaN for tokens not computed.
     """
     return {
         "episode_id": trajectory.episode_id,
@@ -206,7 +199,6 @@ def trained_record(
 
 
 def _first_words(turns: Sequence[Turn]) -> str:
-    """Return the beginning of the first text that a user message holds, with its white space folded."""
     for message in turns[0].messages if turns else ():
         if message.get("role") == "user" and (text := _plain_text(message.get("content"))):
             return " ".join(text[: 4 * _PROMPT_CHARACTERS].split())[:_PROMPT_CHARACTERS]
@@ -214,7 +206,6 @@ def _first_words(turns: Sequence[Turn]) -> str:
 
 
 def _plain_text(content: object) -> str:
-    """Return the text of a message's content: a string, or the text parts of a list."""
     if isinstance(content, str):
         return content
     parts = cast("Sequence[object]", content) if isinstance(content, list | tuple) else ()
@@ -223,7 +214,7 @@ def _plain_text(content: object) -> str:
 
 
 def episode_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Return how many episodes, their success rate, returns, turns, output tokens, limits, and means of `workflow.NAME`.
+    """Return the number of episodes, success rate, returns, turns, output tokens, limits, and means of `workflow.NAME`.
 
     Success rate, returns, their parts and the figures by outcome are over the episodes that did not fail, and left out where
     all did; the rest is over all. Nothing but `episodes` when there are none.
@@ -275,7 +266,6 @@ def uniform_outcome(episodes: Sequence[Trajectory]) -> str | None:
 
 
 def _reward_parts(done: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the mean of each part of the return; an episode without a part counts as 0."""
     sums: dict[str, float] = defaultdict(float)
     for episode in done:
         for name, value in episode.reward_parts.items():
@@ -284,7 +274,6 @@ def _reward_parts(done: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _by_outcome(done: Sequence[Trajectory]) -> dict[str, float]:
-    """Return turns, output tokens and truncation of the episodes that succeeded, and of those that did not."""
     result: dict[str, float] = {}
     are_tokens_known = any(e.num_output_tokens for e in done)
     for outcome in ("right", "wrong"):

@@ -27,22 +27,18 @@ from agentrl.concurrency import outside_work
 from agentrl.errors import ConfigError, EnvironmentFault, ReplayDiverged
 
 Asked: TypeAlias = Literal["tool", "environment", "grader", "judge", "process", "clock"]
-"""What was asked."""
 CASSETTE_VERSION: Final = 1
 _MAX_QUOTED_CHARS = 300
 
 
 class TapedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer that an episode got from outside."""
+    """One answer that an episode got from outside; question and answer are JSON."""
 
     kind: Asked
-    """What was asked."""
     name: str
-    """Which tool, environment, grader, judge or function."""
+    """Name of the tool, environment, grader, judge or function."""
     request: Any
-    """What it was asked, as JSON."""
     result: Any = None
-    """What it answered, as JSON."""
     fault: str | None = None
     """The message of the `EnvironmentFault` that it ended with; null where it answered."""
 
@@ -60,17 +56,12 @@ class Recorder:
 
 
 class Player:
-    """A tape that plays.
-
-    Args:
-        answers: what was recorded, in order.
-        live: what is asked again and not played.
-    """
+    """A tape that plays `answers` in order; kinds in `live` are asked again and not played."""
 
     def __init__(self, answers: Sequence[TapedAnswer], *, live: frozenset[Asked] = frozenset()) -> None:
         self.live = live
         self.diverged: list[str] = []
-        """What the episode asked that is not on the tape."""
+        """Questions of the episode that are not on the tape."""
         self._left = list(answers)
 
     def unused(self) -> list[TapedAnswer]:
@@ -125,19 +116,13 @@ def using_tape(tape: Recorder | Player | None) -> Generator[None]:
 
 
 async def ask(kind: Asked, name: str, request: object, live: Callable[[], Awaitable[object]]) -> object:
-    """Return what `live` returns, or what the tape of this episode holds in its place.
+    """Return the result of `live`, or the answer on the tape of this episode in its place.
 
-    Call it inside the `environment_boundary` of the same operation.
-
-    Args:
-        kind: what is asked.
-        name: which one.
-        request: the question, as JSON.
-        live: asks; what it asks itself is not recorded.
+    Call it inside the `environment_boundary` of the same operation. What `live` asks itself is not recorded, nor are its
+    errors other than EnvironmentFault.
 
     Raises:
         ReplayDiverged: a tape plays, and the question is not on it.
-        EnvironmentFault: as `live`, which may raise other errors too; those are not recorded.
     """
     tape = _tape.get()
     with outside_work():
@@ -159,13 +144,12 @@ async def ask(kind: Asked, name: str, request: object, live: Callable[[], Awaita
 
 
 async def run_and_compare(kind: Asked, name: str, request: object, live: Callable[[], Awaitable[object]]) -> object:
-    """Return what `live` returns; it runs on a replay too, because the episode needs its effects.
+    """Return the result of `live`; it runs on a replay too, because the episode needs its effects.
 
     What it asks itself is recorded and played.
 
     Raises:
         ReplayDiverged: a tape plays, and holds another answer to the question.
-        EnvironmentFault: as `live`.
     """
     tape = _tape.get()
     with outside_work():
@@ -211,15 +195,12 @@ class Cassette(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded episode."""
 
     format: Literal["agentrl.cassette"] = "agentrl.cassette"
-    """Always `agentrl.cassette`."""
     version: int = CASSETTE_VERSION
-    """Of the format."""
     workflow: str
     """The workflow that was recorded, `module:Name`."""
     workflow_args: dict[str, Any]
-    """Its arguments."""
     answers: list[TapedAnswer]
-    """What tools, environments, graders, judges, worker processes and the clock answered, in order."""
+    """Answers of tools, environments, graders, judges, worker processes and the clock, in order."""
     episode: msgspec.Raw
     """The task, the model calls and the rewards."""
 
@@ -235,11 +216,7 @@ def write_cassette(path: Path, cassette: Cassette) -> None:
 
 
 def read_cassette(path: Path) -> Cassette:
-    """Return the cassette in a file.
-
-    Raises:
-        ConfigError: the file cannot be read, or is no cassette of this version.
-    """
+    """Return the cassette in a file; raises ConfigError where it cannot be read, or is no cassette of this version."""
     try:
         cassette = msgspec.json.decode(path.read_bytes(), type=Cassette)
     except OSError as error:
@@ -254,10 +231,7 @@ def read_cassette(path: Path) -> Cassette:
 
 
 def _comparable_json(value: object) -> bytes:
-    """Return a value as JSON that a cassette file can hold: NaN is null, and half of a surrogate pair is a question mark.
-
-    A model may write arguments that `orjson` refuses, such as an integer of 30 digits, so `json` writes them.
-    """
+    """Return a value as JSON for a file: NaN is null, half of a surrogate pair a question mark; any integer is kept."""
     try:
         text = json.dumps(value, default=_plain_form)
         plain = json.loads(text, parse_constant=lambda _: None)
@@ -273,7 +247,6 @@ def _dumped(plain: object) -> bytes:
 
 
 def _plain_form(value: object) -> object:
-    """Return what JSON has for a value that `json` does not know, such as a date or a dataclass, or its repr."""
     try:
         return orjson.loads(orjson.dumps(value))
     except TypeError:

@@ -84,7 +84,7 @@ class VersionSpan(NamedTuple):
 
 
 class Speaker(NamedTuple):
-    """Who speaks through a client."""
+    """The speaker of a client's calls."""
 
     role: str = ""
     """A label of the turns; empty unless the workflow names roles."""
@@ -323,19 +323,16 @@ class Trajectory:
         texts: TokenDecoder | None = None,
         advantages: Sequence[float | None] | None = None,
     ) -> None:
-        """Print the episode to the terminal: speakers, versions, log-probs, rewards, and why turns forked.
+        """Print the episode to the terminal: speakers, versions, log-probs (nats), rewards, and why turns forked.
 
-        Args:
-            tokens: whether to print each token with its loss mask, version, log-prob (nats) and probability.
-            texts: returns the texts of token ids, such as `agentrl.open_run(...).episode(...).token_texts`; None: ids.
-            advantages: one for each turn; None: not shown.
+        `tokens` prints each token, by its text where `texts` gives it, such as `token_texts` of a stored episode.
+        `advantages` has one for each turn.
         """
         from agentrl.episode.show import print_view, view_of  # with rich, which only a display needs
 
         print_view(view_of(self, tokens=tokens, texts=texts, advantages=advantages))
 
     def _repr_html_(self) -> str:
-        """Return the episode as a notebook shows it."""
         from agentrl.episode.show import html_of, view_of
 
         return html_of(view_of(self))

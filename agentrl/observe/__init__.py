@@ -1,1 +1,1 @@
-"""What a run writes (`metrics`: the vocabulary, `records`: the files) and shows (`progress`, `stall`)."""
+"""The records of a run (`metric_keys`: the vocabulary, `records`: the files) and its display (`progress`, `stall`)."""

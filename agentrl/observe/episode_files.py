@@ -67,12 +67,8 @@ class EpisodeFiles:
     ) -> None:
         """Open the index for appending.
 
-        Args:
-            folder: made where it is missing.
-            next_step: the step that is the next to complete.
-            keep_steps: steps whose records are kept; None: all.
-            mark: the line of a resumed run; readers leave out the episodes that it takes back. None: the run is new.
-            drain_timeout_s: seconds after which `close` begins nothing more.
+        `mark` is the line of a resumed run: readers leave out the episodes that it takes back; None: the run is new. `close`
+        begins nothing more after `drain_timeout_s` seconds.
         """
         self._folder, self._step, self._keep_steps = folder, next_step, keep_steps
         self._drain_timeout_s = drain_timeout_s
@@ -80,7 +76,6 @@ class EpisodeFiles:
         if mark is not None:
             self._index.append({"event": "resumed", **mark})
         self._records: JsonLines | None = None
-        """The file of the present step, once it has a record."""
         self._next_line = 0
         self._pending: list[_Pending] = []
         self._more = anyio.Event()
@@ -98,12 +93,7 @@ class EpisodeFiles:
         self._more.set()
 
     def end_step(self, step: int, trained: Callable[[], Iterable[Mapping[str, object]]]) -> None:
-        """Queue the end of `step`: later attempts belong to the next one.
-
-        Args:
-            step: the one that has ended.
-            trained: returns the lines of what it trained; called in a worker thread.
-        """
+        """Queue the end of `step`: later attempts belong to the next one; `trained` is called in a worker thread."""
         self._pending.append(_StepEnd(step, trained))
         self._more.set()
 
@@ -196,7 +186,6 @@ class EpisodeFiles:
         return None
 
     def _open_step(self) -> JsonLines:
-        """Open the file of the present step, with the lines that an earlier process wrote into it."""
         path = step_file(self._folder, self._step)
         try:
             _restore_plain(path)
@@ -281,7 +270,6 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _prune(folder: Path, step: int) -> None:
-    """Delete the training records of a step, if it has any, and what it trained."""
     path = step_file(folder, step)
     trained_file(folder, step).unlink(missing_ok=True)
     if not _compressed(path).exists():

@@ -64,10 +64,7 @@ class Progress(Protocol):
     """Shows a run to a person."""
 
     async def show(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Show the run until cancelled.
-
-        Cancellation: the display is left as it is, the terminal is given back.
-        """
+        """Show the run until cancelled; the terminal is then given back, with the display as it is."""
         ...
 
     def step(self, snapshot: Snapshot) -> None:
@@ -95,15 +92,12 @@ class PlainProgress:
         await anyio.sleep_forever()
 
     def step(self, snapshot: Snapshot) -> None:
-        """Write the line."""
         self._write(step_line(snapshot))
 
     def evaluation(self, line: str) -> None:
-        """Write the line."""
         self._write(line)
 
     def end(self, summary: str) -> None:
-        """Write the summary."""
         self._write(summary)
 
     def _write(self, text: str) -> None:
@@ -124,10 +118,7 @@ class LiveProgress:
         self._console = console or Console(stderr=True)
 
     async def show(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Redraw every `REFRESH_S` seconds until cancelled.
-
-        Cancellation: the last picture stays on the screen.
-        """
+        """Redraw every `REFRESH_S` seconds until cancelled; the last picture stays on the screen."""
         try:
             await self._draw(snapshot)
         except (OSError, ValueError, SystemExit):  # the terminal is gone; rich makes an exit of a broken pipe

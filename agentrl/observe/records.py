@@ -24,9 +24,7 @@ class JsonLines:
     def __init__(self, path: Path, *, header: Mapping[str, object] | None = None) -> None:
         """Open `path` for appending; make its directory, and cut off half a line that a killed process left.
 
-        Args:
-            path: the file.
-            header: the first line of a file that has none yet.
+        `header` is the first line of a file that has none yet.
         """
         self.path = path
         try:
@@ -44,7 +42,6 @@ class JsonLines:
                 raise
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Write one line."""
         self.append_bytes(encode_line(record))
 
     def append_bytes(self, lines: bytes) -> None:
@@ -78,12 +75,10 @@ class JsonLines:
         )
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def _whole_lines(path: Path) -> int:
-    """Return the length, in bytes, of the whole lines of a file."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end:

@@ -43,12 +43,7 @@ class WaitBoard:
 
     @contextmanager
     def waiting(self, who: str, whom: str | Callable[[], str]) -> Generator[None, None, None]:
-        """List a wait on the board while the block runs.
-
-        Args:
-            who: the party that waits.
-            whom: the party or event that it waits for; a function is called for each look at the board.
-        """
+        """List a wait on the board while the block runs; a function `whom` is called for each look at the board."""
         key, self._next = self._next, self._next + 1
         self._waits[key] = Wait(who, whom if callable(whom) else lambda: whom, self._now())
         try:
@@ -75,7 +70,6 @@ class StallTimer:
         self._scope: anyio.CancelScope | None = None
 
     def progress(self) -> None:
-        """Restart the deadline, because something moved."""
         if self._scope is not None:
             self._scope.deadline = anyio.current_time() + self._timeout_s + min(self.GRACE_S, self._timeout_s)
 

@@ -1,4 +1,4 @@
-"""Who worked and who waited: `timeline.jsonl`, one line for each activity that ended.
+"""The times of work and of waiting: `timeline.jsonl`, one line for each activity that ended.
 
 Invariant: a line is written when its activity has ended by itself; one that is cut short leaves none. Waits shorter than
 `MIN_WAIT_S` are left out. Times are on the run's clock, which continues over a resume; lines of work that a kill lost stay,

@@ -1,4 +1,4 @@
-"""What a prediction rests on: costs and episodes, assumed from data sheets or fitted to a run, and what fits into memory.
+"""The basis of a prediction: costs and episodes, assumed from data sheets or fitted to a run, and the meshes that fit.
 
 Invariant: only files are read. The text of a basis names what was measured and what is assumed.
 """
@@ -38,7 +38,7 @@ class Basis:
     costs: CostModel
     source: EpisodeSource
     episodes: str
-    """Where the episodes are from, for people."""
+    """Source of the episodes, for people."""
 
 
 def local_gpu(root: Path = Path("/")) -> str | None:
@@ -69,7 +69,7 @@ def fitted_basis(run: RunConfig, folder: Path, seed: int) -> Basis:
 
 
 def measured_machines(run: RunConfig) -> MeasuredMachines:
-    """Return what a run had; driver, servers and trainer share cores where all of them compute on this machine's CPU."""
+    """Return the machines of a run; its parts share cores where all of them compute on this machine's CPU."""
     fleet, inference = fleet_of_run(run), run.inference
     on_cpu = run.trainer.device == "cpu" and (runs_on_cpu(inference) or inference.device == "cpu")
     here = run.cluster.launcher == "local" and run.rollout.runner == "local" and not inference.urls
@@ -88,14 +88,9 @@ def measured_machines(run: RunConfig) -> MeasuredMachines:
 def assumed_basis(
     run: RunConfig, model: ModelFacts, gpu: str = DEFAULT_GPU, *, output_tokens: int | None = None, seed: int = 0
 ) -> Basis:
-    """Return the costs of a GPU's data sheet, and lognormal episodes.
+    """Return the costs of a GPU's data sheet, and lognormal episodes, for a `run` whose mesh has numbers.
 
-    Args:
-        run: gives the limits of an episode; its mesh has numbers.
-        model: the model of the run.
-        gpu: a key of `GPUS`.
-        output_tokens: mean output tokens of an episode; None: a third of the most that the run file allows.
-        seed: of the episodes.
+    `output_tokens` is the mean of an episode; None: a third of the most that the run file allows.
 
     Raises:
         ConfigError: the model's shape or the GPU is unknown, or a server has no room for the model.

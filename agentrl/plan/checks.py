@@ -24,7 +24,7 @@ from agentrl.workflow import import_user_module, load_workflow
 
 
 def missing_here(plan: Plan) -> list[str]:
-    """Return what the run needs and this machine lacks, as far as that can be found without starting anything."""
+    """Return the parts of the run that this machine lacks, as far as that can be found without starting anything."""
     config = plan.run
     tasks, inference = config.tasks, config.inference
     probes: list[Callable[[], object]] = [partial(load_workflow, config.workflow, config.workflow_args)]

@@ -185,14 +185,9 @@ class RunMemory:
 
 
 def run_memory(run: RunConfig, shape: ModelShape, free: int | None, *, trains_on_cpu: bool, sends: bool) -> RunMemory:
-    """Return the memory of a run whose mesh has numbers.
+    """Return the memory of a run whose mesh has numbers; `free` are the bytes of host memory that are free here, if known.
 
-    Args:
-        run: the run.
-        shape: of its model.
-        free: bytes of host memory that are free here; None: not known.
-        trains_on_cpu: whether the trainer computes on this machine's CPU, and so takes its share of them.
-        sends: whether weights leave from memory.
+    `trains_on_cpu`: the trainer takes its share of them. `sends`: weights leave from memory.
     """
     trainer = trainer_memory(run.trainer, shape, run.inference.context_limit)
     world = run.trainer.parallel.shape.world

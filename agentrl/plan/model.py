@@ -42,7 +42,6 @@ class ModelShape:
     experts_per_token: int = 1
     """MLPs that a token goes through in each layer."""
     kind: str = "qwen3"
-    """`model_type` of config.json."""
 
     @property
     def num_parameters(self) -> int:

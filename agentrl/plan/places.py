@@ -140,7 +140,6 @@ def _cluster_of(run: RunConfig, root: Path) -> ClusterResources:
 
 
 def _places_on(cluster: ClusterResources, run: RunConfig) -> int:
-    """Return the GPUs or cores that servers and rollout workers leave to the trainer."""
     inference = with_device(run.inference, has_gpus=cluster.gpus > 0)
     servers = 0 if inference.urls else inference.servers
     workers = num_workers(run.rollout) if run.rollout.runner == "ray" else 0

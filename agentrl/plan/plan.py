@@ -44,16 +44,13 @@ class Plan:
     missing_gpus: tuple[str, ...]
     """Fields that ask for GPUs that this machine lacks."""
     problems: tuple[str, ...]
-    """What cannot be on any machine, each with its field and the fix: a model or a mesh that the trainer refuses."""
+    """Faults on any machine, each with its field and the fix: a model or a mesh that the trainer refuses."""
 
 
 def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -> Plan:
     """Return the plan of a run.
 
-    Args:
-        run: the run, as its file gives it.
-        root: of the files that tell this machine's GPUs.
-        resumes: whether the run continues, so that it keeps or corrects the split that it last had.
+    One that `resumes` keeps or corrects the split that it last had. `root` holds the files that tell this machine's GPUs.
 
     Raises:
         ConfigError: the GPUs are unknown or too few, no mesh fits, or a field contradicts the split.

@@ -53,7 +53,6 @@ def record_split(run: RunConfig, step: int) -> None:
     """Add the split with which `run`, whose split is resolved, continues after `step`; do nothing where it has none.
 
     Raises:
-        ConfigError: what is there cannot be read.
         OSError: the file cannot be written.
     """
     split, gpus = run.cluster.split, run.cluster.gpus

@@ -33,7 +33,7 @@ DEFAULT_STEPS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOrder:
-    """What `agentrl simulate` is asked for."""
+    """The order of `agentrl simulate`."""
 
     gpus: int | None = None
     """GPUs to split; None: those of the run file."""
@@ -42,7 +42,7 @@ class SimulationOrder:
     fitted_from: Path | None = None
     """Directory of a finished run to fit; None: the defaults of a GPU."""
     gpu: str = DEFAULT_GPU
-    """Whose defaults to use."""
+    """The GPU of the defaults."""
     output_tokens: int | None = None
     """Mean output tokens of an episode, without a run to fit; None: a third of the most that the run file allows."""
     steps: int = DEFAULT_STEPS
@@ -56,7 +56,7 @@ class SimulationReport:
     shape: RunShape
     costs: CostModel
     episodes: str
-    """Where the episodes are from, for people."""
+    """Source of the episodes, for people."""
     predictions: Sequence[Prediction]
     bottleneck: str
     """Of the first prediction."""
@@ -65,7 +65,6 @@ class SimulationReport:
     advice: Sequence[AdvisedChange]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
         return {
             "settings": asdict(self.shape),
             "costs": asdict(self.costs),
@@ -94,7 +93,7 @@ def parse_ratio(text: str) -> float:
 
 
 def simulate_file(run: RunConfig, order: SimulationOrder) -> SimulationReport:
-    """Return what the simulator predicts for a run.
+    """Return the prediction for a run.
 
     Raises:
         ConfigError: the model's shape, the run to fit or a GPU is unknown, or nothing fits on the GPUs.

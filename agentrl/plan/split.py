@@ -37,14 +37,10 @@ class ResolvedRun(NamedTuple):
 
 
 def resolve_run(run: RunConfig, model: ModelFacts, root: Path = Path("/"), *, resumes: bool = False) -> ResolvedRun:
-    """Return the resolved run.
+    """Return the resolved run; the files that tell this machine's GPUs are under `root`.
 
-    Args:
-        run: the run.
-        model: the model of the run.
-        root: of the files that tell this machine's GPUs.
-        resumes: whether the run continues. With `cluster.resize: at_restart` it then keeps the split that it last had, or
-            takes the one that its own idle time asks for, as long as there are as many GPUs to divide.
+    A run that `resumes` with `cluster.resize: at_restart` keeps the split that it last had, or takes the one that its own
+    idle time asks for, as long as there are as many GPUs to divide.
 
     Raises:
         ConfigError: the GPUs are unknown or too few, no mesh fits, or a field contradicts the split.
@@ -68,11 +64,7 @@ def resolve_run(run: RunConfig, model: ModelFacts, root: Path = Path("/"), *, re
 def rank_run(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> list[RankedSplit]:
     """Return the feasible splits of `total` GPUs, each with the mesh that it would have, the shortest step first.
 
-    Args:
-        run: the run; its dp and its number of servers do not count.
-        model: the model of the run.
-        total: GPUs.
-        gpu: a key of the data sheets.
+    The dp of the run and its number of servers do not count.
 
     Raises:
         ConfigError: no split is feasible, or the shape of the model is unknown.
@@ -92,11 +84,7 @@ def rank_run(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> list[Ra
 
 
 def with_best_mesh(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> RunConfig:
-    """Return `run` with the mesh of the best split of `total` GPUs, for `simulate --gpus`.
-
-    Raises:
-        ConfigError: no split is feasible, or the shape of the model is unknown.
-    """
+    """Return `run` with the mesh of the best split of `total` GPUs, for `simulate --gpus`; raises as `rank_run`."""
     parallel = run.trainer.parallel
     if "auto" not in (parallel.tp, parallel.cp):
         return _with_mesh(with_parallel(run, parallel.model_copy(update={"dp": 1})), model)
@@ -113,7 +101,6 @@ def _with_mesh(run: RunConfig, model: ModelFacts, root: Path = Path("/")) -> Run
 
 
 def _continued(run: RunConfig, model: ModelFacts, last: RecordedSplit, gpu: str, root: Path) -> RunConfig:
-    """Return the run with the split that it last had, or with a better one."""
     before = _with_split(run, model, last.split, gpu)
     move = advise_move(before, model, root)
     if move is None:
@@ -140,7 +127,6 @@ def _check_fields(run: RunConfig) -> None:
 
 
 def _total(run: RunConfig, root: Path) -> int:
-    """Return the GPUs to divide."""
     split = run.cluster.split
     if run.cluster.gpus != "auto":
         return run.cluster.gpus

@@ -57,7 +57,6 @@ def describe_plan(plan: Plan) -> str:
 
 
 def _split(plan: Plan) -> list[tuple[str, str]]:
-    """Return the rows on the split: the one that is taken, and its time in a step beside those of the next best."""
     if plan.split is None:
         return []
     cluster, split, ranked = plan.run.cluster, plan.split, plan.ranked
@@ -72,7 +71,6 @@ def _split(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _memory(plan: Plan) -> list[tuple[str, str]]:
-    """Return the rows on memory; none where the shape of the model is unknown."""
     run, memory, shape = plan.run, plan.memory, plan.model.shape
     if memory is None or shape is None:
         return []

@@ -39,17 +39,11 @@ class HostedProcess:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], *, host: str, folder: str, merged: bool
     ) -> tuple[int, int, str]:
-        """Start the process.
+        """Start the process; return its id, the port of `PORT_WORD` or 0, and the reason why it cannot be started, or "".
 
-        Args:
-            command: an empty first word means the Python of this process; `HOST_WORD` and `PORT_WORD` are filled in.
-            environment: added to the environment of this process, from which Ray's own variables are left out.
-            host: address at which others reach the process.
-            folder: working directory, where it exists on this node.
-            merged: whether standard error joins standard output.
-
-        Returns:
-            The id of the process, the port that `PORT_WORD` stands for or 0, and why the process cannot be started, or "".
+        An empty first word of `command` means the Python of this process. `environment` is added to that of this process,
+        without Ray's variables. `folder` is the working directory, where it exists on this node. With `merged`, standard
+        error joins standard output.
         """
         port = free_port(host) if any(PORT_WORD in word for word in command) else 0
         words = [word.replace(HOST_WORD, host).replace(PORT_WORD, str(port)) for word in command]
@@ -94,7 +88,6 @@ class HostedProcess:
         threading.Event().wait()
 
     def tail(self) -> str:
-        """Return the end of what the process wrote."""
         with self._tail_lock:
             return bytes(self._tail).decode(errors="replace")
 
@@ -155,7 +148,6 @@ class UnreadOutput:
             self.close()
 
     def close(self) -> None:
-        """Let readers see the end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

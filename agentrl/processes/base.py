@@ -34,10 +34,7 @@ TOKEN_VARIABLE = "AGENTRL_CLUSTER_TOKEN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """A process to start.
-
-    Its standard input stays open until the launcher or the driver ends, however that happens: it is the lifeline.
-    """
+    """A process to start. Its standard input, the lifeline, stays open until the launcher or the driver ends."""
 
     name: str
     """In messages, such as `trainer rank 3`, `server 1`, `rollout worker 0`."""
@@ -71,7 +68,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a process ended."""
+    """The end of a process."""
 
     code: int | None
     """Exit code, negative for a signal; None: its node is gone."""
@@ -90,7 +87,6 @@ class Child(Protocol):
     """A process that a launcher started."""
 
     spec: ProcessSpec
-    """What was started."""
     where: str
     """For messages, such as `pid 123`, `pid 123 on node 10.0.0.3`."""
     host: str
@@ -145,7 +141,7 @@ class Launcher(Protocol):
 
 
 def module_path() -> str:
-    """Return where this process finds modules, as PYTHONPATH of one that starts in another directory."""
+    """Return the places where this process finds modules, as PYTHONPATH of one that starts in another directory."""
     return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
 
 

@@ -40,7 +40,7 @@ def framed(body: bytes) -> bytes:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Message], body: bytes, what: str) -> Message:
-    """Return the message in `body`; raises InvariantError, with `what` was expected, where it is none."""
+    """Return the message in `body`; raises InvariantError, with the expectation `what`, where it is none."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -59,7 +59,6 @@ class FrameBuffer:
 
     def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
         self.max_bytes = max_bytes
-        """Of the next body."""
         self._data = bytearray()
 
     @property
@@ -93,7 +92,6 @@ def read_frames(source: ByteSource, max_bytes: int = MAX_BODY_BYTES) -> Generato
     """Yield the bodies that come from `source`, until it ends.
 
     Raises:
-        InvariantError: a length is over the limit.
         ConnectionError: the stream was reset, or ended in the middle of a frame.
     """
     buffer = FrameBuffer(max_bytes)

@@ -1,12 +1,11 @@
-"""What a driver and a trainer rank or rollout worker say to each other when they meet over TCP.
+"""The handshake of a driver with a trainer rank or rollout worker over TCP.
 
-A rollout worker is the only rank of a meeting of its own. The driver sends a `Challenge`, the rank a signed `Hello`, and,
-once all ranks are there, the driver a signed `Welcome`, or a `Refused`. Each is msgpack after a length of 4 bytes,
-little-endian.
+A rollout worker is the only rank of its meeting. The driver sends a `Challenge`, the rank a signed `Hello`, and, once all
+ranks are there, the driver a signed `Welcome`, or a `Refused`. Each is msgpack after a length of 4 bytes, little-endian.
 
-Invariant: a frame of the handshake has at most `MAX_BYTES`, decodes into the one declared type or is refused, and can run
-nothing. A signature is an HMAC-SHA256 under the token over the other side's fresh nonce: the token itself never travels, and
-a recorded handshake opens nothing.
+Invariant: a frame has at most `MAX_BYTES`, decodes into one declared type or is refused, and can run nothing. A signature
+is an HMAC-SHA256 under the token over the other side's fresh nonce: the token itself never travels, and a recorded
+handshake opens nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Challenge(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """Who a rank is."""
+    """The identity of a rank."""
 
     nonce: _Nonce
     rank: _Rank
@@ -67,7 +66,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why a rank cannot join."""
+    """The reason why a rank cannot join."""
 
     message: _Text
     final: bool
@@ -95,11 +94,7 @@ def new_token() -> str:
 
 
 def checked_token(token: str | None, variable: str) -> str:
-    """Return the token.
-
-    Raises:
-        ConfigError: the variable is not set, or the token is short.
-    """
+    """Return the token; raises ConfigError where the variable is not set, or the token is short."""
     if not token:
         raise ConfigError(
             f"{variable} is not set: give the driver and every trainer rank the same secret, such as $(openssl rand -hex 32)"
@@ -137,7 +132,7 @@ def sign(message: msgspec.Struct, token: str, signer: Signer, nonce: bytes) -> S
 
 
 def verified(signed: Signed, expected: type[Handshake], token: str, signer: Signer, nonce: bytes) -> Handshake | None:
-    """Return the message of `signed`, and None where the signature is wrong; the comparison takes the same time for all.
+    """Return the message of `signed`; None: the signature is wrong. The comparison takes the same time for all.
 
     Raises:
         InvariantError: the signature is right, but the message is not of the type expected.

@@ -31,12 +31,11 @@ _CPU_SPENT = -signal.SIGPROF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """How a worker process runs its jobs."""
+    """The settings of a worker process."""
 
     loader: str
     """`module:name` of a function without arguments that returns the function of the jobs."""
     name: str
-    """Of the worker, in messages."""
     cpu_s: float | None = None
     """CPU seconds of one job; None: no limit."""
     memory_mb: int | None = None
@@ -49,7 +48,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReply:
-    """What a job came to: `value`, or the limit that it spent."""
+    """The result of a job: `value`, or the limit that it spent."""
 
     value: JsonValue = None
     limit: Literal["cpu", "memory"] | None = None
@@ -63,7 +62,6 @@ class WorkerProcess:
     """One process, seen from its parent."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Start the process; it imports the function meanwhile."""
         self._name = settings.name
         self._ready = False
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -83,12 +81,7 @@ class WorkerProcess:
         os.set_blocking(self._stdin.fileno(), False)
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Return when the process has imported its function.
-
-        Raises:
-            EnvironmentFault: it ended before.
-            WorkerLost: it has not within `seconds`.
-        """
+        """Return when the function is imported; EnvironmentFault: the process ended; WorkerLost: not within `seconds`."""
         if not self._ready:
             if self._talk(b"", seconds) is None:
                 status = self._process.wait()
@@ -98,12 +91,7 @@ class WorkerProcess:
             self._ready = True
 
     def exchange(self, job: bytes, seconds: float) -> WorkerReply:
-        """Run one job and return what it came to.
-
-        Raises:
-            EnvironmentFault: the function raised.
-            WorkerLost: the process died, or has not answered within `seconds`.
-        """
+        """Run one job; EnvironmentFault: the function raised; WorkerLost: no answer within `seconds`."""
         body = self._talk(framed(job), seconds)
         if body is None:
             status = self._process.wait()
@@ -118,12 +106,10 @@ class WorkerProcess:
         return WorkerReply(value=reply["value"])
 
     def kill(self) -> None:
-        """End the process and the programs that it started; may be called from any thread."""
         with suppress(ProcessLookupError, PermissionError):  # it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill the process and the programs that it started, and release what belongs to it."""
         self.kill()
         self._process.wait()
         for stream in (self._stdin, self._stdout, self._stderr):
@@ -131,11 +117,7 @@ class WorkerProcess:
                 stream.close()
 
     def _talk(self, frame: bytes, seconds: float) -> bytes | None:
-        """Write a frame and return the body that answers it, or None when the process has closed its end.
-
-        Raises:
-            WorkerLost: there is no answer in time, or it is too long.
-        """
+        """Write a frame and return the body that answers it; None: the process has closed its end."""
         deadline = time.monotonic() + seconds
         left, buffer, bodies = memoryview(frame), FrameBuffer(_MAX_REPLY_BYTES), list[bytes]()
         source, sink = self._stdout.fileno(), self._stdin.fileno()
@@ -173,7 +155,7 @@ class WorkerProcess:
 
 
 def _worker_variables(inherits: bool) -> Mapping[str, str]:
-    """Return the environment of a worker: where to find modules, and unless it inherits none of the parent's secrets.
+    """Return the environment of a worker: its module path, and unless it inherits none of the parent's secrets.
 
     The order of sympy's sets depends on hashes; a fixed seed makes every grader grade alike.
     """

@@ -22,19 +22,13 @@ from agentrl.processes.frames import framed, read_frames
 from agentrl.processes.parent import read_in_thread, take_standard_streams
 
 MAX_FILE_BYTES = 2**20
-"""What a process with limits may write into any file, its own stderr included."""
+"""Most bytes that a process with limits may write into any file, its own stderr included."""
 MAX_OPEN_FILES = 64
 _MAX_TRACEBACK_CHARS = 4_000
 
 
 def run_jobs(loader: str, cpu_s: float, memory_bytes: int) -> None:
-    """Answer jobs until stdin ends.
-
-    Args:
-        loader: `module:name` of a function without arguments that returns the function of the jobs.
-        cpu_s: CPU seconds of one job; 0: no limit.
-        memory_bytes: address space of the process; 0: no limit, neither for memory nor for files.
-    """
+    """Answer jobs until stdin ends; `cpu_s` and `memory_bytes` are limits of a job and of the process, 0: none."""
     source, sink = take_standard_streams()
 
     def send(reply: dict[str, object]) -> None:

@@ -21,11 +21,7 @@ from agentrl.types import JsonValue
 
 
 class WorkerPool:
-    """Processes that run one function; they start when they are needed.
-
-    Args:
-        settings: of each process.
-        num_workers: processes at most; further jobs wait.
+    """Processes that run one function, at most `num_workers`; they start when they are needed, and further jobs wait.
 
     Raises:
         ConfigError: there is no such module, or less than one worker.
@@ -50,17 +46,11 @@ class WorkerPool:
         _end_all(self._idle)
 
     async def run(self, *arguments: JsonValue, wall_s: float, in_new_worker: bool = False) -> WorkerReply:
-        """Run one job and return what it came to.
-
-        Args:
-            arguments: of the function.
-            wall_s: seconds after which the job hangs; the wait for a free worker and its start do not count.
-            in_new_worker: start a process for the job.
+        """Run one job, JSON in and out; `wall_s` counts neither the wait for a free worker nor its start.
 
         Raises:
             EnvironmentFault: the function raised, or a worker could not start.
             WorkerLost: the worker hung or died.
-            TypeError: an argument is not JSON.
         """
         job = json.dumps(arguments).encode()
         run = _Run(self._settings, [] if in_new_worker else self._idle, self._idle, job, wall_s)
@@ -77,7 +67,6 @@ class _Run:
     def __init__(
         self, settings: WorkerSettings, idle: list[WorkerProcess], kept: list[WorkerProcess], job: bytes, wall_s: float
     ) -> None:
-        """Take a worker from `idle`, or a new one, and leave it in `kept`."""
         self._settings, self._idle, self._kept, self._job, self._wall_s = settings, idle, kept, job, wall_s
         self._lock = threading.Lock()
         self._worker: WorkerProcess | None = None

@@ -1,7 +1,4 @@
-"""The side of the meeting of one that joins: it connects until the driver is there, and proves that it knows the token.
-
-Invariant: a trainer rank or rollout worker answers only a driver that knows the token too. Nothing here imports torch.
-"""
+"""The joining side of a meeting: it connects until the driver is there, and answers only one that knows the token too."""
 
 from __future__ import annotations
 
@@ -33,11 +30,10 @@ class Seat:
     """The place at the meeting of a process that joined."""
 
     connection: socket.socket
-    """To the driver."""
     address: str
     """The address of this process on it."""
     store_host: str
-    """Where the ranks find each other: the TCPStore of rank 0."""
+    """Host of the TCPStore of rank 0."""
     store_port: int
     listener: socket.socket | None
     """On trainer rank 0, the socket on which the TCPStore listens."""
@@ -50,12 +46,7 @@ class _TryAgain(Exception):
 def join_at(
     address: str, environment: MutableMapping[str, str], numbers: RankNumbers, timeout_s: float, *, hosts_store: bool = True
 ) -> Seat:
-    """Join the driver at `HOST:PORT` with the token of the environment, which is removed from there.
-
-    Raises:
-        ConfigError: the address or the token is missing or wrong.
-        LaunchError: from `join_driver`.
-    """
+    """Join the driver at `HOST:PORT` with the token of the environment, which is removed; raises as `join_driver`."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"--attach {address!r}: expected HOST:PORT of the driver, such as 10.0.0.1:{LISTEN_PORT}")
@@ -66,14 +57,7 @@ def join_at(
 def join_driver(
     driver: tuple[str, int], token: str, numbers: RankNumbers, timeout_s: float, *, hosts_store: bool = True
 ) -> Seat:
-    """Connect to the driver until it welcomes this process.
-
-    Args:
-        driver: host and port.
-        token: the secret that the driver knows too.
-        numbers: which of those that join this process is.
-        timeout_s: seconds that the driver has.
-        hosts_store: whether rank 0 hosts the TCPStore of a trainer.
+    """Connect to the driver until it welcomes this process; `hosts_store`: rank 0 hosts the TCPStore of a trainer.
 
     Raises:
         LaunchError: it refuses this process for good, or has not welcomed it within `timeout_s`.

@@ -24,7 +24,7 @@ from agentrl.processes.local import LocalChild
 from agentrl.processes.meeting import Attendee
 
 STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
-"""What a link raises whose child has ended, or which this side has closed."""
+"""The errors of a link whose child has ended, or which this side has closed."""
 TICK_S = 1.0
 """Seconds of one wait for a sign of life, at most."""
 _LAST_WORDS_S = 0.5
@@ -35,7 +35,7 @@ _END_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEnd:
-    """How a child ended."""
+    """The end of a child."""
 
     reason: str
     """For messages, with the end of its log where this process can read it."""
@@ -50,7 +50,6 @@ class LifeSigns:
 
     def __init__(self) -> None:
         self.have_begun = False
-        """Whether there has been one."""
         self._next = anyio.Event()
 
     def note(self) -> None:
@@ -75,7 +74,6 @@ class Link:
         self.where = where
         """For messages, such as `pid 123`."""
         self.pid = pid
-        """On its own machine."""
         self.child = child
         self.signs = LifeSigns()
         self._stream = stream
@@ -87,12 +85,10 @@ class Link:
 
     @classmethod
     def piped(cls, child: LocalChild) -> Self:
-        """Return the link over the standard streams of `child`."""
         return cls(StapledByteStream(child.stdin, child.stdout), where=child.where, pid=child.pid, child=child)
 
     @classmethod
     def joined(cls, member: Attendee, child: Child | None) -> Self:
-        """Return the link over the connection of `member`."""
         where = f"{member.where}, {child.where}" if child is not None else member.where
         return cls(member.stream, where=where, pid=member.pid, child=child)
 
@@ -118,12 +114,7 @@ class Link:
         await self._stream.send(b"".join(map(framed, bodies)))
 
     async def receive(self) -> bytes:
-        """Return the next body that is no heartbeat.
-
-        Raises:
-            anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError: the child has ended.
-            InvariantError: it sends what is no frame.
-        """
+        """Return the next body that is no heartbeat; raises one of `STREAM_ENDS`, or InvariantError for what is no frame."""
         while True:
             while self._bodies:
                 if body := self._bodies.popleft():

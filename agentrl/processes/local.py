@@ -35,15 +35,10 @@ class LocalLauncher:
     elsewhere = False
 
     async def reserves_gpus(self) -> bool:
-        """Return False: processes share those of this machine."""
         return False
 
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[LocalChild]:
         """Start all of `specs` or none.
-
-        Raises:
-            ConfigError: a log cannot be written.
-            LaunchError: a process cannot be started.
 
         Cancellation: takes effect at the caller's next wait, when the caller has the processes and can stop them.
         """
@@ -66,11 +61,9 @@ class LocalChild:
     host = LOOPBACK
 
     def __init__(self, spec: ProcessSpec, process: Process, port: int) -> None:
-        """Watch `process`; `LocalLauncher.start` makes one."""
         self.spec = spec
         self.port = port
         self.pid: int = process.pid
-        """Id of the process, which is also that of its process group."""
         self.where = f"pid {process.pid}"
         self._process = process
         self._output: OutputLines | None = None
@@ -96,11 +89,9 @@ class LocalChild:
         return Exit(code=code, reason=describe_code(code), log_tail=read_tail(self.spec.log_path))
 
     async def log_tail(self) -> str:
-        """Return the end of the log."""
         return read_tail(self.spec.log_path)
 
     def kill(self) -> None:
-        """Kill the process group."""
         _signal_group(self.pid, signal.SIGKILL)
 
     async def reap(self) -> None:
@@ -110,7 +101,6 @@ class LocalChild:
             await self._process.aclose()
 
     async def stop(self) -> None:
-        """End the process group by SIGTERM, after `STOP_S` by SIGKILL."""
         with anyio.CancelScope(shield=True):
             _signal_group(self.pid, signal.SIGTERM)
             with anyio.move_on_after(STOP_S):
@@ -118,7 +108,6 @@ class LocalChild:
             await self.reap()
 
     def lines(self) -> AsyncIterator[str]:
-        """Return the lines of standard output from now on."""
         self._output = OutputLines(self.stdout, self.spec.log_path)
         return self._output
 
@@ -127,7 +116,6 @@ class OutputLines:
     """The lines of a byte stream; what is read is appended to a log at once, whole lines or not."""
 
     def __init__(self, stream: ByteReceiveStream, log_path: Path) -> None:
-        """Read `stream` to its end; the stream stays the caller's."""
         self.at_end = anyio.Event()
         """Set once the log has everything that the stream will give."""
         self._stream, self._log_path = stream, log_path
@@ -135,11 +123,9 @@ class OutputLines:
         self._rest = b""
 
     def __aiter__(self) -> AsyncIterator[str]:
-        """Return this."""
         return self
 
     async def __anext__(self) -> str:
-        """Return the next line without its end; raise StopAsyncIteration at the end of the stream."""
         while not self._lines:
             try:
                 data = await self._stream.receive()
@@ -154,11 +140,7 @@ class OutputLines:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Return a log, open for appending. The process that gets it holds a lock on it.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Return a log, open for appending and locked for the process that gets it; ConfigError: it cannot be written."""
     try:
         make_private(path.parent)
         log = path.open("ab")
@@ -170,7 +152,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return what a process gets of the driver's environment: all but the token, which opens the driver to its owner."""
+    """Return the driver's environment for a process: all but the token, which opens the driver to its owner."""
     return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
 
 

@@ -47,12 +47,7 @@ def free_port(host: str) -> int:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the network interface that has an IPv4 address; None where no interface has it.
-
-    Example:
-        >>> interface_of("127.0.0.1"), interface_of("192.0.2.1")
-        ('lo', None)
-    """
+    """Return the name of the network interface that has an IPv4 address; None where no interface has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an IPv4 address

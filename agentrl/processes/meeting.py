@@ -50,7 +50,6 @@ class Attendee:
         return f"{self.machine}, pid {self.pid}"
 
     def shut(self) -> None:
-        """Close the connection at once, for both sides."""
         with suppress(OSError):  # it is closed
             self.stream.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
 
@@ -77,10 +76,6 @@ class Meeting:
 
     async def gather(self, timeout_s: float, children: Sequence[Child] = ()) -> Sequence[Attendee]:
         """Wait for all ranks, tell each where rank 0 hosts the TCPStore, and return them, rank 0 first.
-
-        Args:
-            timeout_s: seconds that they have.
-            children: their processes, where this driver has started them.
 
         Raises:
             LaunchError: some have not joined in time, which the message lists, or one of `children` has ended before.
@@ -138,7 +133,6 @@ class Meeting:
                 await anyio.aclose_forcefully(stream)
 
     async def _identify(self, stream: SocketStream) -> tuple[Attendee, Hello]:
-        """Return who has connected, if it proves within `GREET_S` that it knows the token."""
         scope = anyio.CancelScope(deadline=anyio.current_time() + GREET_S)
         if len(self._strangers) >= MAX_STRANGERS + self._world:
             oldest = next(iter(self._strangers))
@@ -209,11 +203,7 @@ async def _raise_at_end(child: Child) -> None:
 
 
 def check_reachable(config: ClusterConfig, hosts: Mapping[str, str]) -> None:
-    """Check that processes which join reach the driver.
-
-    Args:
-        config: names the address of the driver.
-        hosts: for each process or node, by its name in messages, the address at which others reach it.
+    """Check that processes which join reach the driver, by their addresses in `hosts`.
 
     Raises:
         ConfigError: one is on another machine, where the driver's loopback address leads to that machine itself.
@@ -231,13 +221,7 @@ def check_reachable(config: ClusterConfig, hosts: Mapping[str, str]) -> None:
 async def open_meeting(
     listen: tuple[str, int], world: int, token: str, members: str = "trainer ranks"
 ) -> AsyncGenerator[Meeting]:
-    """Yield a meeting of `world` ranks that listens while the block runs.
-
-    Args:
-        listen: host and port; port 0 is any free one.
-        world: how many join.
-        token: the secret that each has to know.
-        members: who they are, for messages.
+    """Yield a meeting of `world` ranks that listens while the block runs; port 0 is any free one.
 
     Raises:
         ConfigError: `cluster.listen` is not an address of this machine, or its port is taken.

@@ -40,7 +40,6 @@ class ParentPipe(io.RawIOBase):
         self._descriptor, self._parent = descriptor, open_parent()
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - no wider buffer comes
@@ -55,8 +54,7 @@ class ParentPipe(io.RawIOBase):
 def take_standard_streams() -> tuple[ByteSource, BinaryIO]:
     """Return standard input, which ends with the parent, and standard output.
 
-    Other code that reads or prints in this process, native libraries included, cannot touch the two any more: it reads
-    nothing, and prints to standard error.
+    Other code of this process, native libraries included, then reads nothing and prints to standard error.
     """
     source, sink = io.BufferedReader(ParentPipe(os.dup(0))), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)
@@ -69,10 +67,7 @@ def take_standard_streams() -> tuple[ByteSource, BinaryIO]:
 def read_in_thread(
     frames: Iterable[bytes], take: Callable[[bytes], None], ended: Callable[[BaseException | None], None]
 ) -> threading.Thread:
-    """Pass each of `frames` to `take`, in a thread that then calls `ended` with the error that ended them.
-
-    The death of the parent is no error: its frames end with None.
-    """
+    """Pass `frames` to `take` in a thread, which then calls `ended` with the error, if any; a parent's death is none."""
 
     def read() -> None:
         problem = None
@@ -94,7 +89,6 @@ class FrameWriter:
     """Writes frames to the parent from a thread, in the order of the calls of `send`, which any thread may call."""
 
     def __init__(self, stream: BinaryIO, beat_s: float = BEAT_S) -> None:
-        """Write to `stream`, and while work is under way a heartbeat every `beat_s` seconds."""
         self._stream, self._beat_s = stream, beat_s
         self._working = 0
         self._lock = threading.Lock()
@@ -143,7 +137,6 @@ class FrameWriter:
                 self._stream.close()
 
     def _next(self) -> bytes | None:
-        """Return the next frame; a heartbeat where work is under way and none comes."""
         while self._working:
             with suppress(Empty):
                 return self._frames.get(timeout=self._beat_s)

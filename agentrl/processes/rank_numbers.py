@@ -1,4 +1,4 @@
-"""Which rank a process is, as the scheduler that started it says in environment variables."""
+"""The rank of a process, from the environment variables of the scheduler that started it."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ def numbers_in(environment: Mapping[str, str]) -> RankNumbers:
 
 
 def world_in(environment: Mapping[str, str]) -> tuple[str, int]:
-    """Return who starts the ranks of a trainer, and how many there are, by the variables that `numbers_in` reads.
-
-    Raises:
-        ConfigError: no number is set, or it is none.
+    """Return the scheduler of the ranks of a trainer, and their number, by the variables that `numbers_in` reads.
 
     Example:
         >>> world_in({"SLURM_NTASKS": "16"})

@@ -47,7 +47,7 @@ _MARGIN_S = 1.5
 
 
 class ClusterResources(NamedTuple):
-    """What the nodes of a cluster have together, whether it is free or not."""
+    """The resources of all nodes of a cluster, free or not."""
 
     cpus: int
     gpus: int
@@ -55,14 +55,11 @@ class ClusterResources(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlace:
-    """Where an agent runs."""
+    """The node of an agent: its address in the cluster, Ray's id, and its version of agentrl."""
 
     address: str
-    """Address of the node in the cluster."""
     node: str
-    """Ray's id of the node."""
     agentrl: str
-    """Version of agentrl there."""
 
     def __str__(self) -> str:
         return f"{self.address} ({self.node[:8]})"
@@ -82,22 +79,18 @@ class RayChild:
     """A process that an agent runs; a `Child`."""
 
     def __init__(self, spec: ProcessSpec, agent: Any, place: AgentPlace, *, host: str, port: int, pid: int) -> None:  # noqa: ANN401 - Ray's handle of an actor
-        """Watch the process of `agent`; `RayLauncher.start` makes one."""
         self.spec = spec
         self.host = host
         self.port = port
         self.place = place
-        """The node."""
         self.where = f"pid {pid} on node {place}"
         self._agent = agent
         self._killed = False
-        """Whether the driver has asked for the end."""
         self._exit: Exit | None = None
         self._has_ended = anyio.Event()
         self._released = anyio.Event()
 
     async def ended(self) -> Exit:
-        """Wait until the process has ended, or its agent or node."""
         await self._has_ended.wait()
         assert self._exit is not None
         return self._exit
@@ -111,13 +104,11 @@ class RayChild:
         return read_tail(self.spec.log_path)
 
     def kill(self) -> None:
-        """Kill the process and those that it started."""
         if self._exit is None:
             self._killed = True
             self._agent.signal.remote(signal.SIGKILL.value)
 
     async def stop(self) -> None:
-        """End the process, its agent, and its part of the placement group."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(STOP_S + _MARGIN_S):
             if self._exit is None:
                 self._killed = True
@@ -127,7 +118,6 @@ class RayChild:
         self._released.set()
 
     async def lines(self) -> AsyncIterator[str]:
-        """Yield the lines of standard output."""
         async for line in self._lines("stdout"):
             yield line
 
@@ -151,15 +141,11 @@ class RayChild:
         self._has_ended.set()
 
     async def _outlives(self) -> None:
-        """Return when the agent outlives its killed process by `_LAST_GASP_S`; raise `AgentLost` when it does not.
-
-        An agent whose node dies kills its process first, and may still report that.
-        """
+        """Return when the agent outlives its killed process by `_LAST_GASP_S`; raise `AgentLost` when it does not."""
         with anyio.move_on_after(_LAST_GASP_S):
             await reply_of(self._agent.until_released.remote())
 
     async def released(self) -> None:
-        """Return once `stop` was called."""
         await self._released.wait()
 
     async def _lines(self, name: StreamName) -> AsyncIterator[str]:
@@ -182,12 +168,10 @@ class RayLauncher:
     elsewhere = True
 
     def __init__(self, tasks: TaskGroup, start_timeout_s: float) -> None:
-        """Start processes within `start_timeout_s`; `tasks` watch them."""
         self._tasks = tasks
         self._start_timeout_s = start_timeout_s
 
     async def reserves_gpus(self) -> bool:
-        """Return whether any node has a GPU."""
         found: dict[str, float] = await anyio.to_thread.run_sync(import_ray().cluster_resources)
         return found.get("GPU", 0) > 0
 
@@ -218,7 +202,6 @@ class AgentGroup:
     """Agents for some processes, in a placement group of Ray."""
 
     def __init__(self, specs: Sequence[ProcessSpec]) -> None:
-        """Ask Ray for the group; `placed` waits for it."""
         ray = import_ray()
         self._specs = specs
         self._group = ray.util.placement_group([_bundle(spec) for spec in specs], strategy="PACK")
@@ -289,9 +272,6 @@ async def open_ray(config: ClusterConfig) -> AsyncGenerator[RayLauncher]:
 
     A program that has connected to Ray already keeps its connection.
 
-    Raises:
-        ConfigError: Ray is not installed, its version differs from the cluster's, or no cluster answers at the address.
-
     Cancellation: the agents end, and with them their processes; a cluster that was started here ends.
     """
     ray = import_ray()
@@ -309,7 +289,7 @@ async def open_ray(config: ClusterConfig) -> AsyncGenerator[RayLauncher]:
 
 
 def ray_resources(config: ClusterConfig) -> ClusterResources:
-    """Return what the Ray cluster at `cluster.address` has; connects to it for the question where this program is not.
+    """Return the resources of the cluster at `cluster.address`; connects to it where this program is not connected.
 
     Call it outside of an event loop, except where this program is connected.
     """
@@ -347,17 +327,12 @@ class AgentLost(Exception):
     """An agent does not answer any more, because it, its node or its start failed."""
 
     def __init__(self, message: str, *, unreachable: bool) -> None:
-        """Say what Ray said; `unreachable`: and that not even its node can tell whether it lives."""
         super().__init__(message)
         self.unreachable = unreachable
 
 
 async def reply_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's reference to a result
-    """Wait for the result of a call to an agent.
-
-    Raises:
-        AgentLost: the agent or its node is gone.
-    """
+    """Wait for the result of a call to an agent; raises AgentLost."""
     errors = import_ray().exceptions
     try:
         return await reference
@@ -374,7 +349,7 @@ async def is_gone(place: AgentPlace) -> bool:
 
 
 async def reachable_hosts(addresses: Sequence[str]) -> dict[str, str]:
-    """Return at which address others reach processes on each node: loopback where the cluster is this machine alone."""
+    """Return the address of each node for others: loopback where the cluster is this machine alone."""
     ray = import_ray()
 
     def known() -> set[str]:
@@ -393,7 +368,7 @@ async def node_hosts() -> dict[str, str]:
 
 
 def order_by_node(specs: Sequence[ProcessSpec], places: Sequence[AgentPlace]) -> list[int]:
-    """Return, for each spec, the place that it gets: specs of equal needs are together on a node, in order."""
+    """Return the place of each spec: specs of equal needs are together on a node, in order."""
     given: dict[int, int] = {}
     for needs in {(spec.cpus, spec.gpus) for spec in specs}:
         alike = [index for index, spec in enumerate(specs) if (spec.cpus, spec.gpus) == needs]

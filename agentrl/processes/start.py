@@ -29,10 +29,7 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_launcher(config: ClusterConfig) -> AsyncGenerator[Launcher]:
-    """Yield the launcher of `config`, for the servers and the trainer of one run.
-
-    Under `attach` it starts processes on this machine: only the trainer ranks come from elsewhere.
-    """
+    """Yield the launcher of `config`; under `attach`, only the trainer ranks come from other machines."""
     if config.launcher == "ray":
         async with open_ray(config) as launcher:
             yield launcher
@@ -67,16 +64,10 @@ async def launched_links(
 ) -> AsyncGenerator[Sequence[Link]]:
     """Start `specs` through `launcher`, and yield a link to each once all have joined at `cluster.listen`.
 
-    Args:
-        launcher: of this machine or of a cluster.
-        config: of the meeting.
-        specs: `--attach HOST:PORT` is added to each command, and a fresh token to its environment.
-        names: of the children together, for messages.
-        port: at which they join, in place of the port of `cluster.listen`; 0: a free one.
-        leave_s: seconds that a child gets to end by itself after its connection has closed.
+    `--attach HOST:PORT` is added to each command, and a fresh token to its environment. `port` replaces that of
+    `cluster.listen`, 0: a free one. `leave_s` are the seconds that a child gets to end by itself after its connection.
 
     Raises:
-        ConfigError: this machine does not have the address, or the cluster can never place the children.
         LaunchError: a child cannot be started, ended before it joined, or has not joined within `cluster.start_timeout_s`.
     """
     host, listen_port = listen_address(config)
@@ -97,12 +88,7 @@ async def launched_links(
 
 @asynccontextmanager
 async def attached_links(config: ClusterConfig, count: int) -> AsyncGenerator[Sequence[Link]]:
-    """Wait for `count` children that a scheduler starts, and yield a link to each.
-
-    Raises:
-        ConfigError: the token or the address is missing or wrong.
-        LaunchError: some have not joined within `cluster.start_timeout_s`; the message lists them.
-    """
+    """Wait for `count` children that a scheduler starts, and yield a link to each."""
     token = checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE)
     async with open_meeting(listen_address(config), count, token) as meeting:
         logger.warning(
@@ -116,12 +102,7 @@ async def attached_links(config: ClusterConfig, count: int) -> AsyncGenerator[Se
 
 
 def host_and_port(address: tuple[str, int]) -> str:
-    """Return an address as one word.
-
-    Example:
-        >>> host_and_port(("10.0.0.1", 80)), host_and_port(("::1", 80))
-        ('10.0.0.1:80', '[::1]:80')
-    """
+    """Return an address as one word."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -53,14 +53,12 @@ class Figure(NamedTuple):
 
 
 class TaskResult(NamedTuple):
-    """How the newest episodes of a task ended in one run."""
+    """The outcome of the newest episodes of a task in one run."""
 
     step: int
     episode_ids: list[str]
     finished: int
-    """Episodes that did not fail."""
     succeeded: int
-    """Of these, with success."""
     return_mean: float | None
     """Of the finished episodes; None where there is none."""
 
@@ -87,11 +85,7 @@ class TaskPair(NamedTuple):
 
 
 def differing_fields(left: Run, right: Run) -> list[FieldDifference]:
-    """Return the fields with different values, in the order of the reference; one that a file leaves out has its default.
-
-    Raises:
-        ConfigError: a run file is not readable.
-    """
+    """Return the fields with different values, in the order of the reference; one that a file leaves out has its default."""
     defaults = {field.path: field.default for field in config_fields(RunConfig) if not field.is_section}
     values = _field_values(left.path), _field_values(right.path)
     known = [path for path in defaults if path != "name"]
@@ -122,7 +116,6 @@ def common_tasks(left: Run, right: Run) -> list[TaskPair]:
 
 
 def _field_values(run_dir: Path) -> dict[str, str]:
-    """Return the values of a run's file as YAML, by path."""
     file = run_dir / "config.yaml"
     if not file.is_file():
         return {}
@@ -134,7 +127,6 @@ def _field_values(run_dir: Path) -> dict[str, str]:
 
 
 def _leaf_values(fields: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the YAML of each value that is no mapping, or an empty one."""
     for name, value in fields.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict) and value:
@@ -153,7 +145,6 @@ def _final_figures(run: Run) -> dict[str, dict[str, float]]:
 
 
 def _mean_numbers(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each number over the events that have it."""
     found: dict[str, list[float]] = {}
     for event in events:
         for key, value in event.items():
@@ -163,7 +154,6 @@ def _mean_numbers(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _ordered(event: str, keys: set[str]) -> list[str]:
-    """Return keys in the order of the reference page."""
     entries = [entry for entry in METRIC_KEYS if entry.event == event]
     place = {key: next((at for at, entry in enumerate(entries) if entry.covers(key)), len(entries)) for key in keys}
     return sorted(keys, key=lambda key: (place[key], key))
@@ -185,7 +175,6 @@ def _task_results(rows: Sequence[EpisodeSummary]) -> dict[tuple[str, str], tuple
 
 
 def _playing(row: EpisodeSummary) -> int:
-    """Return the number of the group, or the step of the evaluation."""
     return int(row.episode_id.split(".")[1]) if row.group is None else row.group
 
 

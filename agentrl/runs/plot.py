@@ -20,13 +20,7 @@ _PANELS = (("return", ("return_mean",)), ("success", ("success_rate",)), ("stale
 
 
 def plot_curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
-    """Return the figure; matplotlib shows it in a notebook, and `figure.savefig("curve.png")` writes it.
-
-    Args:
-        steps: the `step` events of `metrics.jsonl`.
-        evaluations: the `evaluation` events.
-        title: of the figure.
-    """
+    """Return the figure of the `step` and `evaluation` events; `figure.savefig("curve.png")` writes it."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -20,7 +20,7 @@ from agentrl.observe.episode_files import read_lines, step_file, trained_file
 _Record: TypeAlias = dict[str, Any]
 _OF_A_STEP = ("step", "checkpoint", "evaluation", "evaluation_skipped")
 RESUMED_MARK = b'{"event":"resumed"'
-"""How the line begins that takes back what a killed process wrote."""
+"""Beginning of the line that takes back the work of a killed process."""
 _SUMMARIES = msgspec.json.Decoder(EpisodeSummary)
 
 
@@ -43,9 +43,7 @@ def read_metrics(run_dir: str | Path) -> Iterator[_Record]:
 
 
 def read_index(run_dir: str | Path) -> list[EpisodeSummary]:
-    """Return the lines of `episodes/index.jsonl` that stand, in the order in which the episodes ended.
-
-    A run that saves no episodes has none.
+    """Return the lines of `episodes/index.jsonl` that stand, in the order in which episodes ended; none if none are saved.
 
     Raises:
         ConfigError: the index has another format, or a later version of it.
@@ -68,9 +66,7 @@ def read_index(run_dir: str | Path) -> list[EpisodeSummary]:
 def read_record_lines(run_dir: str | Path, summaries: Sequence[EpisodeSummary] | None = None) -> Iterator[RecordedLine]:
     """Yield the records of episodes, one file after the other, in the order of each file; pruned ones are left out.
 
-    Args:
-        run_dir: the directory of the run.
-        summaries: lines of its index; None: all that stand.
+    `summaries` are lines of the index; None: all that stand.
 
     Raises:
         ConfigError: a file has another format, or a later version of it.
@@ -93,11 +89,7 @@ def read_record_lines(run_dir: str | Path, summaries: Sequence[EpisodeSummary] |
 
 
 def read_record(run_dir: str | Path, summary: EpisodeSummary) -> bytes:
-    """Return the record of one episode, the JSON of a `RecordedEpisode`.
-
-    Raises:
-        ConfigError: the record was pruned.
-    """
+    """Return the record of one episode, the JSON of a `RecordedEpisode`; raises ConfigError where it was pruned."""
     for found in read_record_lines(run_dir, [summary]):
         return found.record
     raise ConfigError(
@@ -107,11 +99,7 @@ def read_record(run_dir: str | Path, summary: EpisodeSummary) -> bytes:
 
 
 def read_trained_lines(run_dir: str | Path, step: int) -> Iterator[bytes]:
-    """Yield what a step trained, the JSON of a `TrainedEpisode` for each; nothing where it is not written yet, or pruned.
-
-    Raises:
-        ConfigError: the file has another format, or a later version of it.
-    """
+    """Yield the JSON of each `TrainedEpisode` of a step; nothing where it is not written yet, or pruned."""
     path = trained_file(Path(run_dir) / "episodes", step)
     if not path.exists():
         return
@@ -121,11 +109,7 @@ def read_trained_lines(run_dir: str | Path, step: int) -> Iterator[bytes]:
 
 
 def check_header(path: Path, line: bytes | None, expected: Mapping[str, object]) -> None:
-    """Check the first line of a file.
-
-    Raises:
-        ConfigError: the file has another format, or a later version of it.
-    """
+    """Check the first line of a file; raises ConfigError for another format, or a later version of it."""
     try:
         header: object = None if line is None else orjson.loads(line)
     except orjson.JSONDecodeError:

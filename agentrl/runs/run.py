@@ -43,9 +43,7 @@ class StoredEpisode:
     trajectory: Trajectory
     """Its turns; `trajectory.task` has the task."""
     read_trained: Callable[[], TrainedEpisode | None]
-    """Reads what `trained` returns."""
     read_texts: Callable[[Sequence[int]], list[str] | None]
-    """Reads what `token_texts` returns."""
 
     @property
     def task(self) -> Task | None:
@@ -58,11 +56,7 @@ class StoredEpisode:
         return self.read_trained()
 
     def token_texts(self, ids: Sequence[int]) -> list[str] | None:
-        """Return the text of each of `ids`; None where no tokenizer of the run is found.
-
-        Raises:
-            ConfigError: the tokenizer of the run cannot be read.
-        """
+        """Return the text of each of `ids`; None: no tokenizer of the run is found. ConfigError: it cannot be read."""
         return self.read_texts(ids)
 
     def show(self, tokens: bool = False) -> None:
@@ -70,7 +64,6 @@ class StoredEpisode:
         print_view(self._view(tokens))
 
     def _repr_html_(self) -> str:
-        """Return the episode as a notebook shows it, with every token."""
         return html_of(self._view(tokens=True))
 
     def _view(self, tokens: bool) -> EpisodeView:
@@ -119,11 +112,7 @@ class TokenTexts:
 
 
 def open_run(path: str | Path) -> Run:
-    """Return the run whose directory is `path`, such as `runs/demo`.
-
-    Raises:
-        ConfigError: there is no run in `path`.
-    """
+    """Return the run whose directory is `path`, such as `runs/demo`; raises ConfigError where there is none."""
     folder = Path(path)
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"{folder} is no run directory: expected a directory with metrics.jsonl, such as runs/NAME")
@@ -141,7 +130,6 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        """The directory."""
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -153,11 +141,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig | None:
-        """The run file with its defaults; None where the directory has none.
-
-        Raises:
-            ConfigError: this release does not accept the file.
-        """
+        """The run file with its defaults; None where there is none. ConfigError: this release does not accept it."""
         from agentrl.config import load_config  # with the openai package, which readers of episodes do not need
 
         file = self.path / "config.yaml"
@@ -174,18 +158,12 @@ class Run:
     def episodes(self, step: int | None = None, purpose: Purpose | None = None) -> EpisodeTable:
         """Return the finished attempts, in the order in which they ended.
 
-        Args:
-            step: the training step that was the next to complete when the episode ended; None: all steps.
-            purpose: None: both.
+        `step` is the training step that was the next to complete when the episode ended; None: all steps.
         """
         return EpisodeTable([row for row in read_index(self.path) if _wanted(row, step, purpose)])
 
     def episode(self, episode_id: str) -> StoredEpisode:
-        """Return one episode.
-
-        Raises:
-            ConfigError: the run has no such episode, or its record was pruned.
-        """
+        """Return one episode; raises ConfigError where the run has no such episode, or its record was pruned."""
         for row in read_index(self.path):
             if row.episode_id == episode_id:
                 return self._stored(row, read_record(self.path, row), self.token_texts())
@@ -220,7 +198,7 @@ class Run:
         return next((found for found in lines if found.episode_id == episode_id), None)
 
     def token_texts(self) -> TokenTexts:
-        """Return what writes token ids as text; it loads the tokenizer of the run at its first use."""
+        """Return the writer of token ids as text; it loads the tokenizer of the run at its first use."""
 
         def model_path() -> str | None:
             try:

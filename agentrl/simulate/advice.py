@@ -1,4 +1,4 @@
-"""What to change in a run: each change is played, and those that help are listed.
+"""Changes to a run that help, found by playing each.
 
 Invariant: a line of advice names the field and the value, and gives the gain that the simulator found for it. Nothing is
 advised that was not played.
@@ -26,12 +26,11 @@ _MOST_PLAYED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedChange:
-    """A change, and what the simulator found for it."""
+    """A change, with its gain in the simulator: more trained tokens/s, as a share."""
 
     text: str
-    """What to set, such as `algorithm.max_staleness: 2 (now 1)`."""
+    """The field to set, such as `algorithm.max_staleness: 2 (now 1)`."""
     gain: float
-    """More trained tokens/s, as a share."""
     mean_staleness: float
     """Versions, after the change."""
 
@@ -56,17 +55,7 @@ def advise_changes(
     *,
     on_step: Callable[[SimulatedStep], None] = lambda step: None,
 ) -> list[AdvisedChange]:
-    """Return the changes that help by more than 5 %, the best first.
-
-    Args:
-        split: the present split.
-        cluster: what other splits are feasible.
-        shape: the settings.
-        costs: of the parts.
-        source: the episodes.
-        run: what the simulator found for `split`.
-        on_step: called after each simulated step.
-    """
+    """Return the changes of `split` that help by more than 5 % over its `run`, the best first."""
     found: list[AdvisedChange] = []
     for option in list(_tried_changes(split, cluster, shape))[:_MOST_PLAYED]:
         tried = play_run(option.shape, option.fleet, costs, source, on_step=on_step)

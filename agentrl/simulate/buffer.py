@@ -12,7 +12,6 @@ class SimulatedBuffer:
     """Every outstanding group, and the policy versions."""
 
     def __init__(self, admission: Admission, policy: StalenessPolicy) -> None:
-        """Start empty, at version 0."""
         self._groups = OutstandingGroups(admission, policy)
         self.version = 0
         """Of the servers, from which admission counts."""
@@ -29,7 +28,6 @@ class SimulatedBuffer:
 
     @property
     def may_admit(self) -> bool:
-        """Whether one more group may open."""
         return self._groups.may_admit(self.version)
 
     def admit(self) -> int:
@@ -66,7 +64,7 @@ class SimulatedBuffer:
         self.version = self.trainer_version
 
     def counts(self) -> Counter[str]:
-        """Return how many groups were admitted, consumed, dropped and are outstanding."""
+        """Return the numbers of groups that were admitted, consumed, dropped and are outstanding."""
         groups = self._groups
         return Counter(
             admitted=groups.num_admitted, consumed=groups.num_consumed, dropped=self.dropped, outstanding=len(groups)

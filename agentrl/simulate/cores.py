@@ -1,10 +1,8 @@
 """The processor cores that driver, servers and trainer of one machine share, in virtual time.
 
 Invariant: threads that want to compute share the cores equally, so each runs at the same speed: 1 while there are as many
-cores as threads, else cores / threads. No job ends before it has had its work, and the cores never do more than they can.
-
-All jobs run at the same speed, so one number, the work that a job present from the beginning would have had, tells when each
-of them ends. Parts with devices of their own, such as GPUs, have no limit: their speed is always 1.
+cores as threads, else cores / threads. One number, the work of a job present from the beginning, tells when each job ends.
+Parts with devices of their own, such as GPUs, always run at speed 1.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ from agentrl.simulate.events import EventQueue
 
 
 class SharedCores:
-    """Runs jobs, and tells servers at which speed they sample."""
+    """Runs jobs, and tells servers at which speed they sample; `cores` None: there is no limit."""
 
     def __init__(self, events: EventQueue, cores: int | None) -> None:
-        """Begin idle; `cores` None: there is no limit."""
         self._events, self._cores = events, cores
         self._jobs: list[tuple[float, int, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -34,7 +31,6 @@ class SharedCores:
         self.used_s = 0.0
         """Core seconds that threads have computed."""
         self.on_speed: Callable[[], None] = lambda: None
-        """Called when `speed` has changed."""
 
     def set_serving(self, threads: int) -> None:
         """Record how many threads of servers compute."""
@@ -50,7 +46,6 @@ class SharedCores:
         self._share()
 
     def advance(self) -> None:
-        """Do the work until now."""
         done = (self._events.now - self._now) * self.speed
         self._work += done
         self.used_s += done * (self._serving + self._working)
@@ -82,7 +77,6 @@ class SimulatedDriver:
     """The driver's event loop: one thread, one piece of work after another."""
 
     def __init__(self, cores: SharedCores) -> None:
-        """Begin idle."""
         self._cores = cores
         self._queue: deque[tuple[float, Callable[[], None]]] = deque()
         self.busy_s = 0.0

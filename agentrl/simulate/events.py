@@ -1,7 +1,6 @@
-"""Virtual time: what happens next, and when.
+"""Virtual time: a queue of events.
 
-Invariant: time never runs backwards, and events of the same moment happen in the order in which they were planned, so a
-simulation is the same each time.
+Invariant: time never runs backwards, and events of the same moment happen in the order in which they were planned.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ class EventQueue:
     """
 
     def __init__(self) -> None:
-        """Start at second 0."""
         self.now = 0.0
         """Virtual seconds since the start."""
         self._planned: list[tuple[float, int, Callable[[], None]]] = []

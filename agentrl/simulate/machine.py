@@ -1,7 +1,4 @@
-"""What the parts of a simulated run stand on: virtual time, cores, the driver and the servers.
-
-Invariant: all parts of one simulation share one of each.
-"""
+"""The shared parts of one simulation: virtual time, cores, the driver and the servers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a simulated run shows: step times, how busy both sides are, staleness, and where groups went.
+"""The result of a simulated run.
 
-Invariant: every number is of the steps after the warm-up, in which the pipeline fills; counts of groups are of the whole
-run.
+Invariant: numbers are of the steps after the warm-up, in which the pipeline fills; counts of groups are of the whole run.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class SimulatedRun:
     groups: Mapping[str, int]
     """Groups `admitted`, `consumed`, `dropped` and `outstanding` at the end."""
     calls: int
-    """Model calls that ended."""
     server_share: float
     """Work of the servers over what saturated servers do in the same time."""
     serving_share: float
@@ -64,7 +62,6 @@ class SimulatedRun:
 
     @property
     def measured(self) -> Sequence[SimulatedStep]:
-        """The steps after the warm-up."""
         return self.steps[self.warm_up :]
 
     @property
@@ -86,7 +83,6 @@ class SimulatedRun:
 
     @property
     def max_staleness(self) -> int:
-        """Largest staleness of a trained token."""
         return max(self.staleness, default=0)
 
 

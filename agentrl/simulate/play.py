@@ -28,8 +28,6 @@ from agentrl.simulate.workload import EpisodeSource
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The counters at one moment."""
-
     now: float = 0.0
     sampled: float = 0.0
     serving_s: float = 0.0
@@ -40,8 +38,6 @@ class _Reading:
 
 
 class _Player:
-    """The parts of one simulation."""
-
     def __init__(
         self,
         shape: RunShape,
@@ -126,16 +122,10 @@ def play_run(
     warm_up: int | None = None,
     on_step: Callable[[SimulatedStep], None] = lambda step: None,
 ) -> SimulatedRun:
-    """Play `shape.steps` training steps and return what they show.
+    """Play `shape.steps` training steps and return the result.
 
-    Args:
-        shape: the settings of the run.
-        fleet: servers and trainer GPUs.
-        costs: seconds and tokens/s.
-        source: the episodes.
-        warm_up: steps at the beginning that the numbers leave out; None: those in which the pipeline fills, which are
-            `max_staleness` + 2, but at most half.
-        on_step: called after each step.
+    `warm_up` are the steps at the beginning that the numbers leave out; None: those in which the pipeline fills, which are
+    `max_staleness` + 2, but at most half.
 
     Raises:
         ConfigError: a number that must be positive is not.

@@ -20,7 +20,6 @@ class SimulatedPool:
     """Runs the calls of a simulated run."""
 
     def __init__(self, events: EventQueue, cores: SharedCores, costs: CostModel, servers: int) -> None:
-        """Start `servers` idle servers that compute on `cores`."""
         self._events, self._cores, self._threads = events, cores, costs.host.server_threads
         cost = costs.server
         cores.on_speed = self._change_speed
@@ -49,11 +48,9 @@ class SimulatedPool:
         return chosen
 
     def release(self, at: int) -> None:
-        """Record that an episode of server `at` has ended."""
         self._loads[at] -= 1
 
     def call(self, at: int, call: SimulatedCall) -> None:
-        """Run a call at server `at`."""
         server = self._servers[at]
         server.advance(self._events.now)
         server.add(call)
@@ -71,13 +68,11 @@ class SimulatedPool:
         self._count_busy()
 
     def set_paused(self, paused: bool) -> None:
-        """Stop all servers, or let them continue."""
         self._paused = paused
         self._change_speed()
         self._count_busy()
 
     def take_version(self, version: int, *, rereads: bool) -> None:
-        """Replace the weights of all servers."""
         for at, server in enumerate(self._servers):
             server.advance(self._events.now)
             server.take_version(version, rereads=rereads)

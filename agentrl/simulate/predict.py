@@ -32,10 +32,8 @@ class Cluster:
     train_sizes: Sequence[int]
     """Numbers of trainer GPUs that form a mesh and whose memory is enough."""
     server_gpus: int
-    """GPUs of one server."""
 
     def fleet(self, split: Split) -> Fleet:
-        """Return the machines of a split."""
         return Fleet(servers=split.rollout // self.server_gpus, trainer_gpus=split.train)
 
 
@@ -48,7 +46,6 @@ class Prediction:
 
     @property
     def split(self) -> Split:
-        """The split."""
         return self.ranked.split
 
 
@@ -81,11 +78,7 @@ def speeds_of(costs: CostModel) -> GpuSpeeds:
 
 
 def rank_cluster(cluster: Cluster, shape: RunShape, costs: CostModel, source: EpisodeSource) -> list[RankedSplit]:
-    """Return the feasible splits of a cluster, the best by the formula first.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the feasible splits of a cluster, the best by the formula first; raises ConfigError where there is none."""
     ranked = rank_splits(
         cluster.gpus,
         demand_of(shape, source),
@@ -118,13 +111,7 @@ def predict_splits(
 ) -> list[Prediction]:
     """Return predictions of the promising and the usual splits, the one with the most trained tokens/s first.
 
-    Args:
-        cluster: the GPUs.
-        shape: the settings of the run.
-        costs: of its parts.
-        source: its episodes.
-        ratio: predict only the split with about so many serving GPUs for each trainer GPU.
-        on_step: called after each simulated step.
+    `ratio` asks only for the split with about so many serving GPUs for each trainer GPU.
 
     Raises:
         ConfigError: no split is feasible.

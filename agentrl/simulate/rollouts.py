@@ -65,12 +65,14 @@ class RunningEpisode:
 
     @property
     def played(self) -> PlayedEpisode:
-        """The present attempt."""
         return self.attempts[self.attempt]
 
 
 class Rollouts:
-    """Opens groups while slots and the bound allow it, and plays their episodes."""
+    """Opens groups while slots and the bound allow it, and plays their episodes.
+
+    `on_complete` is called when a group completes or is dropped.
+    """
 
     def __init__(
         self,
@@ -81,7 +83,6 @@ class Rollouts:
         host: HostCost,
         on_complete: Callable[[], None],
     ) -> None:
-        """Start with every slot free; `on_complete` is called when a group completes or is dropped."""
         self._events, self._pool, self._driver = machine.events, machine.pool, machine.driver
         self._buffer, self._shape, self._source = buffer, shape, source
         self._turn_s, self._on_complete = host.turn_s, on_complete
@@ -94,9 +95,7 @@ class Rollouts:
         self.groups: dict[int, SimulatedGroup] = {}
         """Groups that are neither consumed nor dropped."""
         self.calls = 0
-        """Model calls that ended."""
         self.evaluations = 0
-        """Evaluations that ended."""
         self._bound_s = self._slot_s = 0.0
         self._dropped_in_a_row = 0
         self._due: list[int] = []
@@ -254,7 +253,6 @@ class Rollouts:
         self.dispatch()
 
     def _drop(self, group: SimulatedGroup) -> None:
-        """Cancel the members of a group, which leaves."""
         group.is_dropped = True
         self._dropped_in_a_row += 1
         if self._dropped_in_a_row == _HOPELESS:

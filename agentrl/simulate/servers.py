@@ -1,10 +1,7 @@
 """An inference server in virtual time: requests that run together share its speed, others wait in a queue.
 
 Invariant: a request gets exactly its work, in the order in which the server took it up; the sum of tokens over all versions
-of a request is its output.
-
-All running requests advance at the same speed, so the server keeps one number, the work that a request present from the
-beginning would have got. A request ends when this number has grown by its own work.
+of a request is its output. One number, the work of a request present from the beginning, tells when each request ends.
 """
 
 from __future__ import annotations
@@ -41,7 +38,6 @@ class SimulatedServer:
     """One server; its owner advances it before each change and asks when the next request ends."""
 
     def __init__(self, cost: ServerCost) -> None:
-        """Begin idle."""
         self._cost = cost
         self._running: list[tuple[float, int, SimulatedCall]] = []
         self._waiting: deque[SimulatedCall] = deque()
@@ -58,7 +54,6 @@ class SimulatedServer:
         """Seconds with a running request."""
 
     def advance(self, now: float) -> None:
-        """Do the work until `now`, seconds."""
         elapsed, self._now = now - self._now, now
         if self._running and self._speed:
             done = elapsed / self._token_s()
@@ -68,7 +63,6 @@ class SimulatedServer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request runs."""
         return bool(self._running)
 
     def add(self, call: SimulatedCall) -> None:
@@ -91,7 +85,6 @@ class SimulatedServer:
         return call
 
     def remove(self, call: SimulatedCall) -> None:
-        """Drop a call that runs or waits."""
         if call in self._waiting:
             self._waiting.remove(call)
         self._running = [entry for entry in self._running if entry[2] is not call]

@@ -31,7 +31,7 @@ class _TrainedBatch:
 
 
 class SimulatedTrainer:
-    """Trains batches and publishes versions until the last step."""
+    """Trains batches and publishes versions until the last step; `on_step` gets each step when its version counts."""
 
     def __init__(
         self,
@@ -42,14 +42,12 @@ class SimulatedTrainer:
         costs: CostModel,
         on_step: Callable[[SimulatedStep], None],
     ) -> None:
-        """Begin idle; `connect` gives it the rollouts, and `on_step` gets each step when its version counts."""
         self._machine, self._buffer = machine, buffer
         self._shape, self._fleet, self._costs, self._on_step = shape, fleet, costs, on_step
         self._rollouts: Rollouts | None = None
         self._idle_since: float | None = 0.0
         self._began = self._took = self._waited_s = self._train_s = 0.0
         self._updating = False
-        """Whether the servers load weights."""
         self._after_update: Callable[[], None] | None = None
         self._skipped = 0
         """Spot checks in a row that were left out because servers loaded weights."""
@@ -63,7 +61,6 @@ class SimulatedTrainer:
         """Seconds of the finished steps in which it did not wait for a batch."""
 
     def connect(self, rollouts: Rollouts) -> None:
-        """Take batches from `rollouts`."""
         self._rollouts = rollouts
 
     def look(self) -> None:
@@ -125,7 +122,6 @@ class SimulatedTrainer:
             self._when_updated(self._publish)
 
     def _when_updated(self, then: Callable[[], None]) -> None:
-        """Call `then` when the servers load no weights."""
         if self._updating:
             self._after_update = then
         else:

@@ -22,7 +22,6 @@ class PlayedTurn:
     context_tokens: int
     """Tokens that the call adds to the context."""
     output_tokens: int
-    """Sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class PlayedEpisode:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens sampled in all turns."""
         return sum(turn.output_tokens for turn in self.turns)
 
     @property
@@ -49,15 +47,10 @@ class PlayedEpisode:
 
 
 class EpisodeSource(Protocol):
-    """Where the episodes of groups come from."""
+    """The source of the episodes of groups."""
 
     def attempts(self, group: int, member: int) -> Sequence[PlayedEpisode]:
-        """Return what the member plays, the first attempt first; a later one follows where the one before fails.
-
-        Args:
-            group: admission number; each evaluation has a negative one.
-            member: number within the group.
-        """
+        """Return the attempts of a member, each played where the one before fails; groups of evaluations are negative."""
         ...
 
 
@@ -65,7 +58,6 @@ class RecordedSource:
     """Draws recorded groups, and within each its own episodes, so that hard tasks stay long together."""
 
     def __init__(self, groups: Mapping[int, Sequence[PlayedEpisode]], *, retries: int, seed: int) -> None:
-        """Draw from `groups`, each with at least one attempt, `retries` times after a failure."""
         self._groups = [list(episodes) for _, episodes in sorted(groups.items())]
         self._retries, self._seed = retries, seed
 
@@ -80,14 +72,13 @@ class RecordedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LognormalSource:
-    """Episodes of equal turns whose output lengths are lognormal, cut off at the longest that the run allows."""
+    """Episodes of equal turns with lognormal output lengths, cut off at `max_tokens`; no attempt fails."""
 
     mean_tokens: float
     """Output tokens of an episode, mean before the cut."""
     spread: float
     """Standard deviation of the logarithm; 0: all episodes are equally long."""
     max_tokens: int
-    """The cut."""
     context_tokens: int
     """Context tokens of a turn that it does not share with the turn before."""
     turns: int = 1
@@ -96,7 +87,6 @@ class LognormalSource:
     seed: int = 0
 
     def attempts(self, group: int, member: int) -> Sequence[PlayedEpisode]:
-        """Return one attempt, which never fails."""
         rng = np.random.default_rng((self.seed, group & 0x7FFFFFFF, int(group < 0), member))
         center = np.log(self.mean_tokens) - self.spread**2 / 2
         length = int(min(self.max_tokens, max(self.turns, round(float(rng.lognormal(center, self.spread))))))

@@ -1,4 +1,4 @@
-"""What a tracker is.
+"""The interface of a tracker.
 
 Invariant: one thread at a time calls a tracker, in the order of the run: `start` first, `finish` last.
 """
@@ -20,7 +20,7 @@ RunStatus: TypeAlias = Literal["finished", "failed", "interrupted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker learns about a run when it starts."""
+    """The facts about a run that its trackers get when it starts."""
 
     name: str
     run_dir: Path

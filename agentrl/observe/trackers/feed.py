@@ -103,16 +103,7 @@ class TrackerFeed:
         max_pending: int = MAX_PENDING,
         finish_timeout_s: float = FINISH_TIMEOUT_S,
     ) -> None:
-        """Take the trackers, which `start` starts.
-
-        Args:
-            trackers: by the names that messages use.
-            run: what they learn about the run.
-            samples: episodes of each step and each evaluation that they get as text.
-            decode: makes text of tokens.
-            max_pending: calls that may wait for a tracker.
-            finish_timeout_s: seconds that `close` waits.
-        """
+        """Take the trackers, which `start` starts; `samples` episodes of each step and evaluation go to them as text."""
         self._finish_timeout_s = finish_timeout_s
         self._lanes = [_Lane(name, tracker, max_pending) for name, tracker in trackers.items()]
         self._run, self._samples, self._decode = run, samples, decode
@@ -135,13 +126,11 @@ class TrackerFeed:
         self._hand_samples(step, "evaluation", episodes)
 
     def activity(self, activity: Activity) -> None:
-        """Hand on an activity that has ended."""
         for lane in self._lanes:
             if type(lane.tracker).activity is not Tracker.activity:  # most trackers leave these calls out
                 lane.put(partial(lane.tracker.activity, activity))
 
     def episode(self, step: int, purpose: Purpose, episode: Trajectory) -> None:
-        """Hand on an episode that has ended."""
         for lane in self._lanes:
             if type(lane.tracker).episode is not Tracker.episode:
                 lane.put(partial(lane.tracker.episode, step, purpose, episode))

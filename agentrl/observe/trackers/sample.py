@@ -37,13 +37,7 @@ class Chosen(NamedTuple):
 
 
 def choose_episodes(episodes: Sequence[Trajectory], count: int, *, seed: str) -> list[Chosen]:
-    """Return the best episode, the worst one, and others at random, `count` in all; failed episodes are left out.
-
-    Args:
-        episodes: of one step or one evaluation.
-        count: most episodes to return.
-        seed: of the random ones.
-    """
+    """Return the best episode, the worst, and others at random by `seed`, `count` in all; failed ones are left out."""
     done = [episode for episode in episodes if episode.failure is None]
     ranked = sorted(done, key=lambda episode: episode.episode_return, reverse=True)
     rest = ranked[1:-1]

@@ -17,24 +17,19 @@ class JsonlTracker(Tracker):
     """Writes `tracked.jsonl` in the run directory."""
 
     def start(self, run: TrackedRun) -> None:
-        """Open the file for appending."""
         self._lines = JsonLines(run.run_dir / "tracked.jsonl")
         self._lines.append({"call": "start", "name": run.name, "project": run.project, "resumed_step": run.resumed_step})
 
     def step(self, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:
-        """Write the numbers of a step."""
         self._lines.append({"call": "step", "step": step, "wall_s": wall_s, "numbers": numbers})
 
     def evaluation(self, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:
-        """Write the numbers of an evaluation."""
         self._lines.append({"call": "evaluation", "step": step, "wall_s": wall_s, "numbers": numbers})
 
     def episodes(self, step: int, purpose: Purpose, samples: Sequence[SampledEpisode]) -> None:
-        """Write the episodes."""
         chosen = [asdict(sample) for sample in samples]
         self._lines.append({"call": "episodes", "step": step, "purpose": purpose, "episodes": chosen})
 
     def finish(self, status: RunStatus) -> None:
-        """Write the status, and close the file."""
         self._lines.append({"call": "finish", "status": status})
         self._lines.close()

@@ -57,7 +57,6 @@ class MlflowTracker(Tracker):
         self._client.log_text(self._id, text, f"episodes/{purpose}/step-{step:06d}.txt")
 
     def finish(self, status: RunStatus) -> None:
-        """Set the status."""
         self._client.set_terminated(self._id, status=_STATUS[status])
 
     def _experiment(self, name: str, artifacts: Path | None) -> str:

@@ -16,7 +16,6 @@ class TensorBoardTracker(Tracker):
     """Writes scalars and texts, without TensorFlow or torch."""
 
     def start(self, run: TrackedRun) -> None:
-        """Open an event file."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
         from tensorboard.summary.writer.event_file_writer import (  # pyright: ignore[reportMissingImports]
             EventFileWriter,
@@ -47,7 +46,6 @@ class TensorBoardTracker(Tracker):
             self._add_text(f"{purpose}/{sample.choice}{number}", step, None, sample.text)
 
     def finish(self, status: RunStatus) -> None:
-        """Write the rest and close the file."""
         self._add_text("status", 0, None, status)
         self._writer.close()
 

@@ -1,1 +1,1 @@
-"""What a simulated run costs: the model, the defaults of GPUs, and the settings of a run file."""
+"""The costs of a simulated run: the model, the defaults of GPUs, and the settings of a run file."""

@@ -37,7 +37,7 @@ SPOT_CHECK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GpuSheet:
-    """What the data sheet of a GPU says."""
+    """The data sheet of a GPU."""
 
     flops: float
     """Dense bfloat16 operations/s."""
@@ -58,7 +58,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What the defaults need of a model."""
+    """The shape of a model, as the defaults need it."""
 
     parameters: int
     kv_bytes_per_token: int
@@ -69,7 +69,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedUse:
-    """How a run uses its GPUs."""
+    """The assumed use of GPUs by a run."""
 
     mean_tokens: float
     """Tokens of an episode, contexts included."""
@@ -83,11 +83,7 @@ class AssumedUse:
 
 
 def gpu_sheet(name: str) -> GpuSheet:
-    """Return the data sheet of a GPU.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """Return the data sheet of a GPU; raises ConfigError where there is none of this name."""
     try:
         return GPUS[name.lower()]
     except KeyError:

@@ -1,7 +1,6 @@
-"""What the parts of a simulated run cost, and the settings of the run that decide who waits for whom.
+"""The costs of the parts of a simulated run, and the settings of the run that decide who waits for whom.
 
-Invariant: all values are numbers, so a cost model can be written down, changed and compared. Nothing here depends on the
-clock.
+Invariant: all values are numbers, so a cost model can be written down, changed and compared.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class ServerCost:
     context_weight: float = 0.0
     """Work of reading a context token, over that of sampling a token."""
     gpus: int = 1
-    """GPUs that it uses."""
 
     def seconds_per_token(self, running: int) -> float:
         """Return the seconds between two tokens of one request when `running` run together."""
@@ -48,13 +46,7 @@ class TrainerCost:
     """GPUs that work together on one sample: those of tensor and context parallelism."""
 
     def train_s(self, tokens: int, longest: int, gpus: int) -> float:
-        """Return the seconds of a step.
-
-        Args:
-            tokens: of all samples that are computed; 0 trains nothing.
-            longest: tokens of the longest sample, which only `gpus_per_sample` GPUs share.
-            gpus: of the trainer.
-        """
+        """Return the seconds of a step of `tokens` in all; only `gpus_per_sample` GPUs share the `longest` sample."""
         if not tokens:
             return 0.0
         efficiency = self.doubling_efficiency ** math.log2(gpus / self.measured_gpus)
@@ -64,7 +56,7 @@ class TrainerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCost:
-    """What happens around a training step, seconds."""
+    """Seconds of the work around a training step."""
 
     spot_check_s: float = 0.0
     """Before the batch is taken."""
@@ -82,7 +74,7 @@ class UpdateCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCost:
-    """The processor cores of one machine that driver, servers and trainer share, where they do."""
+    """The processor cores of one machine that driver, servers and trainer share."""
 
     cores: int | None = None
     """None: servers and trainer have devices of their own."""
@@ -104,7 +96,7 @@ class CostModel:
     update: UpdateCost
     host: HostCost = HostCost()
     origin: str
-    """Where the numbers are from, for people."""
+    """Source of the numbers, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +104,6 @@ class RunShape:
     """The settings of a run that the simulator obeys."""
 
     steps: int
-    """Steps to play."""
     group_size: int
     groups_per_step: int
     max_staleness: int

@@ -1,7 +1,4 @@
-"""What the simulator takes from a run file: the settings that decide who waits for whom.
-
-Invariant: a setting is read from the run file or derived from it as the engine derives it; none is guessed here.
-"""
+"""The settings of a run file that decide who waits for whom; each is read, or derived as the engine derives it."""
 
 from __future__ import annotations
 
@@ -10,12 +7,7 @@ from agentrl.simulate.costs.model import Fleet, RunShape
 
 
 def shape_of_run(run: RunConfig, steps: int | None = None) -> RunShape:
-    """Return the settings of a run.
-
-    Args:
-        run: the run file.
-        steps: play only so many, as the beginning of the run; None: all.
-    """
+    """Return the settings of a run; `steps` plays only so many, as the beginning of the run."""
     algorithm, rollout, engine = run.algorithm, run.rollout, run.engine
     count = engine.steps if steps is None else min(steps, engine.steps)
     return RunShape(

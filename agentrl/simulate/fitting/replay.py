@@ -20,15 +20,7 @@ _PLAYED_STEPS = 32
 
 
 def calibrate(costs: CostModel, step_s: float, shape: RunShape, fleet: Fleet, source: EpisodeSource) -> CostModel:
-    """Return `costs` scaled so that a step of the run takes `step_s` seconds.
-
-    Args:
-        costs: of parts on shared cores.
-        step_s: measured mean seconds from one step to the next.
-        shape: the settings of the run.
-        fleet: its servers and trainer processes.
-        source: its episodes.
-    """
+    """Return `costs`, of parts on shared cores, scaled so that a step of the run takes the measured `step_s` seconds."""
     shape = replace(shape, steps=min(shape.steps, _PLAYED_STEPS))
     factor = 1.0
     for _ in range(_ROUNDS):

@@ -36,7 +36,7 @@ _PRIOR_FIXED_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMachines:
-    """What the run to fit had."""
+    """The machines of the run to fit."""
 
     servers: int
     requests: int | None
@@ -55,8 +55,6 @@ class MeasuredMachines:
 
 
 class _TurnTimes(msgspec.Struct, frozen=True):
-    """The fields of a recorded turn that a fit needs."""
-
     context_ids: list[int]
     output_ids: list[int]
     started_s: float | None
@@ -64,8 +62,6 @@ class _TurnTimes(msgspec.Struct, frozen=True):
 
 
 class _EpisodeTimes(msgspec.Struct, frozen=True):
-    """The fields of a recorded episode that a fit needs."""
-
     purpose: str
     group: int | None
     episode_id: str
@@ -89,17 +85,11 @@ class FittedRun:
     """Mean distance of a call's seconds from the model's, over the mean call."""
 
     def source(self, *, retries: int, seed: int) -> RecordedSource:
-        """Return a source that draws these episodes again."""
         return RecordedSource(self.groups, retries=retries, seed=seed)
 
 
 def fit_run(run_dir: Path, machines: MeasuredMachines, shape: RunShape) -> FittedRun:
     """Return the cost model of a finished run.
-
-    Args:
-        run_dir: its directory.
-        machines: what it ran on.
-        shape: its settings.
 
     Raises:
         ConfigError: the run did too few steps, or its episodes or their times are not on disk.
@@ -171,7 +161,7 @@ def _played(episode: _EpisodeTimes, outside_s: float) -> PlayedEpisode:
 
 
 def _fit_host(steps: Sequence[dict[str, Any]], episodes: Sequence[_EpisodeTimes], machines: MeasuredMachines) -> HostCost:
-    """Return the cores and the driver's work, or no cores where the parts shared none or the run did not record them."""
+    """Return the cores and the driver's work, or no cores where none were shared or the run did not record them."""
     if not machines.shares_cores or not all("machine_cores" in line for line in steps):
         return HostCost()
     driver_s = sum(line["driver_busy_cores"] * (line["wall_s"] - before["wall_s"]) for before, line in pairwise(steps))
@@ -221,13 +211,9 @@ def _fit_server(
 
 
 def _read_tokens(episode: _EpisodeTimes, updates: Sequence[float]) -> Iterator[float]:
-    """Yield the tokens that a server read for each call: new ones, and again those that an update made useless.
+    """Yield the tokens that a server read for each call: new ones, and again those that one of `updates` (s) made useless.
 
     A call is taken to have half of its output at an update.
-
-    Args:
-        episode: makes the calls.
-        updates: moments at which servers had new weights, seconds, in order.
     """
     history, ended_s = 0, episode.started_s or 0.0
     for turn in episode.turns:
@@ -241,13 +227,9 @@ def _read_tokens(episode: _EpisodeTimes, updates: Sequence[float]) -> Iterator[f
 
 
 def _slowdown(host: HostCost, machines: MeasuredMachines, training: Floats, driver: float) -> Floats:
-    """Return how many times as long the servers took because others used their cores too.
+    """Return the factor by which servers took longer because others used their cores.
 
-    Args:
-        host: the cores.
-        machines: what ran on them.
-        training: share of each call's time in which the trainer trained.
-        driver: share of the time in which the driver computed.
+    `training` is the share of each call's time in which the trainer trained, `driver` that in which the driver computed.
     """
     if host.cores is None:
         return np.ones_like(training)

@@ -22,7 +22,6 @@ from agentrl.simulate.costs.model import ServerCost
 
 Floats: TypeAlias = NDArray[np.float64]
 Spans: TypeAlias = Sequence[tuple[float, float]]
-"""Beginnings and ends, seconds on the run's clock."""
 
 _CONTEXT_WEIGHTS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _MORE_ROUNDS = 12
@@ -69,12 +68,7 @@ class FittedServer:
 def fit_server(calls: CallTable, pauses: Spans, slowdown: Floats, *, servers: int, requests: int | None) -> FittedServer:
     """Return the cost of each of `servers` equal servers.
 
-    Args:
-        calls: the model calls.
-        pauses: times in which no server sampled.
-        slowdown: how many times as long each call took because cores were shared: [calls], 1 where they were not.
-        servers: number of servers.
-        requests: the most that each runs together; None: no limit.
+    No server samples during `pauses`. `slowdown` is the factor of each call for shared cores: [calls], 1 where they are not.
     """
     sampled_s = np.maximum(calls.lasted - seconds_within(calls, pauses), 1e-6)
     in_flight = _overlapping(calls)

@@ -43,7 +43,7 @@ class CalledTool:
 
 
 Reply: TypeAlias = "str | CalledTool | Sequence[str | CalledTool] | Callable[[Sequence[Message]], Reply]"
-"""What the model answers: a text, a tool call, several of them in one message, or a function of the messages it was sent."""
+"""A reply of the model: a text, a tool call, several of them in one message, or a function of the messages it was sent."""
 
 
 def call(name: str, /, **arguments: object) -> CalledTool:
@@ -60,9 +60,9 @@ def play(
     timeout: float = TIMEOUT_S,
     cassette: str | Path | None = None,
 ) -> Trajectory:
-    """Return the trajectory of one episode whose model answers `replies`; a failed one has `failure` set.
+    """Return the trajectory of one episode of at most `timeout` seconds, whose model answers `replies`.
 
-    For tests that are not async; `play_async` is for those that are.
+    A failed episode has `failure` set. For tests that are not async; `play_async` is for those that are.
 
     Args:
         workflow: a RolloutWorkflow class or instance, or an `async def solve(task, client) -> float`.
@@ -70,13 +70,11 @@ def play(
         replies: one for each call of the model, in the order of the calls, or a function that answers every call. A call
             beyond the last reply is a failed episode.
         workflow_args: as in a run file.
-        timeout: seconds that the episode has.
         cassette: a file to record the episode to, for `check_replay`; nothing is written if it failed.
 
     Raises:
         ConfigError: the workflow cannot be used, or not by its name, which a cassette needs.
         AssertionError: the episode did not fail, and replies are left over.
-        OSError: the cassette cannot be written.
 
     Example:
         >>> async def solve(task, client):
@@ -128,7 +126,6 @@ def check_replay(
     """Replay a cassette of `agentrl record`, as a test that is not async.
 
     Args:
-        cassette: the file.
         workflow: as for `play`; None: the one that the cassette names.
         workflow_args: as in a run file; None: those of the cassette, for its own workflow.
         live_tools: run the tools again instead of using their recorded replies.

@@ -60,9 +60,9 @@ def play(
     timeout: float = TIMEOUT_S,
     cassette: str | Path | None = None,
 ) -> Trajectory:
-    """Return the trajectory of one episode of at most `timeout` seconds, whose model answers `replies`.
+    """Return the trajectory of one episode whose model answers `replies`; a failed one has `failure` set.
 
-    A failed episode has `failure` set. For tests that are not async; `play_async` is for those that are.
+    For tests that are not async; `play_async` is for those that are.
 
     Args:
         workflow: a RolloutWorkflow class or instance, or an `async def solve(task, client) -> float`.
@@ -70,6 +70,7 @@ def play(
         replies: one for each call of the model, in the order of the calls, or a function that answers every call. A call
             beyond the last reply is a failed episode.
         workflow_args: as in a run file.
+        timeout: seconds that the episode has.
         cassette: a file to record the episode to, for `check_replay`; nothing is written if it failed.
 
     Raises:
@@ -125,10 +126,8 @@ def check_replay(
 ) -> None:
     """Replay a cassette of `agentrl record`, as a test that is not async.
 
-    Args:
-        workflow: as for `play`; None: the one that the cassette names.
-        workflow_args: as in a run file; None: those of the cassette, for its own workflow.
-        live_tools: run the tools again instead of using their recorded replies.
+    `workflow` is as for `play`; without one, the workflow and the arguments are those of the cassette. `live_tools` runs the
+    tools again instead of using their recorded replies.
 
     Raises:
         AssertionError: the episode is another one; the message names what differs.

@@ -104,14 +104,14 @@ _WHERE = "model call"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallArguments:
-    """One call's arguments, read and checked."""
+    """The arguments of a call, read and checked."""
 
     sampling: SamplingParams
     """`max_new_tokens` as the call asks for it; `Episode.request` lowers it."""
     model: str
     tools: list[Mapping[str, object]] | None
     demand: Demand | None
-    """What the prompt asks for, because decoding cannot enforce it; None if nothing."""
+    """The demand put into the prompt, because decoding cannot enforce it; None if there is none."""
     logprobs: bool
     return_prompt_ids: bool
     include_usage: bool
@@ -128,12 +128,7 @@ def read_arguments(
 ) -> CallArguments:
     """Return the arguments of one call, checked, with the run's defaults filled in.
 
-    Args:
-        arguments: those of the call.
-        defaults: those of the run.
-        default_timeout: of a call that gives none.
-        vocab_size: ids are below it.
-        by_prompt: ask in the prompt for what decoding cannot enforce, instead of refusing it.
+    With `by_prompt`, what decoding cannot enforce is asked for in the prompt instead of being refused.
 
     Raises:
         TypeError: an argument the OpenAI API does not have; the message suggests the nearest one.
@@ -179,11 +174,7 @@ def wants_stream(stream: object) -> bool:
 
 
 def checked_messages(messages: Iterable[MessageLike]) -> list[Message]:
-    """Return the same message objects as a list; the token graph checks each of them.
-
-    Raises:
-        WorkflowError: the conversation is empty, or it is not a list of messages.
-    """
+    """Return the same message objects as a list, a `WorkflowError` if it is none; the token graph checks each of them."""
     if type(messages) is not list and (isinstance(messages, (str, Mapping, BaseModel)) or not hasattr(messages, "__iter__")):
         raise WorkflowError(f"messages must be a list of messages, got {type(messages).__name__} {messages!r:.80}")
     checked: list[Any] = [*messages]
@@ -193,12 +184,9 @@ def checked_messages(messages: Iterable[MessageLike]) -> list[Message]:
 
 
 def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, vocab_size: int) -> SamplingParams:
-    """Return the sampling parameters of one call.
+    """Return the sampling parameters of one call, with the run's `defaults` for what is not given or None.
 
-    Args:
-        given: arguments by their OpenAI names, and top_k, min_p, ignore_eos, stop_token_ids; None means the default.
-        defaults: those of the run.
-        vocab_size: the size of the vocabulary, above every id in `stop_token_ids`.
+    `given` has OpenAI names, and top_k, min_p, ignore_eos, stop_token_ids, whose ids are below `vocab_size`.
     """
     given = {name: value for name, value in given.items() if value is not None}
     options = given.get("chat_template_kwargs")

@@ -1,4 +1,4 @@
-"""The seam of the client: what answers the model calls of one episode, and the answers before they have a dialect.
+"""The seam of the client: the backend of the model calls of one episode, and its answers before they have a dialect.
 
 Invariant: a call is asked for with messages and the arguments of chat completions. Its answer is a recorded turn, whole or
 in pieces; a front end such as `Client` writes it in the API that the caller speaks.
@@ -25,7 +25,7 @@ from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker
 
 
 class AskedCall(NamedTuple):
-    """One call of a chat model."""
+    """A call of a chat model."""
 
     messages: Iterable[MessageLike]
     arguments: Mapping[str, object]
@@ -57,7 +57,7 @@ class Answer:
     logprobs: Mapping[str, object] | None = None
     """In OpenAI's shape, where the call asked for them."""
     prompt_ids: Int32Array | None = None
-    """Where the call asked for them."""
+    """The ids of the prompt, if the call asked for them."""
     native: ChatCompletion | None = None
     """The completion that an endpoint sent."""
 
@@ -67,7 +67,7 @@ Piece: TypeAlias = Delta | ChatCompletionChunk | Answer
 
 
 class AnswerStream(ABC):
-    """One answer in pieces; a stream that is left before its `Answer` records nothing."""
+    """An answer in pieces; a stream that is left before its `Answer` records nothing."""
 
     running: RunningCall | None = None
     """Counts the call; None before sampling begins."""
@@ -128,10 +128,7 @@ class ClientBackend(ABC):
 
     @abstractmethod
     async def answer(self, asked: AskedCall) -> Answer:
-        """Return the answer of a call, whose turn is recorded.
-
-        Cancellation: the request is aborted and nothing is recorded.
-        """
+        """Return the answer of a call, whose turn is recorded; a cancellation aborts the request and records nothing."""
 
     @abstractmethod
     async def stream(self, asked: AskedCall) -> AnswerStream:

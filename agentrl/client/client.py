@@ -66,7 +66,7 @@ class Client(AsyncOpenAI):
     """
 
     speaker: Speaker = Speaker()
-    """Who takes the turns of this client's calls."""
+    """The agent that takes the turns of this client's calls."""
 
     def __init__(self, backend: ClientBackend) -> None:
         connection = backend.connection
@@ -334,7 +334,7 @@ class Completions(AsyncCompletions):
 
 
 class RawResponse:
-    """What `with_raw_response` returns: the parsed object with the attributes of an HTTP response."""
+    """The result of `with_raw_response`: the parsed object with the attributes of an HTTP response."""
 
     status_code = 200
     retries_taken = 0
@@ -352,7 +352,7 @@ class RawResponse:
 
 
 class TurnHandle:
-    """One turn of a running episode."""
+    """A turn of a running episode."""
 
     __slots__ = ("_branch", "_episode", "index")
 
@@ -364,7 +364,7 @@ class TurnHandle:
 
     @property
     def record(self) -> Turn:
-        """What was recorded: token ids, log-probs, versions."""
+        """The recorded turn: token ids, log-probs, versions."""
         return self._episode.turns[self.index]
 
     @property

@@ -133,10 +133,7 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._done = False
 
     async def __anext__(self) -> ChatCompletionChunk:
-        """Return the next chunk.
-
-        Cancellation: the request is aborted and nothing is recorded.
-        """
+        """Return the next chunk; a cancellation aborts the request and records nothing."""
         while not self._ready:
             if self._done:
                 raise StopAsyncIteration

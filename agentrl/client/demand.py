@@ -1,4 +1,4 @@
-"""What a call demands of the answer and decoding cannot enforce: structured output and forced tool calls, by prompt.
+"""Demands on an answer that decoding cannot enforce: structured output and forced tool calls, by prompt.
 
 Invariant: a demand adds text to the prompt and changes nothing about sampling, so recorded log-probs stay those of the
 policy. An answer that misses the demand is returned as it is.
@@ -22,12 +22,12 @@ ToolSchema = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one answer has to be."""
+    """The demand on one answer."""
 
     json: bool = False
     """Its text is a JSON value, unless it calls tools."""
     schema: Mapping[str, Any] | None = None
-    """Which that value fits; None: any object."""
+    """The schema of that value; None: any object."""
     calls: bool = False
     """It calls a tool."""
     tool: str | None = None

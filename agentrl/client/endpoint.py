@@ -232,14 +232,14 @@ class EndpointBackend(ClientBackend):
 
 
 class Continued(NamedTuple):
-    """Where a request meets the conversations so far."""
+    """The place where a request continues the conversations so far."""
 
     parent: int | None
     """The turn that it continues; None: it starts a conversation."""
     conversation: tuple[Message, ...]
     """All of its messages."""
     added: tuple[Message, ...]
-    """Those after the answer of `parent`."""
+    """The messages after the answer of `parent`."""
 
 
 class Conversations:
@@ -318,7 +318,7 @@ def _called(message: Message) -> list[tuple[object, object]]:
 
 
 class SentRequest(NamedTuple):
-    """What a turn keeps of its request, and what its reply is read with."""
+    """The part of a request that its turn keeps, and that its reply is read with."""
 
     speaker: Speaker
     replies: ReplyReader
@@ -326,7 +326,7 @@ class SentRequest(NamedTuple):
     tools: Sequence[Mapping[str, Any]] | None
     temperature: float
     sent_after: int
-    """How many turns were complete when it was sent."""
+    """The number of turns complete when it was sent."""
     sent_at: int
     """When it was sent, by the episode's clock of events."""
     started_s: float
@@ -389,10 +389,7 @@ class ReplyReader:
         """Return the first choice of a completion, checked: the openai client accepts anything that is JSON.
 
         A choice without text is whole where the endpoint counted sampled tokens: the model's own end of turn, or hidden
-        reasoning cut by `max_tokens`. In training those are turns, too.
-
-        Raises:
-            ReplyError: there is no choice, it was not finished by the model or a limit, or nothing was sampled.
+        reasoning cut by `max_tokens`. In training those are turns, too. A choice that is not whole is a `ReplyError`.
         """
         with self.reading(completion):
             choice = completion.choices[0]

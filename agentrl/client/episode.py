@@ -1,4 +1,4 @@
-"""One episode as its clients share it: the turns, the budgets, rewards and metrics.
+"""An episode as its clients share it: the turns, the budgets, rewards and metrics.
 
 Invariant: a model call either becomes exactly one turn or leaves the episode as it was (refused, failed, timed out,
 cancelled). A turn has at most one reward, finite; after `close` nothing changes any more. A budget is checked before the
@@ -24,7 +24,7 @@ from agentrl.types import BranchPath, EpisodeFailure, StopReason, Trajectory, Tu
 
 _AMBIGUOUS = -1
 REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
-"""What an endpoint counts of an episode; metrics of the trajectory."""
+"""The counts of an endpoint for an episode; metrics of the trajectory."""
 MISSES_METRIC: Final = "unsupported_misses"
 """Answers that miss what their call demanded, where prompts ask for it (`sampling.unsupported: prompt`)."""
 BUSY_SHARE: Final = 0.5
@@ -60,14 +60,14 @@ class Episode:
         self.clock = itertools.count()
         """Numbers the events: each request that is sent, each turn reward that is set."""
         self.metrics: dict[str, float] = {}
-        """What the workflow recorded."""
+        """The metrics that the workflow recorded."""
         self.final_reward: float | None = None
-        """What the workflow set by `client.reward_final`."""
+        """The reward set by `client.reward_final`."""
         self.reward_parts: dict[str, float] = {}
         self.turn_reward_parts: dict[str, float] = {}
-        """What rewards that were given in parts add up to, by the name of the part."""
+        """The sums of rewards that were given in parts, by the name of the part."""
         self.answer: str | None = None
-        """What the workflow named by `client.final_answer`."""
+        """The answer named by `client.final_answer`."""
         self.reported_tokens: dict[str, float] = {}
         """Tokens by an endpoint's own count; empty where the turns hold the tokens."""
         self._task_id = settings.task_id
@@ -240,7 +240,7 @@ class Episode:
 
 
 class RunningCall:
-    """One call that runs, a context manager. It ends once: when it is closed, or when its last reference goes."""
+    """A call that runs, a context manager. It ends once: when it is closed, or when its last reference goes."""
 
     __slots__ = ("_began", "_calls", "_failures_before", "_open")
 

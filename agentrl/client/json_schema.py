@@ -108,7 +108,7 @@ _SHAPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "pattern": (_TYPES["string"], "text"),
     "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
 }
-"""What the value of a keyword has to be."""
+"""The shape that the value of a keyword must have."""
 
 
 def _types(schema: Schema) -> list[str]:

@@ -279,7 +279,7 @@ class PolicyBackend(ClientBackend):
 
 
 class _PolicyStream(AnswerStream):
-    """One call of the policy in pieces."""
+    """A call of the policy in pieces."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class ReplayBackend(ClientBackend):
         super().__init__(Episode(EpisodeSettings(episode_id=recorded.episode_id, task_id=recorded.task_id)))
         self.recorded = recorded
         self.diverged: list[str] = []
-        """What the workflow did that was not recorded."""
+        """Actions of the workflow that were not recorded."""
         if not any(turn.output_ids.size for turn in recorded.turns):
             found = {name: recorded.metrics[name] for name in REPORTED_NAMES if name in recorded.metrics}
             self.episode.reported_tokens.update(found)

@@ -36,12 +36,12 @@ MAX_ROUNDS = 20
 """Answers with tool calls in a row, after which the user is asked again."""
 _HELP = "/reset starts again, /save FILE writes the conversation as JSON, Ctrl-D leaves"
 _NO_KEY = "none"
-"""What a client sends where there is no key: the openai client demands one."""
+"""The key that a client sends where there is none: the openai client demands one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What to chat with: a checkpoint, or else a model at an endpoint."""
+    """The partner of a chat: a checkpoint, or else a model at an endpoint."""
 
     checkpoint: Path | None = None
     endpoint: str | None = None

@@ -345,11 +345,7 @@ async def _ray_nodes(run: RunConfig) -> str:
 
 
 def check_room(run: RunConfig, gpus: float, cpus: float) -> None:
-    """Check that a Ray cluster has the GPUs and the cores that the processes of a resolved run reserve together.
-
-    Raises:
-        ConfigError: it has fewer.
-    """
+    """Check that a Ray cluster has the GPUs and the cores that the processes of a resolved run reserve together."""
     inference, ranks = with_device(run.inference, has_gpus=gpus > 0), run.trainer.parallel.shape.world
     servers = 0 if inference.urls else inference.servers
     workers = num_workers(run.rollout) if run.rollout.runner == "ray" else 0

@@ -79,16 +79,11 @@ async def play_environment(
     read: Callable[[], str] = sys.stdin.readline,
     write: Callable[[str], object] = print,
 ) -> float:
-    """Play one episode: every line that is read is an assistant message, `/call NAME {...}` calls a tool.
-
-    Returns:
-        The sum of the rewards.
+    """Play one episode and return the sum of its rewards: a line is a message, `/call NAME {...}` calls a tool.
 
     Raises:
         ConfigError: there is no such environment.
         EnvironmentFault: the environment broke.
-
-    Cancellation: the environment is closed.
     """
     pool = EnvironmentPool(load_environment(spec, args), name=spec, size=1)
     total = 0.0

@@ -42,7 +42,7 @@ _CAUSES = "\nThe above exception was the direct cause of the following exception
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What to evaluate: the endpoint, or else the checkpoint, or else the run's own model."""
+    """The target of an evaluation: the endpoint, or else the checkpoint, or else the run's own model."""
 
     checkpoint: Path | None = None
     endpoint: str | None = None
@@ -348,7 +348,7 @@ def _report_failures(run: RunConfig, report: EvalReport) -> None:
 
 @dataclass(slots=True)
 class ServerLogs:
-    """Where the servers of an evaluation write their logs."""
+    """The place of the logs of an evaluation's servers."""
 
     folder: Path
     wanted: bool = False

@@ -65,7 +65,7 @@ def rescore_command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescoredEpisode:
-    """What one stored episode is worth now."""
+    """The new worth of a stored episode."""
 
     episode_id: str
     task_id: str
@@ -76,7 +76,7 @@ class RescoredEpisode:
     after: float | None = None
     """The return now; None unless the outcome is `scored`."""
     reason: str = ""
-    """Why there is no return."""
+    """The reason why there is no return."""
 
     @property
     def has_changed(self) -> bool:

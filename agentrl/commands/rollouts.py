@@ -1,4 +1,4 @@
-"""Where the episodes of a run are played, by `rollout.runner`: in this process, or in workers.
+"""The place where the episodes of a run are played, by `rollout.runner`: this process, or workers.
 
 Invariant: what cannot reach a worker unchanged is refused before anything starts.
 """

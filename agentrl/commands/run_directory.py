@@ -37,7 +37,7 @@ from agentrl.workflow import RolloutWorkflow
 logger = logging.getLogger(__name__)
 
 Existing: TypeAlias = Literal["error", "replace", "use", "resume"]
-"""What to do with an existing run directory: refuse it, delete it, write into it, or resume from its newest checkpoint."""
+"""The treatment of an existing run directory: refuse it, delete it, write into it, or resume from its newest checkpoint."""
 
 
 class RunObjects(NamedTuple):

@@ -97,11 +97,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Check, before a command starts its work, that it can write `path`; a trial file is written and removed.
-
-    Raises:
-        ConfigError: it cannot be written; the message says why.
-    """
+    """Check, before a command starts its work, that it can write `path`; a trial file is written and removed."""
     place = next(folder for folder in path.absolute().parents if folder.exists())
     try:
         with NamedTemporaryFile(dir=place, prefix=f".{path.name}.") as trial:
@@ -112,11 +108,7 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def parse_json_object(text: str, flag: str) -> dict[str, Any]:
-    """Return the fields of a JSON object that the value of `flag` holds.
-
-    Raises:
-        ConfigError: the text is no JSON object.
-    """
+    """Return the fields of the JSON object that `flag` gives as text; a `ConfigError` for any other text."""
     try:
         found: object = orjson.loads(text)
     except ValueError as error:

@@ -63,7 +63,7 @@ def validate_command(config: Path, /, *overrides: Overrides, limit: int | None =
 
 
 class FindingKind(StrEnum):
-    """What can be wrong with a task."""
+    """The kinds of findings about a task."""
 
     REFERENCE = "reference below full reward"
     EMPTY = "empty reply scores full"
@@ -75,7 +75,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to fix."""
+    """A finding, which is to be fixed."""
 
     kind: FindingKind
     where: str

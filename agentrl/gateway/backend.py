@@ -32,11 +32,7 @@ SERVER_NAMES = {
 
 
 def engine_parameters(sampling: SamplingParams, extra: Mapping[str, object]) -> Sampling:
-    """Return sampling parameters as `/generate` takes them.
-
-    Args:
-        sampling: what the client reads from a call.
-        extra: arguments of `SERVER_NAMES`.
+    """Return sampling parameters, and arguments of `SERVER_NAMES`, as `/generate` takes them.
 
     Raises:
         BadSampling: a value has the wrong type.

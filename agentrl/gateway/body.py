@@ -31,7 +31,7 @@ from agentrl.servers.http.errors import decode_body
 MAX_CHOICES = 128
 """Most choices of one call for each prompt."""
 _HARMLESS = frozenset({"reasoning_effort", "verbosity"})
-"""What programs send unasked to any model; a policy has no such setting."""
+"""Fields that programs send unasked to any model; a policy has no such setting."""
 _NOT_IN_BODY = frozenset({"timeout", "extra_body", "extra_headers", "extra_query"})
 
 
@@ -96,11 +96,7 @@ class OpenAICall:
 
 
 def read_openai_call(body: bytes, served: str) -> OpenAICall:
-    """Return the body of a call.
-
-    Args:
-        body: JSON.
-        served: the name of the model that is served; a call without a name means that one.
+    """Return the body of a call; one without a model's name means `served`.
 
     Raises:
         CallRefused: another model is named, or `stream`, `n` or `stream_options` is wrong.

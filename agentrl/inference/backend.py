@@ -1,4 +1,4 @@
-"""The interface between the client and what samples tokens: ids in; ids, log-probs and version spans out.
+"""The interface between the client and a sampler of tokens: ids in; ids, log-probs and version spans out.
 
 Invariant: a `Generation` has as many log-probs as ids, ids within the vocabulary, and contiguous version spans that cover
 every id; an implementation that gets anything else raises `ReplyError`.
@@ -31,7 +31,7 @@ MAX_TEMPERATURE = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample one completion; the names are SGLang's."""
+    """Sampling of one completion; the names are SGLang's."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -62,7 +62,7 @@ def is_temperature(value: float) -> bool:
 
 
 TEMPERATURE_RULE = f"0 (greedy) or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
-"""What `is_temperature` asks for, in words."""
+"""The rule of `is_temperature`, in words."""
 
 INT32 = np.dtype(np.int32)
 
@@ -87,11 +87,7 @@ class Context(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, ids: Sequence[int] | Int32Array) -> Context:
-        """Return the context of these ids.
-
-        Raises:
-            TokenError: if they are not a list of whole numbers, or one is negative or not an int32.
-        """
+        """Return the context of these ids; a `TokenError` if one is no whole number, negative or not an int32."""
         given = np.asarray(ids)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise TokenError(f"a context is a list of token ids, got an array of {given.dtype} with shape {given.shape}")
@@ -113,7 +109,7 @@ def json_of(packed: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One model call."""
+    """A model call."""
 
     request_id: str
     """32 hex digits (uuid4): servers match aborted ids by prefix, so all ids must have the same length."""
@@ -163,10 +159,7 @@ class Backend(Protocol):
     """Samples tokens: one server, a pool of servers, or a script."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Return the completion of `request`.
-
-        Raises:
-            ServerError: after the backend's own retries.
+        """Return the completion of `request`; a `ServerError` after the backend's own retries.
 
         Cancellation: the server aborts the request; its tokens are lost.
         """

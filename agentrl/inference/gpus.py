@@ -42,11 +42,7 @@ def runs_on_cpu(config: InferenceConfig) -> bool:
 
 
 def tensor_parallel(config: InferenceConfig) -> int:
-    """Return how many GPUs one launched SGLang server takes.
-
-    Raises:
-        ConfigError: the value in `sglang_args` is not a number.
-    """
+    """Return how many GPUs one launched SGLang server takes; a `ConfigError` if `sglang_args` gives no number."""
     given = flag_value(config.sglang_args, *_TENSOR_PARALLEL) or "1"
     if not given.isdecimal() or int(given) < 1:
         raise ConfigError(f"inference.sglang_args: {_TENSOR_PARALLEL[0]} {given}: expected a number of GPUs")

@@ -32,7 +32,7 @@ class EngineSampling(SamplingParams):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One sequence to continue or to score."""
+    """A sequence to continue or to score."""
 
     rid: str
     """Unique among unfinished requests."""
@@ -49,7 +49,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Why a request ended."""
+    """The end of a request, and its reason."""
 
     kind: Literal["stop", "length", "abort"]
     matched: int | str | None = None
@@ -67,7 +67,7 @@ class RequestProgress:
     request: EngineRequest
     output_ids: list[int] = field(default_factory=list[int])
     output_logprobs: list[float] = field(default_factory=list[float])
-    """One for each output id, nats, of the temperature-scaled distribution before truncation."""
+    """Log-prob of each output id, nats, of the temperature-scaled distribution before truncation."""
     versions: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """(weight version, index of the first output token it sampled), in order; the first index is 0."""
     input_logprobs: list[float | None] | None = None
@@ -112,7 +112,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """How busy a server is."""
+    """The load of a server."""
 
     num_running: int = 0
     num_waiting: int = 0

@@ -60,7 +60,7 @@ Body = TypeVar("Body")
 
 
 class _Served:
-    """One open session; the deadline of its scope is when it has been idle for too long."""
+    """An open session; the deadline of its scope is when it has been idle for too long."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -80,14 +80,9 @@ class SandboxService:
         maxima: Limits = MAXIMA,
         max_sessions: int = MAX_SESSIONS,
     ) -> None:
-        """Serve `sandbox`; the sessions live in `tasks`, and end `idle_s` seconds after their last call.
+        """Serve `sandbox`, with `maxima` of the limits that callers may ask for.
 
-        Args:
-            sandbox: runs the programs.
-            tasks: hold the sessions.
-            idle_s: seconds without a call after which a session ends.
-            maxima: of the limits that a caller may ask for.
-            max_sessions: open at a time.
+        At most `max_sessions` live in `tasks`; each ends `idle_s` seconds after its last call.
         """
         self._sandbox, self._tasks, self._idle_s = sandbox, tasks, idle_s
         self._maxima, self._max_sessions = maxima, max_sessions
@@ -226,8 +221,6 @@ async def serving_sandbox(
 
     Raises:
         ConfigError: for an address off loopback without a key, or one that cannot be bound.
-
-    Cancellation: every program and session is ended.
     """
     connections = Connections(headers_s)
     async with task_group() as tasks:
@@ -339,12 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _maxima_of(given: Sequence[str]) -> Limits:
-    """Return `MAXIMA` with the values of `--max`.
-
-    Raises:
-        ConfigError: an option is not `LIMIT=NUMBER`.
-        ValidationError: its number is none of that limit.
-    """
+    """Return `MAXIMA` with the values of `--max`; a `ConfigError` for an option that is not `LIMIT=NUMBER`."""
     chosen: dict[str, object] = dict(MAXIMA)
     for option in given:
         name, equals, value = option.partition("=")

@@ -33,7 +33,7 @@ from agentrl.servers.listening import HEADERS_S, Connections, check_address, lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """How to run an embedded server."""
+    """The options of an embedded server."""
 
     model_path: str
     host: str = "127.0.0.1"

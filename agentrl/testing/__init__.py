@@ -1,7 +1,7 @@
 """Play a workflow without a model, for tests: `trajectory = play(Calculator, task, replies)`.
 
-Invariant: the workflow meets the real client, and its tools, environments and graders run. Nothing outside this process is
-asked for an answer of the model, and the same replies give the same trajectory.
+Invariant: the workflow meets the real client, and its tools, environments and graders run. Nothing outside this process
+answers for the model, and the same replies give the same trajectory.
 """
 
 from __future__ import annotations

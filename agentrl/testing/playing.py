@@ -43,7 +43,7 @@ class CalledTool:
 
 
 Reply: TypeAlias = "str | CalledTool | Sequence[str | CalledTool] | Callable[[Sequence[Message]], Reply]"
-"""What the model answers: a text, a tool call, several of them in one message, or a function of the messages it was sent."""
+"""A reply of the model: a text, a tool call, several of them in one message, or a function of the messages it was sent."""
 
 
 def call(name: str, /, **arguments: object) -> CalledTool:
@@ -76,7 +76,6 @@ def play(
     Raises:
         ConfigError: the workflow cannot be used, or not by its name, which a cassette needs.
         AssertionError: the episode did not fail, and replies are left over.
-        OSError: the cassette cannot be written.
 
     Example:
         >>> async def solve(task, client):
@@ -127,11 +126,8 @@ def check_replay(
 ) -> None:
     """Replay a cassette of `agentrl record`, as a test that is not async.
 
-    Args:
-        cassette: the file.
-        workflow: as for `play`; None: the one that the cassette names.
-        workflow_args: as in a run file; None: those of the cassette, for its own workflow.
-        live_tools: run the tools again instead of using their recorded replies.
+    `workflow` is as for `play`; without one, the workflow and the arguments are those of the cassette. `live_tools` runs the
+    tools again instead of using their recorded replies.
 
     Raises:
         AssertionError: the episode is another one; the message names what differs.

@@ -1,8 +1,7 @@
 """A policy that answers from a script, so that a workflow can be played without a model.
 
-Invariant: the workflow meets the real client. Tokens are bytes, under a chat template in Qwen's style, so the limits of the
-run's model say nothing about replies: only a `max_tokens` that the workflow itself passes cuts one. Any text round-trips,
-and only markup is an added token, so no content can yield one.
+Invariant: the workflow meets the real client. Tokens are bytes, under a chat template in Qwen's style, so only a
+`max_tokens` that the workflow itself passes cuts a reply. Any text round-trips, and no content can yield an added token.
 """
 
 from __future__ import annotations
@@ -91,11 +90,7 @@ ReplyFunction: TypeAlias = Callable[[ScriptedCall], str]
 
 
 class ScriptedPolicy(ScriptedServer):
-    """A backend without a model; every log-prob is -1.
-
-    Args:
-        reply: answers each call.
-    """
+    """A backend without a model, whose calls `reply` answers; every log-prob is -1."""
 
     renderer: Renderer
     """The chat template and tokenizer of this policy."""

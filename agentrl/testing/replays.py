@@ -33,11 +33,11 @@ def make_cassette(trajectory: Trajectory, tape: Recorder, *, workflow: str, work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedEpisode:
-    """What became of a record."""
+    """The outcome of a replay."""
 
     trajectory: Trajectory
     diverged: tuple[str, ...]
-    """What the workflow did that was not recorded; the episode has no reward then."""
+    """Actions of the workflow that were not recorded; the episode has no reward then."""
 
 
 async def replay_trajectory(

@@ -1,9 +1,7 @@
-"""How control token texts inside content are broken before a template runs, and restored afterwards.
+"""Breaks for control token texts inside content: made before a template runs, undone by `restored`.
 
-A text of several characters is broken by a *nonce*, secret digits after its first character. A text of one character cannot
-be broken so: a *stand-in* takes its place, secret digits and the number of the character.
-
-Invariant: `restored` returns the content as it was before the breaks.
+A text of several characters is broken by a *nonce*, secret digits after its first character. A text of one character gives
+way to a *stand-in*, secret digits and the number of the character.
 """
 
 from __future__ import annotations
@@ -27,11 +25,7 @@ _STAND_INS = re.compile(_STAND_IN + "([0-9]{7})")
 
 
 def make_nonce(control: Sequence[str]) -> str:
-    """Return a nonce that breaks each control token text and forms no other with its neighbours.
-
-    Raises:
-        ConfigError: a control token consists of digits, of which the nonce is made.
-    """
+    """Return a nonce that forms no control token text with its neighbours; a `ConfigError` for control tokens of digits."""
     for text in control:
         if text.isdecimal():
             raise ConfigError(

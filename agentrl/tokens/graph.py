@@ -49,7 +49,7 @@ _THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """What a model call adds to the turn that it extends."""
+    """The ids and pieces that a model call adds to the turn that it extends."""
 
     parent: int | None
     """The extended turn; None for a root."""
@@ -58,13 +58,13 @@ class Extension(msgspec.Struct, frozen=True):
     thinking_open: bool = False
     """Whether the context ends inside `<think>`."""
     fork: ForkReason | None = None
-    """Why it is a fork; None if it is not."""
+    """The reason of a fork; None without one."""
     kept_thinking: bool = False
     """Whether the context keeps earlier reasoning that the template would drop (`history="keep"`)."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What one model call sends, and where its turn will stand in the graph."""
+    """The ids that one model call sends, and the place of its turn in the graph."""
 
     extension: Extension
     added: bytes
@@ -72,12 +72,12 @@ class Prompt(msgspec.Struct, frozen=True):
     context: Context
     """All ids."""
     match: HistoryMatch | None
-    """Where the request meets the recorded conversations; None for a call made of ids."""
+    """The meeting point of request and recorded conversations; None for a call made of ids."""
     tools_key: bytes
     tools: bool
     """Whether the request has tools, so that the output may hold tool calls."""
     sent_after: int
-    """How many turns were complete when the request was prepared."""
+    """The number of turns complete when the request was prepared."""
     sent_at: int
     """When the request was prepared, by the episode's clock of events."""
     messages: tuple[Message, ...] = ()
@@ -120,16 +120,11 @@ class TokenGraph:
         clock: Iterator[int] | None = None,
         turns: list[Turn] | None = None,
     ) -> None:
-        """Start with no turns.
+        """Start with no turns, or with those of a list `turns`, in which new turns are recorded.
 
-        Args:
-            renderer: the model's renderer, shared by all episodes.
-            episode_id: names the episode in messages.
-            history: what to do where the template rewrites earlier turns: keep the sampled ids as context (marked by
-                `Turn.kept_thinking`), or fork as the template demands.
-            max_context: longest context in tokens; messages that cannot fit are refused before they are encoded.
-            clock: numbers the requests and turn rewards; None: one of its own.
-            turns: where turns are recorded; None: a list of its own.
+        Where the template rewrites earlier turns, `history` keeps the sampled ids as context (marked by
+        `Turn.kept_thinking`) or forks as the template demands. Messages that cannot fit into `max_context` tokens are
+        refused before they are encoded. `clock` numbers the requests and turn rewards.
         """
         self._renderer = renderer
         self._episode_id = episode_id
@@ -158,12 +153,7 @@ class TokenGraph:
         return self._forks
 
     def prepare(self, messages: Sequence[Message], tools: ToolSchemas | None = None, branch: BranchPath = ()) -> Prompt:
-        """Return the prompt of a request; nothing is recorded until `append`.
-
-        Args:
-            messages: the request's messages, mappings or openai objects.
-            tools: its tool schemas.
-            branch: the declared branch that it is sent in.
+        """Return the prompt of a request sent in a declared branch; nothing is recorded until `append`.
 
         Raises:
             ContextOverflow: if the messages cannot fit into the context.
@@ -207,14 +197,14 @@ class TokenGraph:
         """Record a finished model call; return the index of its turn.
 
         Args:
-            prompt: what `prepare` returned for the call.
+            prompt: the result of `prepare`.
             output_ids: [T] the ids the server sampled, the stop token included.
             output_logprobs: [T] nats.
             spans: policy versions of the output.
             stop_reason: STOP, LENGTH or ABORT.
             matched_stop: the token id or stop string that ended it.
             temperature: of the call.
-            speaker: who took the turn.
+            speaker: the agent that took the turn.
         """
         extension, parent = prompt.extension, prompt.extension.parent
         ids, logprobs = np.array(output_ids, np.int32), np.array(output_logprobs, np.float32)
@@ -285,10 +275,9 @@ class TokenGraph:
 
 
 class ExtensionRenderer:
-    """Renders what the requests of one episode add.
+    """Renders the new messages of a request, or the whole conversation where the template or a fork requires it.
 
-    It renders the new messages, or the whole conversation where the template or a fork requires it. Model outputs that are
-    rendered again are context, which is never trained.
+    Model outputs that are rendered again are context, which is never trained.
     """
 
     def __init__(
@@ -307,13 +296,7 @@ class ExtensionRenderer:
         self._max_context = max_context
 
     def render(self, match: HistoryMatch, messages: Sequence[Message], tools: ToolSchemas | None) -> Extension:
-        """Return what a request adds to the turn it extends.
-
-        Args:
-            match: where its messages meet the recorded conversations.
-            messages: its messages.
-            tools: its tools.
-        """
+        """Return the ids that a request adds to the turn at `match`."""
         fork: ForkReason | None = None
         if match.length_any_tools > match.length:
             fork = ForkReason.TOOLS_CHANGED

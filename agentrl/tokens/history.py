@@ -1,9 +1,8 @@
 """The history of one episode: finds the turn that a request extends, by the meaning of its messages.
 
-A request nearly always repeats the messages of an earlier request. `MessageReader` remembers the messages it has read, so
-that a few comparisons in C show whether they have changed; it reads only the new ones. Each message has a key, and each
-beginning of a conversation has a digest over the keys of its messages. `TurnIndex` finds turns by that digest, so the cost
-of a lookup depends on the new messages and hardly on the history.
+`MessageReader` remembers the messages it has read and reads only new ones. Each message has a key, and each beginning of a
+conversation has a digest over the keys of its messages, by which `TurnIndex` finds turns. So the cost of a lookup depends on
+the new messages and hardly on the history.
 
 Invariant: `MessageReader.read` returns what reading all messages again would return, even if messages were changed in
 place. `TurnIndex.find` returns the deepest recorded turn whose messages and output begin the request, or None.
@@ -62,11 +61,7 @@ class MessageReader:
         self._conversations: list[RememberedConversation] = []
 
     def read(self, messages: Sequence[Message]) -> ReadRequest:
-        """Return the keys and the reasoning of messages.
-
-        Raises:
-            WorkflowError: for something that is not a message.
-        """
+        """Return the keys and the reasoning of messages; a `WorkflowError` for something that is not a message."""
         known = self._longest_known(messages)
         prefixes, reasoning, as_read = known.prefixes.copy(), known.reasoning.copy(), known.messages.copy()
         remembering = True
@@ -112,11 +107,7 @@ class RememberedConversation:
         """Shallow copies of those."""
 
     def add(self, message: Message, reasoning: str | None, prefix: bytes) -> bool:
-        """Remember a message.
-
-        Returns:
-            False, without remembering it, if a later change in the message would not show.
-        """
+        """Remember a message; False, without remembering it, if a later change in the message would not show."""
         part = cast("Any", message)
         kind = type(part)
         if kind not in _FLAT and not _shows_changes(part):
@@ -184,7 +175,7 @@ def _shows_changes(part: object) -> bool:
 
 
 class HistoryMatch(msgspec.Struct, frozen=True):
-    """Where a request meets the recorded conversations."""
+    """The meeting point of a request and the recorded conversations."""
 
     request: ReadRequest
     turn: int | None
@@ -215,13 +206,7 @@ class TurnIndex:
         """The digest of each recorded request."""
 
     def find(self, messages: Sequence[Message], tools: bytes, branch: BranchPath = ()) -> HistoryMatch:
-        """Return where a request meets the recorded conversations.
-
-        Args:
-            messages: the messages of the request.
-            tools: the key of its tools.
-            branch: the declared branch that it is sent in; turns of branches that are independent of it are no match.
-        """
+        """Return where a request meets the recorded conversations; none in branches independent of `branch`."""
         request = self._reader.read(messages)
         turn, length, length_any_tools = None, 0, 0
         for end in range(len(messages), 0, -1):
@@ -239,13 +224,7 @@ class TurnIndex:
         return HistoryMatch(request, turn, length, length_any_tools, edited)
 
     def add(self, match: HistoryMatch | None, tools: bytes, output: Message) -> None:
-        """Index the turn that was recorded last.
-
-        Args:
-            match: the match of its request; None for a call made of ids.
-            tools: the key of its tools.
-            output: its output.
-        """
+        """Index the turn that was recorded last; `match` is None for a call made of ids."""
         turn = len(self.lengths)
         self._tools.append(tools)
         self.lengths.append(0 if match is None else len(match.request.prefixes) + 1)
@@ -294,14 +273,7 @@ class TurnIndex:
         return max(turns, key=similarity)
 
     def _is_edited(self, messages: Sequence[Message], request: ReadRequest, answers: Sequence[int], length: int) -> bool:
-        """Return whether the rest of a request holds a changed model output, or a model output in another place.
-
-        Args:
-            messages: the messages of the request.
-            request: what was read of them.
-            answers: positions of assistant messages after `length`.
-            length: messages of the deepest conversation that begins the request.
-        """
+        """Return whether a request holds a changed or moved model output after its first `length` messages."""
         prefixes, common = request.prefixes, length
         # A conversation longer than `length` with the same keys differs in the reasoning of its output.
         for prefix in prefixes[length:]:

@@ -1,10 +1,9 @@
-"""Messages: what they mean (for comparison) and how a template sees them (plain JSON).
+"""Messages: their meaning (for comparison) and their form for a template (plain JSON).
 
 Invariant: two messages with the same `MessageKey.digest` mean the same thing to a model. The meaning leaves out the order of
 keys, `None` and unknown fields, ids of tool calls, the JSON spelling of tool arguments, white space around assistant text,
-the difference between `developer` and `system`, and reasoning. Clients drop reasoning, so `MessageKey.reasoning` keeps it
-for a separate comparison. Text of a subclass of `str` (a member of `class Move(str, Enum)`) means its characters, which
-`str.__str__` returns; its own `__str__` may return something else.
+the difference between `developer` and `system`, and reasoning, which clients drop; `MessageKey.reasoning` keeps it. Text of
+a subclass of `str` (a member of `class Move(str, Enum)`) means its characters, whatever its `__str__` returns.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ class Thinking(NamedTuple):
 
 
 def role_of(message: object) -> str:
-    """Return the role of a message.
-
-    Raises:
-        TokenError: if it has none, or one outside `ROLES`.
-    """
+    """Return the role of a message; a `TokenError` if it has none, or one outside `ROLES`."""
     role = field_getter(message)("role")
     if not isinstance(role, str) or role not in ROLES:
         raise TokenError(f"message role: expected one of {sorted(ROLES)}, got {role!r}")
@@ -77,11 +72,7 @@ def roles_of(messages: Sequence[PlainMessage]) -> Roles:
 
 
 def text_of(content: object, where: str) -> str:
-    """Return message content as text: None as empty text, text parts joined.
-
-    Raises:
-        TokenError: for anything but text.
-    """
+    """Return message content as text: None as empty text, text parts joined; a `TokenError` for anything but text."""
     if isinstance(content, str):
         return str.__str__(content)
     if content is None:
@@ -164,7 +155,7 @@ def _fields(message: object) -> Message:
 
 
 class MessageKey(NamedTuple):
-    """What a message is compared by."""
+    """The meaning of a message, for comparison."""
 
     digest: bytes
     """`DIGEST_BYTES` bytes, equal for messages of equal meaning."""
@@ -227,11 +218,7 @@ def _canonical(value: object) -> object:
 
 
 def tools_key(tools: ToolSchemas | None) -> bytes:
-    """Return 16 bytes that are equal for equal tool lists (key order apart); empty for no tools.
-
-    Raises:
-        TokenError: if a schema is not JSON.
-    """
+    """Return 16 bytes, equal for equal tool lists (key order apart); empty for no tools; a `TokenError` for no JSON."""
     if not tools:
         return b""
     try:
@@ -246,11 +233,8 @@ def plain_message(
 ) -> PlainMessage:
     """Return a message as chat templates expect it: plain JSON, tool arguments parsed, no `None` except as empty content.
 
-    Args:
-        message: a mapping or an openai message object.
-        split_inline_thinking: move a leading `<think>` block of assistant text into `reasoning_content`.
-        text_arguments: give the template tool arguments as JSON text instead of a value.
-        reasoning: used for an assistant message that has none itself.
+    `split_inline_thinking` moves a leading `<think>` block of assistant text into `reasoning_content`; `text_arguments`
+    gives tool arguments as JSON text. `reasoning` is used for an assistant message that has none itself.
     """
     role = role_of(message)
     get = field_getter(message)

@@ -78,13 +78,10 @@ CallParser = Callable[[str], ParsedCalls]
 
 
 def parse_text(text: str, *, calls: CallParser | None, thinking_open: bool, salt: object) -> ParsedMessage:
-    """Return decoded model output as a message.
+    """Return decoded model output, without its end-of-turn token and stop string, as a message.
 
-    Args:
-        text: the output without its end-of-turn token and stop string.
-        calls: the parser of tool calls; None if the request had no tools.
-        thinking_open: whether the prompt ended inside `<think>`.
-        salt: makes the ids of the calls unique.
+    `calls` is None if the request had no tools; `thinking_open` says whether the prompt ended inside `<think>`; `salt` makes
+    the ids of the calls unique.
     """
     thinks = thinking_open or THINK_OPEN in text
     reasoning, content, malformed = _split_reasoning(text, thinking_open) if thinks else (None, text, False)

@@ -112,9 +112,6 @@ class Renderer:
     ) -> Renderer:
         """Return the renderer of a local model directory in Hugging Face layout.
 
-        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, chat_template.jinja, config.json and
-        generation_config.json.
-
         Args:
             path: the directory.
             template_options: further variables of the chat template, such as `{"enable_thinking": False}`.
@@ -130,12 +127,9 @@ class Renderer:
         return lowered
 
     def check_length(self, messages: Sequence[PlainMessage], limit: int) -> None:
-        """Refuse messages that cannot fit into `limit` tokens; each message takes one token or more.
+        """Refuse, with `ContextOverflow`, messages that cannot fit into `limit` tokens; each takes one token or more.
 
         Text too long to be a context would take seconds to encode, in which the event loop stands still.
-
-        Raises:
-            ContextOverflow: says at least how many tokens the messages take.
         """
         least = 0
         for message in messages:
@@ -153,9 +147,7 @@ class Renderer:
     def plain(self, messages: Sequence[Message], reasoning: Mapping[int, str] | None = None) -> list[PlainMessage]:
         """Return messages as the template takes them; `developer` is `system` to templates that do not know it.
 
-        Args:
-            messages: mappings or openai message objects.
-            reasoning: reasoning by position, for assistant messages that carry none themselves.
+        `reasoning` is used, by position, for assistant messages that carry none themselves.
         """
         known = reasoning or {}
         plain = [
@@ -206,11 +198,8 @@ class Renderer:
     ) -> RenderedTokens:
         """Return the ids between the end of a model output and where the model writes next.
 
-        Args:
-            history: the conversation that ends with that output; read only if the template is not local.
-            new: the messages after it.
-            tools: the tools of the request.
-            last_output_id: last sampled id; an end-of-turn token among the sampled ids is not repeated.
+        `history` ends with that output and is read only if the template is not local. An end-of-turn token that was
+        sampled as `last_output_id` is not repeated.
         """
         rendered = self._render_after_output(history, new, tools or None)
         ids = self._codec.encode_rendered(rendered.text, nonce=rendered.nonce, inside=True)
@@ -246,11 +235,7 @@ class Renderer:
         return IncrementalDecoder(self._codec)
 
     def check_tools(self) -> None:
-        """Refuse tools for a model whose tool calls could not be read.
-
-        Raises:
-            TokenError: if the template does not show tools to the model, or no parser for its format is known.
-        """
+        """Refuse, with `TokenError`, tools for a model that is not shown them or whose tool calls no parser reads."""
         if not self._prober.renders_tools:
             raise TokenError("the request has tools, but this model's chat template does not show tools to the model")
         if self.call_parser is None:
@@ -286,7 +271,7 @@ class Renderer:
             tools: whether the request had tools; without them nothing is read as a tool call.
             stopped_on: the token id or stop string that ended the output.
             thinking_open: whether the prompt ended inside `<think>`; None: as this template's generation prompt does.
-            salt: its text makes tool-call ids unique; the same salt and output give the same ids. None: the ids.
+            salt: makes tool-call ids unique; the same salt and output give the same ids. None: the ids.
         """
         return parse_text(
             self.output_text(ids, stopped_on),

@@ -19,8 +19,6 @@ from agentrl.types import Int32Array, Sample, Trajectory
 def verify(trajectory: Trajectory) -> list[Sample]:
     """Check a trajectory against the requests recorded in it and return its branches, as `Trajectory.branches` does.
 
-    Cost: one pass over the tokens of all turns and one over all branches.
-
     Raises:
         InvariantError: the trajectory contradicts itself; the message names the episode, the turn and the contradiction.
     """

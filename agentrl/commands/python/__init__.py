@@ -1,1 +1,1 @@
-"""What a script or a notebook calls: `train`, `evaluate`, `serve` and `run_episode`, with plain arguments."""
+"""The calls of a script or a notebook: `train`, `evaluate`, `serve` and `run_episode`, with plain arguments."""

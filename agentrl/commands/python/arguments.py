@@ -43,15 +43,9 @@ def read_run(
     model: str | Path,
     overrides: Mapping[str, object],
 ) -> GivenRun:
-    """Return the run that the arguments of a call describe.
+    """Return the run that the arguments of `call`, its name in errors, describe.
 
-    Args:
-        call: names the call in errors, such as `agentrl.train`.
-        workflow: a RolloutWorkflow class or instance, an async function of `(task, client)`, or `module:Name`.
-        tasks: the training tasks.
-        eval_tasks: held-out tasks; None: there are none.
-        model: local HF checkpoint.
-        overrides: fields of a run file: `trainer={"lr": 1e-5}`, `trainer__lr=1e-5` or `**{"trainer.lr": 1e-5}`.
+    `overrides` are fields of a run file: `trainer={"lr": 1e-5}`, `trainer__lr=1e-5` or `**{"trainer.lr": 1e-5}`.
 
     Raises:
         ConfigError: one line for each error, with the field and the fix.

@@ -1,8 +1,7 @@
 """Recipes of servers that a launcher may start on any node, and `python -m` this: SGLang with the Python of its node.
 
-Invariant: nothing in such a recipe is read from the driver's machine but the run file and the servers' key. The node fills
-in its address, a free port and the Python of its SGLang environment; its GPUs count from 0, because the launcher shows a
-server only its own.
+Invariant: such a recipe has nothing of the driver's machine but the run file and the servers' key. The node fills in its
+address, a free port and the Python of its SGLang; its GPUs count from 0: a launcher shows a server only its own.
 """
 
 from __future__ import annotations

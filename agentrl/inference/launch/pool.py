@@ -1,8 +1,8 @@
 """Launches the servers of a config, or attaches to running ones, and yields a pool over them.
 
-Invariant: when the block is left, every process that it started has ended. Inside the block, the pool is notified at once
-of a process that ended or froze. By policy such a process, and one whose server was taken out of the pool, is started
-again; it serves once it has the current weights.
+Invariant: when the block is left, every process that it started has ended. Inside it, the pool learns at once of a process
+that ended or froze. By policy such a process, and that of a server taken out of the pool, is started again; it serves once
+it has the current weights.
 """
 
 from __future__ import annotations
@@ -63,19 +63,12 @@ async def launch_pool(
 ) -> AsyncGenerator[ServerPool, None]:
     """Yield a pool over the servers of a config, launched here or already running.
 
-    Args:
-        config: names or describes the servers.
-        model_path: HF checkpoint that launched servers start with.
-        vocab_size: every id sent or received is below it.
-        seed: seeds the sampling of the servers; server n gets `seed + n`.
-        log_dir: directory for the logs of launched servers.
-        launcher: starts them; None: on this machine.
+    Launched servers start with the HF checkpoint at `model_path`; server n samples by `seed + n`. Without a `launcher` they
+    run on this machine. Every id sent or received is below `vocab_size`.
 
     Raises:
         ConfigError: the named key or SGLang's Python is missing, or servers accept less context than the config asks for.
         ServerError: a server did not start; the message has the reason and the end of its log.
-
-    Cancellation: every process started here ends within 5 seconds.
     """
     key = api_key(config)
     launcher = launcher or LocalLauncher()
@@ -173,12 +166,10 @@ async def supervise(
     window_s: float = RESTART_WINDOW_S,
     server_at: Callable[[str], Server] | None = None,
 ) -> None:
-    """Start a server again when its process ends or freezes, or the pool takes it out.
+    """Start a server again when its process ends or freezes, or the pool takes it out; not under the policy `stop`.
 
     At most `MAX_RESTARTS` starts are made within `window_s`; a failed start counts. The pool is notified of each end and
-    each start. Under the policy `stop` the server is not started again.
-
-    `server_at` makes the client of a server that comes up at another address, as one does whose node is gone.
+    each start. `server_at` makes the client of a server that comes up at another address, as after the loss of its node.
 
     Cancellation: the process may still run; the caller must `stop` it.
     """

@@ -1,7 +1,6 @@
 """Starts a server process, watches it, and ends it together with its own child processes.
 
-Invariant: no process outlives the block that started it. When a process ends by itself, the message has its exit code and
-the last lines of its log.
+Invariant: no process outlives the block that started it; the message about its end has its exit code and the end of its log.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from agentrl.processes.base import HOST_WORD, PORT_WORD, Child, Launcher, Proces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How to start a server, and how to recognize that it is ready."""
+    """The start of a server, and the sign that it is ready."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -35,7 +34,7 @@ class Recipe:
 
     @property
     def spec(self) -> ProcessSpec:
-        """What a launcher starts."""
+        """The process for a launcher to start."""
         return ProcessSpec(
             name=f"inference server {self.log_path.stem}",
             role="server",
@@ -47,7 +46,7 @@ class Recipe:
 
 
 class ServerProcess:
-    """One server process. One task calls `start` and `stop`, another calls `ended`."""
+    """A server process. One task calls `start` and `stop`, another calls `ended`."""
 
     def __init__(self, recipe: Recipe, launcher: Launcher) -> None:
         self.recipe = recipe
@@ -55,10 +54,7 @@ class ServerProcess:
         self._child: Child | None = None
 
     async def start(self, tasks: TaskGroup, timeout_s: float) -> str:
-        """Start the process and return its base URL once it is ready; from then on, a task in `tasks` reads its output.
-
-        Cancellation: the process ends.
-        """
+        """Start the process and return its base URL once it is ready; from then on, a task in `tasks` reads its output."""
         try:
             [child] = await self._launcher.start([self.recipe.spec])
         except LaunchError as error:
@@ -89,10 +85,7 @@ class ServerProcess:
         return f"{self.named} ended with {end.reason}; its log ends with:\n{end.log_tail}"
 
     async def stop(self) -> None:
-        """End the process and its children; returns within 5 seconds.
-
-        Cancellation: the process ends all the same.
-        """
+        """End the process and its children, within 5 seconds, even if cancelled."""
         child, self._child = self._child, None
         if child is not None:
             await child.stop()

@@ -1,8 +1,7 @@
 """The Python, the device and the arguments with which agentrl launches an SGLang server.
 
 Invariant: the server gets every setting of the config, or the launch is refused with the name of the setting;
-`inference.sglang_args` override the arguments that follow from the other fields. Nothing here imports torch: files of the
-system show whether there is a GPU.
+`inference.sglang_args` override the other fields. Nothing here imports torch: files of the system show the GPUs.
 """
 
 from __future__ import annotations

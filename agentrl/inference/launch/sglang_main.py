@@ -92,10 +92,7 @@ def with_cpu_defaults(arguments: Sequence[str]) -> list[str]:
 
 
 def stand_in_for_kernels() -> object:
-    """Make two compiled packages importable that SGLang imports but never calls for dense models on a CPU.
-
-    Returns an object that the caller must keep: the placeholders exist as long as it does.
-    """
+    """Return placeholders, to be kept alive, of two compiled packages that SGLang imports but never calls on a CPU."""
     import torch
 
     if importlib.util.find_spec("sgl_kernel") is None:
@@ -134,8 +131,7 @@ def end_with_stdin() -> None:
     """Fork a process that waits for the end of standard input, the driver or this process, and then ends the process group.
 
     A separate process can act while this one loads a model or hangs in a library. PR_SET_PDEATHSIG is not enough: it acts
-    when the *thread* that started this process ends. Standard input alone is not enough either: children that the driver
-    forked hold its other end.
+    when the *thread* that started this process ends. Nor is standard input: other children of the driver hold its other end.
     """
     driver = _open_driver()
     if os.getpgrp() != os.getpid():

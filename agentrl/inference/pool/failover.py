@@ -70,7 +70,7 @@ class Failover:
 
 
 class Attempt:
-    """One model call on its way through the servers."""
+    """A model call on its way through the servers."""
 
     def __init__(self, failover: Failover, request: GenerateRequest) -> None:
         self.request = request
@@ -184,10 +184,7 @@ class PoolStream(AsyncIterator[GenerationChunk]):
         raise attempt.evicted()
 
     async def aclose(self) -> None:
-        """End the call; an unfinished one is aborted at the server.
-
-        Cancellation: closes the connection all the same.
-        """
+        """End the call, even if cancelled; an unfinished one is aborted at the server."""
         self._chunks = None
         await self._open.aclose()
         self._open = AsyncExitStack()

@@ -1,4 +1,4 @@
-"""The members of a pool: which servers serve, and which server each episode uses.
+"""The members of a pool: the servers that serve, and the server that each episode uses.
 
 Invariant: only a `SERVING` server gets calls, and a server is `SERVING` only with the pool's version of the weights.
 """
@@ -28,7 +28,7 @@ PAUSES: Mapping[Literal["exact", "fast"], PauseMode] = {"exact": "retract", "fas
 
 
 class Server(Protocol):
-    """One server, as the pool uses it: `SGLangServer` over HTTP, `ScriptedServer` in process."""
+    """A server, as the pool uses it: `SGLangServer` over HTTP, `ScriptedServer` in process."""
 
     @property
     def url(self) -> str:
@@ -132,9 +132,9 @@ class Member:
     server: Server
     state: State = State.DEAD
     reason: str = "not connected yet"
-    """Why it does not serve; `why` adds what its launcher says."""
+    """The reason for not serving; `why` adds the launcher's note."""
     note: str = ""
-    """What its launcher says about it, such as that it starts the server no more."""
+    """The launcher's note about it, such as that it starts the server no more."""
     sessions: int = 0
     """Episodes that use it."""
     waits: set[Deadline] = field(default_factory=set[Deadline])
@@ -172,7 +172,7 @@ class Member:
 
     @property
     def why(self) -> str:
-        """Why it does not serve; empty where it does."""
+        """The reason for not serving; empty where it does."""
         return f"{self.reason}; {self.note}" if self.reason and self.note else self.reason
 
     @property
@@ -211,13 +211,9 @@ class Members:
         return any(member not in avoid for member in self.serving())
 
     async def route(self, episode_id: str, avoid: Set[Member]) -> Member:
-        """Return the episode's server, or else the one with the fewest calls in flight.
+        """Return the episode's server, or else the one with the fewest calls in flight; `avoid` only when there is no other.
 
         Waits while no server serves but one starts again, takes the current weights or gets those of the next update.
-
-        Args:
-            episode_id: the episode.
-            avoid: servers that failed this call; used only when there is no other.
         """
         while not (serving := self.serving()):
             await self.wait_for_change()
@@ -241,8 +237,8 @@ class Members:
     async def wait_for_change(self) -> None:
         """Wait for a change of any member's state, when no server serves but one may soon.
 
-        The caller waits for the pool, which gives a server weights or connects to a started one, for the launcher, which
-        starts a server, or for the trainer, whose step ends in the next update; each of these has a deadline.
+        The caller waits for the pool (weights, connection), the launcher (start) or the trainer (next update), each of which
+        has a deadline.
         """
         coming = any(member.state in (State.BEHIND, State.STARTING, State.WAITING) for member in self.all)
         kept = any(member.kept for member in self.all)

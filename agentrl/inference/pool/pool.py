@@ -36,7 +36,7 @@ from agentrl.inference.pool.update import CLEANUP_S, Updater
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """One server, for progress displays and stall reports."""
+    """A server's state, for progress displays and stall reports."""
 
     url: str
     state: State
@@ -47,7 +47,7 @@ class ServerStatus:
     """Episodes that use it."""
     paused: bool
     reason: str
-    """Why it does not serve; empty where it does."""
+    """The reason for not serving; empty where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +103,7 @@ class ServerPool:
     """
 
     def __init__(self, servers: Sequence[Server], config: InferenceConfig) -> None:
-        """Remember the servers; entering the block connects to them.
-
-        Args:
-            servers: at least one, with different urls.
-            config: deadlines, retries, and the policy for failures.
-        """
+        """Remember one server or more, of different urls; entering the block connects to them."""
         self._config = config
         self._members = Members(servers)
         self._updater = Updater(
@@ -189,10 +184,7 @@ class ServerPool:
         member.kept, member.launched = kept, True
 
     def report_dead(self, url: str, reason: str, *, starting: bool = False, note: str = "") -> None:
-        """Evict a server at once, for the launcher that saw its process end; `starting`: and that restarts it now.
-
-        A `note` stays with the server in every later message about it.
-        """
+        """Evict a server whose process ended; `starting`: its launcher restarts it; `note`: for every later message."""
         member = self._members.at(url)
         member.note, member.launched = note, True
         member.kept = member.ended = starting

@@ -1,8 +1,7 @@
 """The ways of a version into servers: from the files of a publication, or straight from the trainer's memory.
 
-Invariant: `load` is called for paused servers only; afterwards they hold the `expected` weights, or it raises. When the
-block of `open_transfer` is left, by whatever way, the trainer may step and no server waits for it: unfinished groups are
-closed.
+Invariant: `load` is called for paused servers only; afterwards they hold the `expected` weights, or it raises. However the
+block of `open_transfer` is left, unfinished groups are closed, so the trainer may step and no server waits for it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Each: TypeAlias = Callable[[Callable[[Member], Awaitable[None]]], Awaitable[Sequ
 
 
 class WeightTransfer:
-    """One version on its way into servers."""
+    """A version on its way into servers."""
 
     num_bytes: int | None = None
     """Bytes sent to each server; None when servers read files."""

@@ -1,4 +1,4 @@
-"""A weight update: pause, load, compare, resume; which servers take part, and one update after the other.
+"""A weight update: pause, load, compare, resume; the servers that take part, and one update after the other.
 
 Invariant: a server that continues holds the version that it names, tensor by tensor where its digests are comparable. A
 server that may hold a mixture, as after an interrupted update, does not serve before it has taken a whole version. One task
@@ -42,7 +42,7 @@ class SwapReport(NamedTuple):
 
 
 class WeightSwap:
-    """One version on its way into some servers, by the one sequence in which the pool changes weights."""
+    """A version on its way into some servers, by the one sequence in which the pool changes weights."""
 
     def __init__(self, members: Members, source: WeightSource, mode: PauseMode) -> None:
         self._members, self._source = members, source
@@ -57,7 +57,7 @@ class WeightSwap:
 
         Args:
             chosen: the servers.
-            each: does something to all of those that are left.
+            each: applies an action to all servers that are left.
             commit: called once every server left is proved to hold the version, before any of them continues.
             again: other servers have taken this version before; their digests count too.
         """
@@ -115,7 +115,7 @@ async def _resume_quietly(member: Member) -> None:
 
 
 class Update:
-    """One update of all servers: those that fail are evicted, and the others continue without them."""
+    """An update of all servers: those that fail are evicted, and the others continue without them."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One model call, assembled from the pieces that a server returns when it aborts the call and gets it again.
+"""A model call, assembled from the pieces that a server returns when it aborts the call and gets it again.
 
 Invariant: each id keeps the log-prob and the version it was sampled with. The joined pieces have the distribution of one
 uninterrupted call.
@@ -60,12 +60,9 @@ class Assembly:
         return rid, generate_body(sampling, rid=rid, ids_json=ids_json, limit=limit, stream=stream, cache_salt=cache_salt)
 
     def take(self, reply: GenerateReply, *, caller_aborted: bool, streamed: bool = False) -> None:
-        """Add a piece; afterwards the call is `done`, or must be sent again.
+        """Add a checked reply as a piece; afterwards the call is `done`, or must be sent again.
 
-        Args:
-            reply: the checked reply.
-            caller_aborted: the caller aborted the piece and gets the tokens there are.
-            streamed: the caller has the tokens already, so they cannot be sampled again.
+        `caller_aborted`: the caller gets the tokens there are. `streamed`: it has them, so they cannot be sampled again.
 
         Raises:
             ReplyError: the piece has more tokens than asked for.

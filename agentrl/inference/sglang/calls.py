@@ -35,7 +35,7 @@ _REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**10
 
 @dataclass(slots=True, eq=False)
 class ServerCall:
-    """One model call and its piece in flight."""
+    """A model call and its piece in flight."""
 
     assembly: Assembly
     started: float = field(default_factory=anyio.current_time)
@@ -287,10 +287,7 @@ class Chunks(AsyncIterator[GenerationChunk]):
                 await piece.aclose()
 
     async def aclose(self) -> None:
-        """End the call; an unfinished piece is aborted at the server.
-
-        Cancellation: closes the connection all the same.
-        """
+        """End the call, even if cancelled; an unfinished piece is aborted at the server."""
         if self._call.rid:
             rid = self._call.rid
             await self._close_piece()

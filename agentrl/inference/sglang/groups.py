@@ -82,10 +82,10 @@ class GroupCalls:
     async def receive(self, manifest: Manifest, group: str) -> None:
         """Have the server take every bucket, and name the result by the manifest's version. `pause` comes first.
 
+        One deadline covers all buckets, because the other servers stand still meanwhile.
+
         Raises:
-            WeightSyncError: the server refused, or reports another version. It may have any part of the weights.
-            ServerError: the server did not take all buckets within the deadline of one control call, which covers all of
-                them because the other servers stand still meanwhile. It may have any part of the weights.
+            WeightSyncError, ServerError: the server refused, was late or reports another version; it may have any part.
         """
         flush, control = self._flush(), self._control
         message = f"{control.url}: agentrl waited for the server to take all weights"

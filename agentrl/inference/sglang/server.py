@@ -4,9 +4,9 @@ Invariant: after `load_weights` returns, every token that the server samples car
 is the one that the server reports for it.
 
 Guards against known ways to hang or mislead a server: request ids have one length, because aborts match by prefix; nothing
-is aborted during a pause, because the abort would be lost or deadlock the server; nothing is sent during a pause; liveness
-is asked of `/model_info`, because `/health` blocks during a pause; weights change only during a pause; the version travels
-inside the update; only `retract` flushes the cache; every control call has a deadline.
+is sent or aborted during a pause, because an abort would be lost or deadlock the server; liveness is asked of `/model_info`,
+because `/health` blocks during a pause; weights change only during a pause; the version travels inside the update; only
+`retract` flushes the cache; every control call has a deadline.
 """
 
 from __future__ import annotations
@@ -56,15 +56,7 @@ class SGLangServer:
         request_timeout_s: float = 600.0,
         control_timeout_s: float = 60.0,
     ) -> None:
-        """Remember where the server is; `connect` talks to it first.
-
-        Args:
-            url: base URL.
-            vocab_size: ids sent and received are below it.
-            api_key: sent as a bearer token.
-            request_timeout_s: deadline of one model call, seconds.
-            control_timeout_s: deadline of one control call, seconds.
-        """
+        """Remember where the server is; `connect` talks to it first. The deadlines are those of one call."""
         self._transport = Transport(url, api_key=api_key)
         self._control = Control(self._transport, timeout_s=control_timeout_s)
         self._calls = ServerCalls(self._transport, vocab_size=vocab_size, timeout_s=request_timeout_s)
@@ -157,8 +149,7 @@ class SGLangServer:
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
         """Stop sampling; calls in flight stay open, and new ones are held back here until `resume`.
 
-        Raises:
-            ServerError: the server may be paused or not; `resume` it.
+        After a `ServerError` the server may be paused or not; `resume` it.
         """
         self._calls.close_gate()
         self._paused, self._mode = True, mode
@@ -167,8 +158,7 @@ class SGLangServer:
     async def resume(self) -> None:
         """Continue sampling and let held calls go; the server need not be paused.
 
-        Raises:
-            ServerError: the server may still be paused; calls are sent to it all the same.
+        After a `ServerError` the server may still be paused; calls are sent to it all the same.
         """
         try:
             await self._control.call("POST", "/continue_generation", b"{}", "the end of the pause")
@@ -180,9 +170,7 @@ class SGLangServer:
     async def load_weights(self, publication: Publication) -> None:
         """Load published weights from disk and check that the server reports their version. `pause` comes first.
 
-        Raises:
-            WeightSyncError: the server refused, or reports another version. It may have the old or the new weights.
-            ServerError: the server did not answer. It may have the old or the new weights.
+        After a `WeightSyncError` or a `ServerError` the server may have the old or the new weights.
         """
         flush = self._flush()
         update = {
@@ -211,10 +199,7 @@ class SGLangServer:
             raise WeightSyncError(f"{self.url}: the server took weights of version {version} but reports version {reported}")
 
     async def checksums(self) -> Mapping[str, str]:
-        """Return the digest of each tensor that the server holds; with several ranks, names carry the rank.
-
-        `checksum_kind` tells which digests are comparable.
-        """
+        """Return the digest, of `checksum_kind`, of each tensor; with several ranks, names carry the rank."""
         body = await self._control.call("POST", "/weights_checker", b'{"action":"checksum"}', "checksums of its weights")
         ranks = decode(body, Checksums, "/weights_checker", self.url).ranks
         if len(ranks) == 1:

@@ -198,10 +198,7 @@ class Control:
             return await self._transport.call(method, path, body)
 
     async def weights(self, path: str, body: object, what: str) -> None:
-        """POST a call that has the server do `what`, such as "join a group"; a refusal is a `WeightSyncError`.
-
-        If an earlier call was given up, this one first waits until the server has finished it.
-        """
+        """POST a call about weights, after the end of one that was given up; a refusal is a `WeightSyncError`."""
         if self._unanswered:
             await self._let_it_finish()
         self._unanswered = True

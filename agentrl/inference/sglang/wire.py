@@ -66,7 +66,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """One entry of `/v1/loads`."""
+    """An entry of `/v1/loads`."""
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
@@ -132,11 +132,7 @@ def parse_version(version: str | int | None, url: str) -> int:
 
 
 def check_sglang_version(version: str, url: str) -> None:
-    """Refuse an SGLang whose protocol agentrl does not speak.
-
-    Example:
-        >>> check_sglang_version("0.5.23", "http://127.0.0.1:30000")
-    """
+    """Refuse an SGLang whose protocol agentrl does not speak."""
     match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
     if match is None:
         raise ReplyError(f"{url}: expected an SGLang version such as '0.5.23', got {version!r}", url=url)

@@ -30,10 +30,10 @@ _WORTH_WAITING: Final = 32
 
 
 class Core:
-    """Sequences, rows and the step.
+    """Sequences, rows and the step; the model's weights are replaced between steps by `set_weights`.
 
     Args:
-        model: computes logits; its weights are replaced between steps by `set_weights`.
+        model: computes logits.
         cache: keys and values.
         codec: text for stop strings.
         eos_ids: tokens that end any sequence.

@@ -71,9 +71,6 @@ __all__ = ["EmbeddedEngine", "EngineOptions"]
 class EmbeddedEngine:
     """An `agentrl.servers.engine.InferenceEngine` that computes with torch.
 
-    Args:
-        options: what to load.
-
     Raises:
         ConfigError: if the model cannot be read or computed, or does not fit into memory.
 

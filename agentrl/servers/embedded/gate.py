@@ -15,7 +15,7 @@ from agentrl.servers.engine import EnginePauseMode
 
 
 class Gate:
-    """Whether the engine is paused and admits requests, and a signal for every change."""
+    """The pause and the admission of an engine, with a signal for every change."""
 
     def __init__(self) -> None:
         self.paused: EnginePauseMode | None = None

@@ -101,7 +101,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 class Sampled(NamedTuple):
-    """One token per row: `ids` [n] int64, `logprobs` [n] float32."""
+    """A token per row: `ids` [n] int64, `logprobs` [n] float32."""
 
     ids: Tensor
     logprobs: Tensor

@@ -1,4 +1,4 @@
-"""One request inside the engine: its parameters, its output and its state.
+"""A request inside the engine: its parameters, its output and its state.
 
 Invariant: an `EngineSequence` is made only of a request that can be served: its ids lie in the vocabulary, prompt and output
 fit the context, and its stop strings can be looked for.
@@ -22,7 +22,7 @@ COARSE_STEP: Final = 50
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineSequence:
-    """One request inside the engine."""
+    """A request inside the engine."""
 
     request: EngineRequest
     sink: Sink

@@ -38,16 +38,7 @@ _UPDATED: Final = "Succeeded to update model weights."
 
 
 class WeightUpdates:
-    """The weights being served, and how they change.
-
-    Args:
-        core: computes with them.
-        gate: knows whether the engine is paused.
-        aborts: ends requests.
-        read: reads a checkpoint; runs in a worker thread.
-        model_path: path of the initial weights.
-        faults: faults of SGLang to reproduce.
-    """
+    """The weights being served, and their changes; `read` reads a checkpoint in a worker thread."""
 
     def __init__(
         self,

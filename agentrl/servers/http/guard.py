@@ -1,4 +1,4 @@
-"""What every request passes before its route sees it: deadlines, the key, and the marks of a web page.
+"""The guard before every route: deadlines, the key, and the marks of a web page.
 
 Invariant: with a key no route answers without it; without one no route answers a call that a web page could have sent. Only
 paths under `/v1/` are open to pages, and only to those whose origin was named (CORS). No compressed body is read, and each
@@ -54,7 +54,7 @@ class AllowedOrigins:
 
 
 class Refusal(NamedTuple):
-    """Why no route gets to see a request."""
+    """The reason why no route gets to see a request."""
 
     status: int
     reason: str

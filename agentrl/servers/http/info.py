@@ -25,7 +25,7 @@ _HEALTH_TIMEOUT_S: Final = 20.0
 
 
 class InfoRoutes:
-    """One method per endpoint."""
+    """The endpoints that report about the server, a method for each."""
 
     def __init__(self, engine: InferenceEngine, *, blocking_health: bool = False) -> None:
         self._engine = engine

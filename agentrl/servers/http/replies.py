@@ -25,16 +25,10 @@ def reply(
     seconds: float,
     stamped: bool = True,
 ) -> dict[str, Any]:
-    """Return the JSON object for the output of a request so far.
+    """Return the JSON object for the output of a request so far, `seconds` after the call began.
 
-    Args:
-        progress: the request's state.
-        decode: turns output ids into text.
-        logprobs: include log-probs.
-        prompt_ids: include the ids of the prompt.
-        weight_version: the server's version, reported for a request without output.
-        seconds: time since the call began.
-        stamped: include the time of sending, as the first object of a call does.
+    `weight_version`, the server's own, is reported for a request without output. A `stamped` object has the time of sending,
+    as the first object of a call does.
     """
     ids = progress.output_ids
     meta = _meta(progress, weight_version)

@@ -167,7 +167,7 @@ class GenerateCall:
     batched: bool
     """The reply is a list, and streamed events carry their index."""
     return_logprob: tuple[bool, ...]
-    """One for each request."""
+    """A flag for each request."""
     return_prompt_ids: bool
     stream_interval: int
     """Tokens between two streamed events of a request."""

@@ -62,10 +62,7 @@ async def serve_scripted(
 ) -> AsyncGenerator[ScriptedHTTP, None]:
     """Serve a script on a free loopback port; needs the asyncio event loop.
 
-    Args:
-        server: the script; its faults of model calls and of control calls apply.
-        api_key: clients must send it; None: no call needs a key.
-        sglang_version: report this version of SGLang and hide that the server is agentrl's own.
+    With `sglang_version`, the server reports this version of SGLang and hides that it is agentrl's own.
     """
     http = ScriptedHTTP(url="")
     app = create_app(server.engine, api_key=api_key)

@@ -39,7 +39,7 @@ _MAX_UNFINISHED = 1024
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Playback:
-    """One reply in progress."""
+    """A reply in progress."""
 
     player: ScriptPlayer
     call: ScriptedCall

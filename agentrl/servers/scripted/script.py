@@ -114,7 +114,7 @@ class Fault(StrEnum):
     NOT_JSON = "not_json"
     """HTTP 200 with a web page."""
     SHORT_LOGPROBS = "short_logprobs"
-    """One log-prob fewer than ids."""
+    """The last log-prob is missing."""
     MISMATCHED_IDS = "mismatched_ids"
     """The log-probs belong to other ids."""
     OUTSIDE_VOCABULARY = "outside_vocabulary"
@@ -159,7 +159,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedCall:
-    """One model call, as the script sees it."""
+    """A model call, as the script sees it."""
 
     index: int
     """Number of earlier calls to the server, failed ones included."""
@@ -189,7 +189,7 @@ class ScriptedReply:
     fault: Fault | None = None
     holds: tuple[Hold, ...] = ()
     logprobs: Sequence[float] | None = None
-    """One for each id, nats; by default `scripted_logprobs` gives them."""
+    """Log-prob of each id, nats; by default `scripted_logprobs` gives them."""
 
 
 Script: TypeAlias = Callable[[ScriptedCall], "ScriptedReply | str | Sequence[int]"]

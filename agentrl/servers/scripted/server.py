@@ -130,14 +130,7 @@ class ScriptedServer:
     def from_texts(
         cls, encode: TextEncoder, texts: Sequence[str], *, vocab_size: int, eos_id: int | None = None
     ) -> ScriptedServer:
-        """Return a server that gives `texts[turn]` in each episode; a call beyond the last is rejected.
-
-        Args:
-            encode: turns the model's text, markup included, into ids.
-            texts: one for each turn.
-            vocab_size: ids are below it.
-            eos_id: ends each turn.
-        """
+        """Return a server that gives `texts[turn]`, markup included, in each episode; a call beyond the last is rejected."""
 
         def script(call: ScriptedCall) -> ScriptedReply:
             if call.turn >= len(texts):

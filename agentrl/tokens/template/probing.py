@@ -1,10 +1,7 @@
-"""Probes how a chat template renders new messages, with made-up conversations.
+"""Probes how a chat template renders new messages, with made-up conversations, once for each sequence of roles.
 
 A template is *local* for new messages of given roles if the text that it writes for them does not depend on the earlier
-conversation. Each sequence of roles is probed once, and `agentrl.tokens.renderer` renders according to the result.
-
-Invariant: each made-up text can be found in the text that a template writes, because it consists of random digits that
-appear in no other text.
+conversation. Each made-up text can be found in a rendering, because it consists of random digits that appear nowhere else.
 """
 
 from __future__ import annotations
@@ -124,7 +121,7 @@ def wants_text_arguments(template: GuardedTemplate) -> bool:
 
 
 class TemplateTraits(NamedTuple):
-    """How a template renders new messages of given roles."""
+    """The way in which a template renders new messages of given roles."""
 
     local: bool
     """The text for the new messages does not depend on the conversation before them."""
@@ -150,14 +147,7 @@ class TemplateProber:
     def __init__(
         self, template: GuardedTemplate, *, text_arguments: bool, ends: Sequence[str], controls: Sequence[str]
     ) -> None:
-        """Probe the template.
-
-        Args:
-            template: the guarded template.
-            text_arguments: whether the template takes tool arguments as JSON text.
-            ends: texts of the end-of-sequence tokens.
-            controls: texts of all control tokens.
-        """
+        """Probe the template; `ends` are the texts of the end-of-sequence tokens, `controls` those of all control tokens."""
         self._template = template
         self._probe = ProbeMessages(text_arguments=text_arguments)
         self.mark: str = self._probe.text

@@ -3,14 +3,12 @@
 `ChatTemplate` returns what `apply_chat_template(tokenize=False)` of transformers returns for the same messages. It stops a
 template that writes, loops or calls beyond its limits. `agentrl.tokens.template.trial` tries a template out before its use.
 
-`GuardedTemplate` keeps the text of a conversation from posing as a control token. Before the template runs, the guard
-breaks each control token text inside content (user text, tool output, names, arguments, schemas) with a *nonce*: random
-digits that no template touches (`agentrl.tokens.breaks`). After the run, a whole control token text is one that the template
-wrote. The nonce disappears when the text is encoded, so the content keeps its words.
+`GuardedTemplate` keeps content (user text, tool output, names, arguments, schemas) from posing as a control token. Before
+the template runs, each control token text in content is broken with a *nonce*, random digits that no template touches
+(`agentrl.tokens.breaks`); a whole control token text in the result is the template's. The nonce disappears in encoding.
 
 A template that cuts and joins strings could rebuild a broken token. For such a template, the guard renders once more with
-plain digits in place of all suspicious content. Both renderings must have the same control tokens in the same order;
-otherwise the guard refuses the conversation.
+plain digits in place of all suspicious content, and refuses a conversation whose two renderings differ in control tokens.
 
 Invariant: in the text that `GuardedTemplate.render` returns, a control token text stands only where the template put one.
 """
@@ -197,9 +195,6 @@ class ChatTemplate:
             options: further variables of the template, such as `enable_thinking`.
             max_chars: a rendering longer than this is refused.
             max_seconds: a rendering that takes longer is refused; checked in loops and calls.
-
-        Raises:
-            ConfigError: if there is no default template, or a template is too long or not valid Jinja.
         """
         if "default" not in sources:
             raise ConfigError(f"chat template: expected one named 'default', got {sorted(sources)}")
@@ -219,12 +214,7 @@ class ChatTemplate:
                 raise ConfigError(f"chat template {name!r} is not valid Jinja: {error}") from error
 
     def render(self, messages: Sequence[PlainMessage], tools: ToolSchemas | None, *, generation_prompt: bool) -> str:
-        """Return the text of a conversation.
-
-        Args:
-            messages: plain messages.
-            tools: tool schemas, or None.
-            generation_prompt: whether the text ends where the model starts to write.
+        """Return the text of a conversation; with `generation_prompt`, up to where the model starts to write.
 
         Raises:
             TokenError: the template refused the conversation, broke on it, or went over its limits.

@@ -41,17 +41,12 @@ _LENGTHS = (1, 2, 12)
 
 
 def try_out(build: Callable[[], ChatTemplate], where: str, *, cpu_seconds: int = CPU_SECONDS) -> None:
-    """Compile a template and render ordinary conversations in a fork of this process.
+    """Compile a template with `build` and render ordinary conversations in a fork of this process.
 
     An error of `build`, and what the template refuses, is no finding here: this process meets it again, and reports it.
 
-    Args:
-        build: compiles the template, which computes its constants.
-        where: names the model in messages.
-        cpu_seconds: processor time of all renderings together.
-
     Raises:
-        ConfigError: the template takes too much memory or time.
+        ConfigError: the template takes too much memory, or more than `cpu_seconds` for all renderings together.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: the fork renders and exits

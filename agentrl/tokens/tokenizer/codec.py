@@ -5,9 +5,8 @@ Rendered text is cut at the control tokens that the template wrote, and the twin
 the start of a text, or strips spaces around tokens), the twin encodes the whole text, with secret names in place of the
 control tokens. So ordinary text gets exactly the ids of the plain tokenizer, and content gets no control id.
 
-Text for a byte-level BPE is encoded piece by piece. A BPE encodes each piece (about a word) separately. For ASCII text, the
-cuts of the usual model families are regular expressions that need no Unicode tables, and normalization changes nothing. So
-`WordEncoder` cuts such text itself, asks the BPE for each new piece and remembers the ids.
+A byte-level BPE encodes each piece (about a word) separately. For ASCII text, the cuts of the usual model families need no
+Unicode tables, so `WordEncoder` cuts such text itself and remembers the ids of each piece.
 
 Invariant: `TokenCodec.encode_content` never returns an id of `control_ids`; `TokenCodec.encode_rendered` returns as many of
 them as there are control tokens outside of content (see `agentrl.tokens.template.rendering`).
@@ -33,13 +32,7 @@ class TokenCodec:
     """A tokenizer and its twin; immutable, safe to share between episodes and threads."""
 
     def __init__(self, tokenizer_json: str, *, eos_ids: Iterable[int] = (), where: str = "tokenizer.json") -> None:
-        """Build both tokenizers.
-
-        Args:
-            tokenizer_json: the content of a `tokenizer.json`.
-            eos_ids: ids that end a sequence; control tokens, however they are registered.
-            where: names the file in messages.
-        """
+        """Build both tokenizers from the text of a file; `eos_ids` are control tokens, however they are registered."""
         made = make_twin(tokenizer_json, frozenset(eos_ids), where)
         self._full, self._twin = made.full, made.twin
         self._marks, self._mark_prefix = made.marks, made.mark_prefix
@@ -93,10 +86,8 @@ class TokenCodec:
     def encode_rendered(self, text: str, *, nonce: str = "", inside: bool = False) -> list[int]:
         """Return the ids of a template's output, in which every control token text counts as a control token.
 
-        Args:
-            text: the rendered text.
-            nonce: the digits with which `GuardedTemplate` has broken the control tokens in content; removed here.
-            inside: whether the text follows other text, so that it does not start the prompt.
+        The nonce, with which `GuardedTemplate` has broken control tokens in content, is removed. `inside` says that the
+        text follows other text, so that it does not start the prompt.
         """
         if not self.separable:
             return self._encode_whole(text, nonce=nonce, inside=inside)
@@ -256,12 +247,7 @@ class WordEncoder:
 
 
 def word_encoder(data: Mapping[str, object], tokenizer: Tokenizer) -> WordEncoder | None:
-    """Return an encoder for a tokenizer; None for a tokenizer whose cuts are not known.
-
-    Args:
-        data: its `tokenizer.json`.
-        tokenizer: the tokenizer, which neither truncates nor pads.
-    """
+    """Return an encoder for a tokenizer, which neither truncates nor pads; None where its cuts are not known."""
     match data:
         case {
             "normalizer": None | {"type": "NFC" | "NFD" | "NFKC" | "NFKD"},  # they leave ASCII as it is

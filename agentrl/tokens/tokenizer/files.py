@@ -54,11 +54,7 @@ class ModelFiles:
 
 
 def read_model_files(path: Path) -> ModelFiles:
-    """Return the tokenizer files of a model directory.
-
-    Raises:
-        ConfigError: if a required file is missing, one is not JSON, or a field has the wrong type.
-    """
+    """Return the tokenizer files of a model directory."""
     if not path.is_dir():
         raise ConfigError(f"model directory {path}: expected a local directory with tokenizer.json; it does not exist")
     tokenizer = path / "tokenizer.json"

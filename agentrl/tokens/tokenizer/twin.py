@@ -42,7 +42,7 @@ class TwinTokenizers:
     marks: Mapping[str, str]
     """The secret names of the control tokens, by text."""
     mark_prefix: str
-    """What each secret name begins with."""
+    """The first characters of each secret name."""
     separable: bool
     """Whether text between control tokens gets the same ids alone as within the whole."""
     bare: bool

@@ -1,8 +1,8 @@
 """The mark `processes`: which tests have it, and the guard of those that do not.
 
-Invariant: a test of `make test-fast` starts no process (a fork that ends at once, as of the trial of a chat template, aside). A
-module gets the mark by the names that it, the support that it imports or the `conftest.py` of its folders uses; this may be
-too wide, and the guard fails a test where it is too narrow: give that one `@pytest.mark.processes`.
+Invariant: a test of `make test-fast` starts no process (a fork that ends at once, as of the trial of a chat template,
+aside). A module gets the mark by the names that it, the support that it imports or the `conftest.py` of its folders uses;
+this may be too wide, and the guard fails a test where it is too narrow: give that one `@pytest.mark.processes`.
 """
 
 from __future__ import annotations

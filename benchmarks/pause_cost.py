@@ -51,7 +51,7 @@ from agentrl.inference.sglang.server import SGLangServer
 from agentrl.types import Int32Array
 from agentrl.weights.types import Publication
 from benchmarks.machine import describe_machine
-from tests.support.servers import Kind
+from tests.support.servers import Launched
 from tests.support.tiny import build_tokenizer
 from tests.support.versions import SMALL_STEP, Versions
 
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    backends: list[Kind] = ["embedded"] if options.quick else options.backends
+    backends: list[Launched] = ["embedded"] if options.quick else options.backends
     repetitions = 3 if options.quick else options.repetitions
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         base = save_model(Path(folder) / "model")
@@ -125,7 +125,7 @@ def save_model(path: Path) -> Path:
     return path
 
 
-async def measure(backend: Kind, base: Path, folder: Path, repetitions: int) -> list[dict[str, Any]]:
+async def measure(backend: Launched, base: Path, folder: Path, repetitions: int) -> list[dict[str, Any]]:
     """Return a row for each mode, measured on one server."""
     versions = Versions(base, folder / "weights", quiet_ids=frozenset(), scale=SMALL_STEP)
     vocab_size = int(json.loads((base / "config.json").read_text())["vocab_size"])
@@ -254,7 +254,7 @@ def server_vocab(versions: Versions) -> int:
     return len(versions.tensors(0)["model.embed_tokens.weight"])
 
 
-def summary(backend: Kind, mode: Mode, form: str, samples: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def summary(backend: Launched, mode: Mode, form: str, samples: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Return a row: the median and the quartiles of each part, seconds; print it."""
     row: dict[str, Any] = {"backend": backend, "pause_mode": mode, "requests": form}
     for part in samples[0]:

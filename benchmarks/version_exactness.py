@@ -37,7 +37,7 @@ import torch
 from benchmarks.machine import describe_machine
 from tests.support.interruption import Plan
 from tests.support.judge import POWER, TOLERANCE
-from tests.support.servers import Kind, RunningServer, reset, running_server, tiny_checkpoints
+from tests.support.servers import Launched, RunningServer, reset, running_server, tiny_checkpoints
 from tests.support.version_run import Outcome, version_run
 from tests.support.versions import SMALL_STEP, UNRELATED
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    backends: list[Kind] = ["embedded"] if options.quick else options.backends
+    backends: list[Launched] = ["embedded"] if options.quick else options.backends
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         for backend in backends:
@@ -91,7 +91,7 @@ def write(rows: list[dict[str, Any]], backends: Sequence[str]) -> None:
     print(f"wrote {RESULTS}")
 
 
-def run_backend(backend: Kind, cases: tuple[Case, ...], folder: Path) -> list[dict[str, Any]]:
+def run_backend(backend: Launched, cases: tuple[Case, ...], folder: Path) -> list[dict[str, Any]]:
     """Start a server and return the rows of all cases on it."""
     folder.mkdir()
     checkpoints = tiny_checkpoints(folder / "checkpoints", count=1)

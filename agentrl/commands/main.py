@@ -185,7 +185,7 @@ def download_command(name: str, /) -> None:
     Args:
         name: hf://org/model, or hf://datasets/org/name/file for a data set; @revision after the name is optional.
     """
-    from agentrl.hub import download
+    from agentrl.config.names import download
 
     with interrupt_note(lambda: "What is complete stays in the cache; run the command again to continue."):
         print(download(name))

@@ -173,7 +173,7 @@ def _doctored(outcome: Outcome, change: Callable[[Turn], Turn]) -> tuple[list[Tr
 def _late(turn: Turn) -> Turn:
     """Move the first border between versions one token on."""
     first, second, *rest = turn.spans
-    moved = (replace(first, end=first.end + 1), replace(second, start=second.start + 1))
+    moved = (first._replace(end=first.end + 1), second._replace(start=second.start + 1))
     return replace(turn, spans=(*moved, *rest))
 
 

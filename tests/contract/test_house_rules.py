@@ -123,10 +123,12 @@ def lines_of_docstrings_and_code(source: str) -> tuple[int, int]:
     """Return how many lines hold docstrings, of attributes too, and how many hold code."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, *Definition.__args__)):
-            texts = [each for each in node.body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
-            for text in texts:
-                if isinstance(text.value.value, str):
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            constants = [
+                each.value for each in node.body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+            ]
+            for text in constants:
+                if isinstance(text.value, str):
                     docstrings.update(range(text.lineno, (text.end_lineno or text.lineno) + 1))
     code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -27,7 +27,9 @@ from agentrl.weights.tensors import model_checksum, read_safetensors
 from agentrl.weights.types import Publication
 from tests.support.tiny import tiny_checkpoint
 
-Kind = Literal["embedded", "sglang", "scripted"]
+Launched = Literal["embedded", "sglang"]
+"""A server that runs in a process of its own."""
+Kind = Launched | Literal["scripted"]
 CONTROL_S = 60.0
 """Deadline of one control call, seconds; a server that needs longer hangs."""
 
@@ -99,7 +101,7 @@ def publication_of(path: Path, version: int) -> Publication:
 
 @contextmanager
 def running_server(
-    kind: Literal["embedded", "sglang"], checkpoints: dict[int, Path], folder: Path, *, extra: tuple[str, ...] = ()
+    kind: Launched, checkpoints: dict[int, Path], folder: Path, *, extra: tuple[str, ...] = ()
 ) -> Generator[RunningServer]:
     """Start a server with agentrl's own launcher and yield it once it answers.
 

@@ -78,7 +78,7 @@ def test_a_turn_sent_after_turns_that_were_not_complete_is_found(trajectory: Tra
 
 
 def test_versions_that_go_back_are_found(trajectory: Trajectory):
-    span = replace(trajectory.turns[1].spans[0], version=0)
+    span = trajectory.turns[1].spans[0]._replace(version=0)
     with pytest.raises(InvariantError, match="policy version went back from 1 to 0"):
         verify(changed(trajectory, 1, spans=(span,)))
 

@@ -56,16 +56,16 @@ class Journal:
         waits: Callable[[], list[str]],
     ) -> None:
         """Write under `parts.run_dir`; the lines of an earlier process's steps stay, and a `resumed` event follows."""
-        run_dir, config, resume = parts.run_dir, parts.engine, parts.resume
-        self._name, self._steps, self._max_staleness = parts.name, config.steps, parts.algorithm.max_staleness
+        run_dir, engine, resume = parts.run_dir, parts.engine, parts.resume
+        self._name, self._steps, self._max_staleness = parts.name, engine.steps, parts.algorithm.max_staleness
         self._clock, self._buffer, self._flights, self._waits = clock, buffer, flights, waits
         self._trackers = parts.trackers
         self._metrics = JsonLines(run_dir / "metrics.jsonl")
         mark = resume.mark() if resume.step else None
         self._episodes = None
-        if config.save_trajectories:
+        if engine.save_trajectories:
             self._episodes = EpisodeFiles(
-                run_dir / "episodes", next_step=resume.step + 1, keep_steps=config.keep_episode_steps, mark=mark
+                run_dir / "episodes", next_step=resume.step + 1, keep_steps=engine.keep_episode_steps, mark=mark
             )
         self._budget = ErrorBudget(parts.rollout)
         self._after_turn = AfterTurnErrors()

@@ -78,7 +78,7 @@ class SpotCheck:
     """Number of steps in a row without a check of a server after which the trainer warns."""
 
     def __init__(self, parts: EngineParts, calls: FinishedCalls) -> None:
-        self._trainer, self._calls, self._config = parts.trainer, calls, parts.engine
+        self._trainer, self._calls, self._engine = parts.trainer, calls, parts.engine
         self.servers = parts.inference if isinstance(parts.inference, ServerSet) else None
         """The servers that can be asked and taken out; None: there is only one."""
         self._tolerance = parts.engine.logprob_tolerance or LOGPROB_TOLERANCE["float32"]
@@ -156,7 +156,7 @@ class SpotCheck:
 
     def _verdict(self, server: str, version: int, found: Float32Array) -> str | None:
         """Return the reason why the server's log-probs are wrong; None: they are right."""
-        mean, largest, each = float(found.mean()), float(found.max()), self._config.max_logprob_difference
+        mean, largest, each = float(found.mean()), float(found.max()), self._engine.max_logprob_difference
         # Rounding of single tokens averages out: the fewer tokens, the more of it is left.
         bound = self._tolerance * (1 + 4 / math.sqrt(len(found)))
         over = None if each is None or largest <= each else f"engine.max_logprob_difference = {each:g}"
@@ -206,7 +206,7 @@ class TrainLoop:
     """Takes batches from the buffer, turns each into a published version, and saves checkpoints."""
 
     def __init__(self, parts: EngineParts, state: LoopState, *, evaluations: EvaluationQueue, draw: TaskDraw) -> None:
-        self._trainer, self._algorithm, self._config = parts.trainer, parts.algorithm, parts.engine
+        self._trainer, self._algorithm, self._engine = parts.trainer, parts.algorithm, parts.engine
         self._progress = parts.progress
         self._buffer, self._clock = state.buffer, state.clock
         self._journal, self._board, self._watchdog = state.journal, state.board, state.watchdog
@@ -251,7 +251,7 @@ class TrainLoop:
         self._saved_at = time.perf_counter()
         try:
             async with task_group() as publications:
-                for number in range(self._first_step + 1, self._config.steps + 1):
+                for number in range(self._first_step + 1, self._engine.steps + 1):
                     if not await self._step(number, publications):
                         break
                     self._evaluations.request(number)
@@ -322,8 +322,8 @@ class TrainLoop:
 
     def _may_overlap(self, number: int) -> bool:
         """Return whether the weights of step `number` may reach the servers during the next step."""
-        is_last = self._interrupted or number == self._config.steps
-        return self._config.overlap_publication and not is_last and not self._evaluations.is_due(number)
+        is_last = self._interrupted or number == self._engine.steps
+        return self._engine.overlap_publication and not is_last and not self._evaluations.is_due(number)
 
     async def _checked(self, number: int) -> Mapping[str, float]:
         """Check the servers, if they have the trainer's version or were not checked for long; return the metrics."""
@@ -365,7 +365,7 @@ class TrainLoop:
 
     def _check_logprobs(self, number: int, report: StepReport) -> None:
         _check_divergence(number, report.metrics)
-        found, limit = report.metrics.get("max_logprob_difference"), self._config.max_logprob_difference
+        found, limit = report.metrics.get("max_logprob_difference"), self._engine.max_logprob_difference
         if found is not None and limit is not None and found > limit:
             cut = report.metrics.get("max_interrupted_difference", 0.0)
             raise InvariantError(
@@ -375,9 +375,9 @@ class TrainLoop:
             )
 
     def _checkpoint_is_due(self, number: int) -> bool:
-        every, age_s = self._config.checkpoint_every, self._config.checkpoint_every_s
+        every, age_s = self._engine.checkpoint_every, self._engine.checkpoint_every_s
         by_time = bool(age_s) and time.perf_counter() - self._saved_at >= age_s
-        return number == self._config.steps or bool(every and number % every == 0) or by_time
+        return number == self._engine.steps or bool(every and number % every == 0) or by_time
 
     async def _save_last(self) -> None:
         """Save the weights of the last whole step on the way to the end of the run, which an error does not change."""

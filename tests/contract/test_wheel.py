@@ -41,7 +41,7 @@ def test_the_wheel_has_the_page_of_the_viewer(wheel: Path) -> None:
 
 
 def test_the_wheel_has_the_templates_of_new_projects(wheel: Path) -> None:
-    root = ROOT / "agentrl" / "cli" / "start" / "templates"
+    root = ROOT / "agentrl" / "commands" / "templates"
     names = {str(file.relative_to(ROOT)) for file in root.rglob("*.template")}
     assert len(names) > 5
     assert names <= set(zipfile.ZipFile(wheel).namelist())

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-STARTERS = re.compile(r"subprocess|Popen|open_process|[Ll]auncher|launch_|train_run|[Ss]andbox|program|processes")
+STARTERS = re.compile(r"subprocess|Popen|open_process|[Ll]auncher|launch_|train_run|[Ss]andbox|program|processes|workers")
 """Names by which tests start processes."""
 AUDITED = frozenset({"subprocess.Popen", "os.forkpty", "os.posix_spawn", "os.system"})
 """Audit events of Python that precede the start of a process."""

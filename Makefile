@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
-# The number of processes in which `make test` runs tests.
+# The number of processes in which `make test` and `make test-envs` run tests.
 JOBS ?= 2
 STAMP := $(VENV)/.ready
 # The address and the model of `make sglang`. It ignores HOST in the environment, which some shells set.
@@ -68,7 +68,7 @@ test-processes: setup sandbox-install  ## run the tests that start processes
 
 test-envs: setup envs-install browser-install  ## run the tests of environments that need large packages or servers, which are installed first
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,minigrid,reasoning,tables,textarena,trackers]' datasets
-	$(BIN)/python -m pytest -m external tests
+	$(BIN)/python -m pytest -m external --numprocesses $(JOBS) --dist worksteal tests
 
 test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first
 	$(BIN)/python -m pytest -m frameworks tests

@@ -162,7 +162,7 @@ class Engine:
                 self._state.backend.release(episode_id)
 
     async def _evaluate(self, step: int) -> EvalReport:
-        """Evaluate with at most a quarter of the slots, while training goes on and changes live weights."""
+        """Evaluate in at most a quarter of the slots; training continues and may change the weights meanwhile."""
         version = self._state.clock.version
         report = await evaluate_with(
             partial(self._episode, sampling=self._parts.sampling, group=None),

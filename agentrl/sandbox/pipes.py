@@ -171,7 +171,7 @@ class PipedProcess:
 
 
 class PipedBox:
-    """A box that is one process, whose backend itself limits what it holds."""
+    """A box of one process; its backend limits memory and files."""
 
     def __init__(self, process: PipedProcess) -> None:
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr

@@ -1,4 +1,4 @@
-"""The plan of a run is the stored one, byte by byte; `python -m tests.plan.test_goldens` writes all of them anew."""
+"""Compares the plans of ten runs with stored ones, byte by byte; `python -m tests.plan.test_goldens` stores them again."""
 
 from __future__ import annotations
 

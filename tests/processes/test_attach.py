@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.external, pytest.mark.parametrize("anyio_backend", ["a
 TOKEN = "a secret of this test alone"
 DRIVER = """
 import sys, anyio
-from tests.cluster.test_attach import drive
+from tests.processes.test_attach import drive
 anyio.run(drive, sys.argv[1], sys.argv[2], int(sys.argv[3]))
 """
 

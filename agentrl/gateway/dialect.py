@@ -1,0 +1,89 @@
+"""The seam of the gateway: a dialect translates the bodies of one API into model calls, and answers back.
+
+Invariant: a dialect holds no state and knows neither episodes nor engines. Each field of a body is read, refused by name, or
+named in `DialectCall.ignored`; none is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentrl.client.backend import Answer, Delta
+from agentrl.gateway.items import ItemStore
+from agentrl.types import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialectCall:
+    """The body of one call, translated."""
+
+    model: str | None
+    """The name in the body; None if it names no model."""
+    messages: list[Message]
+    """The whole conversation, items of earlier responses included."""
+    arguments: Mapping[str, object]
+    """Of `chat.completions.create`, without `messages`, `model` and `stream`; the client checks their values."""
+    stream: bool
+    ignored: tuple[str, ...] = ()
+    """Fields that have no effect, by name, such as `reasoning.effort` or `tools[].web_search`."""
+    body: Mapping[str, object]
+    """The body as it was sent, which the answer is written for."""
+
+
+class EventWriter(Protocol):
+    """Writes one answer as server-sent events. Each method returns the frames to send at once, perhaps none."""
+
+    def begin(self) -> Sequence[bytes]:
+        """Return the frames before the first piece."""
+        ...
+
+    def push(self, delta: Delta) -> Sequence[bytes]:
+        """Return the frames of new text."""
+        ...
+
+    def finish(self, answer: Answer) -> Sequence[bytes]:
+        """Return the last frames, tool calls included."""
+        ...
+
+    def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
+        """Return the frames that end a stream with an error."""
+        ...
+
+
+class Dialect(Protocol):
+    """One API."""
+
+    @property
+    def name(self) -> str:
+        """The name in records and counts: `chat`, `responses` or `messages`."""
+        ...
+
+    def read(self, body: bytes, store: ItemStore | None) -> DialectCall:
+        """Return a body as a call; `store` is None where nothing is kept between calls.
+
+        Raises:
+            RequestRejected: the body is no JSON object, or asks for what nobody here can do.
+        """
+        ...
+
+    def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
+        """Return the body of the response, and fix its ids: the same answer always gets the same ones."""
+        ...
+
+    def events(self, call: DialectCall, answer_id: str) -> EventWriter:
+        """Return the writer of a streamed response to a call, for the answer with this id (`AnswerStream.id`)."""
+        ...
+
+    def keep(self, call: DialectCall, answer: Answer, store: ItemStore) -> None:
+        """Keep an answered call for later ones that name it by id, if the dialect has such names."""
+        ...
+
+    def answer_id(self, response_id: str) -> str:
+        """Return the `Answer.id` that a response id of this dialect stands for; another dialect's id as it is."""
+        ...
+
+    def refusal(self, message: str, *, status: int, code: str | None = None) -> dict[str, object]:
+        """Return the body of an error; `code` is OpenAI's name of the reason, such as `context_length_exceeded`."""
+        ...

@@ -47,7 +47,7 @@ from agentrl.plan.checks import missing_here, reward_warnings
 from agentrl.plan.plan import Plan, plan_run
 from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl.plan.trackers import load_trackers, make_feed
-from agentrl.processes.base import Launcher
+from agentrl.processes.base import RESTART_WINDOW_S, Launcher
 from agentrl.processes.start import open_launcher
 from agentrl.runs.run_lock import run_lock
 from agentrl.tokens.renderer import Renderer
@@ -60,9 +60,6 @@ from agentrl.watchdog.signals import describe_results
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
 logger = logging.getLogger(__name__)
-
-RESTART_WINDOW_S = 3600.0
-"""Seconds in which the restarts of the trainer are counted together."""
 
 
 def train_command(

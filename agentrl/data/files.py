@@ -18,7 +18,7 @@ import orjson
 
 from agentrl.errors import ConfigError
 
-KINDS: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+FILE_KINDS: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Kinds of files; all but parquet may be compressed, as `.jsonl.gz`."""
 
 
@@ -55,7 +55,7 @@ def find_files(path: str | Sequence[str]) -> Iterator[NamedFile]:
         elif root.is_dir() and not is_saved_dataset(root):
             files = _files_below(root)
             if not files:
-                raise ConfigError(f"{root}: this folder holds no file of {', '.join(KINDS)}")
+                raise ConfigError(f"{root}: this folder holds no file of {', '.join(FILE_KINDS)}")
             yield from (NamedFile(file, str(file.relative_to(root).with_name(file_stem(file)))) for file in files)
         else:
             yield NamedFile(root, "")
@@ -69,7 +69,7 @@ def _files_below(root: Path) -> list[Path]:
             continue
         if path.is_dir() and is_saved_dataset(path):
             raise ConfigError(f"{root}: the sub-folder {path} is a data set that `datasets` saved; name it itself")
-        if path.is_file() and _kind(path) in KINDS:
+        if path.is_file() and _kind(path) in FILE_KINDS:
             found.append(path)
     return found
 
@@ -80,8 +80,8 @@ def read_rows(file: Path) -> Iterator[FileRow]:
         yield from _numbered(file, read_saved_dataset(file))
         return
     kind = _kind(file)
-    if kind not in KINDS:
-        raise ConfigError(f"{file}: expected a file of {', '.join(KINDS)}, got {kind or 'no ending'}; convert it")
+    if kind not in FILE_KINDS:
+        raise ConfigError(f"{file}: expected a file of {', '.join(FILE_KINDS)}, got {kind or 'no ending'}; convert it")
     if not file.exists():  # a pipe is fine
         raise ConfigError(f"cannot read {file}: there is no such file")
     if kind == ".parquet":
@@ -103,7 +103,7 @@ def file_stem(file: Path) -> str:
     """Return the name of a file without its kind: `train` for `train.jsonl.gz`, `part.0` for `part.0.parquet`."""
     name = file.name.removesuffix(".gz")
     kind = _kind(file)
-    return name.removesuffix(kind) if kind in KINDS else name
+    return name.removesuffix(kind) if kind in FILE_KINDS else name
 
 
 def _kind(file: Path) -> str:

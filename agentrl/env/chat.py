@@ -22,7 +22,7 @@ from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, EnvironmentFault, RewardError, WorkflowError
 from agentrl.types import JsonValue, Message, Task
 
-T = TypeVar("T")
+Checked = TypeVar("Checked")
 ToolSchema = Mapping[str, JsonValue]
 """A tool as the OpenAI wire declares it, such as `Tool.schema`."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -151,8 +151,8 @@ class ChatEpisode:
             await self._call("check_health", self._limits.step_s, environment.check_health, lambda result: result)
 
     async def _call(
-        self, name: str, seconds: float, call: Callable[[], Awaitable[object]], check: Callable[[object], T]
-    ) -> T:
+        self, name: str, seconds: float, call: Callable[[], Awaitable[object]], check: Callable[[object], Checked]
+    ) -> Checked:
         self.is_sound = False
         with environment_boundary(f"{self._where}.{name}"):
             with anyio.move_on_after(seconds) as scope:

@@ -35,7 +35,7 @@ from agentrl.observe.records import JsonLines, cannot_write
 
 DRAIN_TIMEOUT_S = 20.0
 """Seconds that a run that ends waits until its last lines are on disk: a disk that others write to pauses for some."""
-MAX_PENDING = 8192
+MAX_PENDING_RECORDS = 8192
 """Records that may wait for the disk."""
 COMPRESSION = 1
 """Level of gzip: higher ones make the files a tenth smaller and take four times as long."""
@@ -87,8 +87,8 @@ class EpisodeFiles:
 
     def put(self, ended: EndedEpisode) -> None:
         """Queue a finished attempt."""
-        if len(self._pending) >= MAX_PENDING:
-            raise RunStopped(f"{self._folder}: {MAX_PENDING} records wait for the disk, which does not keep up")
+        if len(self._pending) >= MAX_PENDING_RECORDS:
+            raise RunStopped(f"{self._folder}: {MAX_PENDING_RECORDS} records wait for the disk, which does not keep up")
         self._pending.append(ended)
         self._more.set()
 

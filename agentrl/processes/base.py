@@ -20,6 +20,8 @@ HOST_WORD = "{host}"
 """Stands in a command for the address at which others reach the node."""
 PORT_WORD = "{port}"
 """Stands in a command for a free port of the node."""
+RESTART_WINDOW_S = 3600.0
+"""Seconds in which the restarts of a process are counted together."""
 STOP_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 DRAIN_S = 1.0

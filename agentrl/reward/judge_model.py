@@ -27,7 +27,7 @@ from agentrl.episode.tape import ask
 from agentrl.errors import EnvironmentFault
 from agentrl.types import JsonValue
 
-T = TypeVar("T")
+Judged = TypeVar("Judged")
 
 _MAX_REMEMBERED = 100_000
 _AGAIN = "That reply cannot be read. Reply again, and end with a line that is only the JSON object asked for."
@@ -54,10 +54,10 @@ class JudgeSettings(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeReply(Generic[T]):
+class JudgeReply(Generic[Judged]):
     """A reply of the judge."""
 
-    value: T
+    value: Judged
     text: str
     cached: bool
     """Whether the judge was not asked, because the same question was answered before."""
@@ -76,7 +76,7 @@ class JudgeModel:
         self._replies: OrderedDict[str, str] = OrderedDict()
         self._asking: dict[str, anyio.Event] = {}
 
-    async def ask(self, instructions: str, question: str, read: Callable[[str], T | None]) -> JudgeReply[T]:
+    async def ask(self, instructions: str, question: str, read: Callable[[str], Judged | None]) -> JudgeReply[Judged]:
         """Return the judge's reply to a system message and a question; `read` returns its meaning, or None.
 
         Cancellation: another task that waits for the same answer asks itself.
@@ -91,7 +91,9 @@ class JudgeModel:
             finally:
                 self._asking.pop(key).set()
 
-    async def _ask_once(self, key: str, instructions: str, question: str, read: Callable[[str], T | None]) -> JudgeReply[T]:
+    async def _ask_once(
+        self, key: str, instructions: str, question: str, read: Callable[[str], Judged | None]
+    ) -> JudgeReply[Judged]:
         known = await self._recall(key)
         if known is not None and (value := read(known)) is not None:
             self.num_cached += 1

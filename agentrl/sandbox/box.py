@@ -32,7 +32,7 @@ IDLE_WATCH_S: Final = 0.2
 """Seconds between two samples of a session between its calls, when only background jobs can grow."""
 READY: Final = b"ready\n"
 """Process 1 of a box writes it to its standard error before it starts the program; no part of the program's output."""
-START_S: Final = 60.0
+BOX_START_S: Final = 60.0
 """Seconds that a box has to write it."""
 SUPERVISOR_S: Final = 30.0
 """Seconds that the supervisor of a session has to answer."""
@@ -40,7 +40,7 @@ KILL_S: Final = 10.0
 """Seconds for which a result waits for the kernel to end the processes of a sandbox."""
 PAUSE_S: Final = 0.5
 """Seconds at most between a look that took long and the next one."""
-LOOK_S: Final = 10.0
+UNREADABLE_S: Final = 10.0
 """Seconds after which a program whose memory cannot be read counts as one over its limit."""
 _WARM_PROCESSES: Final = 3
 """Processes of a warm start, beyond the one that a sandbox of a program's own has; they count as the program's user."""
@@ -89,13 +89,13 @@ class Starter(Protocol):
 async def wait_until_ready(stderr: PipeReader) -> None:
     """Wait for `READY`; a box that ends before, or takes too long, is an EnvironmentFault with its last words."""
     said = b""
-    with anyio.move_on_after(START_S) as patience:
+    with anyio.move_on_after(BOX_START_S) as patience:
         while line := await stderr.receive_line():
             if line == READY:
                 return
             said = (said + line)[-4096:]
     if patience.cancelled_caught:
-        raise EnvironmentFault(f"sandbox: it was not ready to start a program after {START_S:g} s")
+        raise EnvironmentFault(f"sandbox: it was not ready to start a program after {BOX_START_S:g} s")
     reason = said.decode(errors="replace").strip()
     raise EnvironmentFault(f"sandbox: cannot start: {reason or 'it ended without a word'}")
 
@@ -117,7 +117,7 @@ class Verdict:
 
     async def look(self, box: Box, limits: Limits) -> None:
         """Compare the box's memory and files with its limits."""
-        with anyio.move_on_after(LOOK_S) as patience:
+        with anyio.move_on_after(UNREADABLE_S) as patience:
             used = await box.look()
             if used is not None:
                 self.peak_bytes = max(used.memory, self.peak_bytes or 0)

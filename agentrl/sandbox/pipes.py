@@ -16,7 +16,7 @@ from typing import Final
 
 import anyio
 
-CHUNK = 65_536
+PIPE_BYTES = 65_536
 _RESTORED: Final = frozenset((13, 25, 32, 33))
 """SIGPIPE and SIGXFSZ, which Python ignores and `subprocess` restores; and two of the C library's own, which it ignores in a
 process of `posix_spawn`, as a child of make is, and which nobody can set."""
@@ -41,7 +41,7 @@ class PipeReader:
         """Return the next bytes, or none at the end."""
         while True:
             try:
-                return os.read(self._descriptor, CHUNK)
+                return os.read(self._descriptor, PIPE_BYTES)
             except BlockingIOError:
                 await anyio.wait_readable(self._descriptor)
 
@@ -50,7 +50,7 @@ class PipeReader:
         data = bytearray()
         while len(data) < count:
             try:
-                piece = os.read(self._descriptor, min(CHUNK, count - len(data)))
+                piece = os.read(self._descriptor, min(PIPE_BYTES, count - len(data)))
             except BlockingIOError:
                 await anyio.wait_readable(self._descriptor)
                 continue
@@ -70,7 +70,7 @@ class PipeReader:
         """Return what is there, perhaps nothing."""
         data = bytearray()
         with suppress(BlockingIOError):
-            while piece := os.read(self._descriptor, CHUNK):
+            while piece := os.read(self._descriptor, PIPE_BYTES):
                 data += piece
         return bytes(data)
 
@@ -93,7 +93,7 @@ class PipeWriter:
         view = memoryview(data)
         while view:
             try:
-                view = view[os.write(self._descriptor, view[:CHUNK]) :]
+                view = view[os.write(self._descriptor, view[:PIPE_BYTES]) :]
             except BlockingIOError:
                 await anyio.wait_writable(self._descriptor)
 

@@ -29,7 +29,7 @@ import anyio
 import msgspec
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.session import GRACE_S, Session, session_over
+from agentrl.sandbox.session import REPLY_GRACE_S, Session, session_over
 from agentrl.sandbox.types import Ending, Limits, Program, Result, check_files
 from agentrl.sandbox.usage_record import note_use
 
@@ -172,7 +172,7 @@ class RemoteLink:
             return None
         body = msgspec.json.encode(CallBody(request=msgspec.Raw(request), timeout_s=timeout_s))
         try:
-            status, answer = await self._sandbox.send("POST", self._path, body, timeout_s + GRACE_S)
+            status, answer = await self._sandbox.send("POST", self._path, body, timeout_s + REPLY_GRACE_S)
         except BaseException:
             await self.close()
             raise

@@ -19,7 +19,7 @@ from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.types import MAX_FILES, MIB, Ending, Limits, Program, Result, check_files
 from agentrl.sandbox.workspace import WorkspaceSnapshot
 
-GRACE_S: Final = 8.0
+REPLY_GRACE_S: Final = 8.0
 """Seconds after a call's deadline by which its reply arrives, or the sandbox is ended."""
 
 
@@ -183,7 +183,7 @@ class Session:
 
     async def _ask(self, request: Mapping[str, object], patience: float) -> Reply | None:
         with outside_work():
-            data = await self.link.ask(msgspec.json.encode(request), patience + GRACE_S)
+            data = await self.link.ask(msgspec.json.encode(request), patience + REPLY_GRACE_S)
         if data is None:
             return None
         try:

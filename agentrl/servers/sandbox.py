@@ -30,7 +30,7 @@ from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, RequestR
 from agentrl.sandbox.base import Sandbox
 from agentrl.sandbox.config import SandboxConfig, open_sandbox
 from agentrl.sandbox.remote import CallBody, HealthBody, ProgramBody, SessionBody, exceeded
-from agentrl.sandbox.session import GRACE_S, Session
+from agentrl.sandbox.session import REPLY_GRACE_S, Session
 from agentrl.sandbox.types import Limits, Program
 from agentrl.servers.http.errors import decode_body
 from agentrl.servers.http.guard import BODY_S, Refusal, guard
@@ -38,7 +38,7 @@ from agentrl.servers.listening import HEADERS_S, Connections, check_address, lis
 
 _MAX_BODY: Final = 256 * 2**20
 MAX_SESSIONS: Final = 64
-MAXIMA: Final = Limits(
+MAX_LIMITS: Final = Limits(
     wall_s=3600,
     cpu_s=3600,
     memory_mb=4096,
@@ -77,7 +77,7 @@ class SandboxService:
         tasks: TaskGroup,
         *,
         idle_s: float,
-        maxima: Limits = MAXIMA,
+        maxima: Limits = MAX_LIMITS,
         max_sessions: int = MAX_SESSIONS,
     ) -> None:
         """Serve `sandbox`, with `maxima` of the limits that callers may ask for.
@@ -153,7 +153,7 @@ class SandboxService:
 
     async def _call(self, request: web.Request) -> web.Response:
         body = await _read(request, CallBody)
-        longest = self._maxima.wall_s + GRACE_S
+        longest = self._maxima.wall_s + REPLY_GRACE_S
         if not 0 <= body.timeout_s <= longest:
             raise ConfigError(f"timeout_s: expected 0 to {longest:g}, the most of this server, got {body.timeout_s:g}")
         served = self._sessions.get(request.match_info["id"])
@@ -201,7 +201,7 @@ async def serving_sandbox(
     port: int = 0,
     api_key: str | None = None,
     idle_s: float = 600.0,
-    maxima: Limits = MAXIMA,
+    maxima: Limits = MAX_LIMITS,
     max_sessions: int = MAX_SESSIONS,
     headers_s: float = HEADERS_S,
     body_s: float = BODY_S,
@@ -316,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[],
         metavar="LIMIT=NUMBER",
         help="the most that a caller may ask for; may be repeated. The defaults: "
-        + ", ".join(f"{name}={value:g}" for name, value in MAXIMA),
+        + ", ".join(f"{name}={value:g}" for name, value in MAX_LIMITS),
     )
     options = parser.parse_args(arguments)
     try:
@@ -332,8 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _maxima_of(given: Sequence[str]) -> Limits:
-    """Return `MAXIMA` with the values of `--max`; a `ConfigError` for an option that is not `LIMIT=NUMBER`."""
-    chosen: dict[str, object] = dict(MAXIMA)
+    """Return `MAX_LIMITS` with the values of `--max`; a `ConfigError` for an option that is not `LIMIT=NUMBER`."""
+    chosen: dict[str, object] = dict(MAX_LIMITS)
     for option in given:
         name, equals, value = option.partition("=")
         if not equals or name not in chosen:

@@ -19,7 +19,7 @@ from agentrl.watchdog.stacks import user_place
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 0.05
+LOOP_BEAT_S = 0.05
 """Seconds between two beats of a running loop."""
 LOOK_S = 0.05
 """Seconds between two looks of a thread at the beats."""
@@ -149,4 +149,4 @@ class _Beats:
 
     def _beat(self) -> None:
         self._count += 1
-        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        self._timer = self._loop.call_later(LOOP_BEAT_S, self._beat)

@@ -23,10 +23,18 @@ import anyio
 
 from agentrl.concurrency import STRAY_CANCELLATION, stray_cancellation_raises
 from agentrl.errors import RunStopped, StallError
-from agentrl.watchdog.delays import BEAT_S, LOOK_S, NAME_AFTER_S, LoopDelays, ProcessorWaits, current_delays, under_asyncio
+from agentrl.watchdog.delays import (
+    LOOK_S,
+    LOOP_BEAT_S,
+    NAME_AFTER_S,
+    LoopDelays,
+    ProcessorWaits,
+    current_delays,
+    under_asyncio,
+)
 from agentrl.watchdog.signals import TERMINATING, Ending, exit_process, interrupt_from
 from agentrl.watchdog.stacks import blocking_code, indented, is_in_user_code, workflow_code
-from agentrl.watchdog.threads import GRACE_S, run_without_waiting
+from agentrl.watchdog.threads import EXIT_GRACE_S, run_without_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +114,7 @@ async def watched_loop(
         stall_timeout_s: seconds the loop may be blocked, and seconds a workflow may run on after its cancellation.
         warn_after_s: seconds before the first warning is logged.
         on_exit: lets the process exit as a whole. Called in another thread, with what ends the block, when a workflow has
-            kept the block alive for `GRACE_S` seconds; saves the results and returns where they are.
+            kept the block alive for `EXIT_GRACE_S` seconds; saves the results and returns where they are.
         processor_wait_s: the seconds for which this thread has waited for a busy machine; None: the system's count.
 
     Raises:
@@ -191,10 +199,10 @@ class _Watch:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        self.delays.count(now - self._beat_at - BEAT_S)
+        self.delays.count(now - self._beat_at - LOOP_BEAT_S)
         self._num_beats += 1
         self._beat_at = now
-        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        self._timer = self._loop.call_later(LOOP_BEAT_S, self._beat)
         if now - self._looked_at >= IGNORING_S:
             self._look_for_ignoring_tasks(now - self._looked_at)
             self._looked_at = now
@@ -229,7 +237,7 @@ class _Watch:
             silent_s += passed
             ending_s += passed if self.ending is not None else 0.0
             looked_at = now
-            if ending_s >= GRACE_S:
+            if ending_s >= EXIT_GRACE_S:
                 self._exit_if_kept_alive()
             if self._num_beats != seen:
                 seen, silent_s, warn_s, is_named = self._num_beats, 0.0, self._warn_after_s, False

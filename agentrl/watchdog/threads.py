@@ -1,7 +1,7 @@
 """Threads that never return cannot keep a command alive after its work is done.
 
-Invariant: a command ends at most `GRACE_S` after its last line, with the status it would have had. Python itself waits for
-every thread that is not a daemon, without end.
+Invariant: a command ends at most `EXIT_GRACE_S` after its last line, with the status it would have had. Python itself waits
+for every thread that is not a daemon, without end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.watchdog.stacks import blocking_code, indented
 
 Result = TypeVar("Result")
 
-GRACE_S = 3.0
+EXIT_GRACE_S = 3.0
 """Seconds that a thread or a workflow, whatever the deadline of its environment, may keep an ending command alive before the
 process exits; what it started ends within two more."""
 
@@ -46,7 +46,7 @@ def run_without_waiting(job: Callable[[], Awaitable[Result]]) -> Result:
 
 @contextmanager
 def threads_end_with_command() -> Generator[None]:
-    """Exit the process `GRACE_S` seconds after the block, with the block's status, if threads keep it alive."""
+    """Exit the process `EXIT_GRACE_S` seconds after the block, with the block's status, if threads keep it alive."""
     status = 0
     try:
         yield
@@ -67,7 +67,7 @@ def _living() -> list[threading.Thread]:
 
 
 def _exit_when_late(status: int) -> None:
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + EXIT_GRACE_S
     for thread in _living():
         thread.join(max(0.0, deadline - time.monotonic()))
     late = [thread for thread in _living() if thread.ident is not None]
@@ -75,8 +75,8 @@ def _exit_when_late(status: int) -> None:
         return
     where = "\n".join(f"{thread.name}:\n{indented(blocking_code(thread.ident or 0))}" for thread in late[:4])
     message = (
-        f"\nagentrl: {len(late)} thread(s) still run {GRACE_S:g} s after the end; the process exits without them (give what "
-        f"runs in a thread a timeout). Innermost frame first, {where}\n"
+        f"\nagentrl: {len(late)} thread(s) still run {EXIT_GRACE_S:g} s after the end; the process exits without them "
+        f"(give what runs in a thread a timeout). Innermost frame first, {where}\n"
     )
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()

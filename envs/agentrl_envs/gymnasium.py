@@ -20,8 +20,8 @@ from agentrl.errors import ConfigError
 from agentrl.types import Message, Task
 from agentrl_envs.minigrid import describe_view, is_view
 
-T = TypeVar("T")
-INSTRUCTIONS: Mapping[str, str] = {
+Result = TypeVar("Result")
+GAME_INSTRUCTIONS: Mapping[str, str] = {
     "FrozenLake": (
         "Cross a frozen lake from S to G without falling into a hole H; you stand in brackets. Actions: 0 left, 1 down, 2 "
         "right, 3 up. The ice may be slippery, so that you slide sideways."
@@ -48,7 +48,7 @@ class GymEnvironment:
     Args:
         id: its registered name, such as `FrozenLake-v1`; a task may name another one in its field `env_id`.
         make_args: further arguments of `gymnasium.make`.
-        instructions: the first message to the policy; None: what `INSTRUCTIONS` has, or nothing.
+        instructions: the first message to the policy; None: what `GAME_INSTRUCTIONS` has, or nothing.
         observe: makes text of an observation; None: the environment's own drawing (`ansi`) if it has one, else the values.
         invalid_reward: of a turn without an action; None: it has no reward of its own.
         max_invalid: turns without an action in a row that end the episode.
@@ -106,7 +106,7 @@ class GymEnvironment:
 
         seen = await self._in_thread(begin)
         self._num_invalid = 0
-        given = INSTRUCTIONS.get(wanted.split("-")[0].split("/")[-1].rstrip("0123456789"), "")
+        given = GAME_INSTRUCTIONS.get(wanted.split("-")[0].split("/")[-1].rstrip("0123456789"), "")
         told = given if self._instructions is None else self._instructions
         action = f"Think, then end your answer with <action>...</action>; an action is {describe_actions(self._env)}."
         parts = [part for part in (told, action, seen) if part]
@@ -135,7 +135,7 @@ class GymEnvironment:
         if not self._is_abandoned:
             await self._in_thread(self._env.close)
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
         try:
             return await call_in_thread(call, f"environment {self._made_id}")
         except anyio.get_cancelled_exc_class():

@@ -22,7 +22,7 @@ from agentrl.env import ChatStart, ChatStep, EpisodeEnd
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import Message, Task
 
-MAX_REPLY_BYTES = 8 * 2**20
+MAX_STEP_BYTES = 8 * 2**20
 """A longer reply is a fault."""
 _MAX_QUOTED_CHARS = 200
 _RESET_ATTEMPTS = 3
@@ -152,6 +152,6 @@ class HttpEnvironment:
         content = bytearray()
         async for chunk in response.content.iter_any():
             content += chunk
-            if len(content) > MAX_REPLY_BYTES:
-                raise EnvironmentFault(f"{where}: the reply is longer than {MAX_REPLY_BYTES} bytes; shorten observations")
+            if len(content) > MAX_STEP_BYTES:
+                raise EnvironmentFault(f"{where}: the reply is longer than {MAX_STEP_BYTES} bytes; shorten observations")
         return bytes(content)

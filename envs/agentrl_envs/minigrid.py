@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-KINDS: Final = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
+OBJECT_KINDS: Final = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 """The package's numbers of kinds of things, colors, doors and directions, which its environments write into `image`."""
 COLORS: Final = ("red", "green", "blue", "purple", "yellow", "grey")
 DOORS: Final = ("open", "closed", "locked")
@@ -42,12 +42,12 @@ def describe_view(observation: Mapping[str, Any]) -> str:
     rows = [[_MARKS[columns[x][y][0]] for x in range(len(columns))] for y in range(bottom + 1)]
     rows[bottom][middle] = "^"
     carried = columns[middle][bottom]
-    holds = "" if KINDS[carried[0]] in _PLAIN else f" You carry {_thing_name(carried)}."
+    holds = "" if OBJECT_KINDS[carried[0]] in _PLAIN else f" You carry {_thing_name(carried)}."
     things = [
         f"{_thing_name(cell)}, {_relative_place(bottom - y, x - middle)}"
         for y in range(bottom, -1, -1)
         for x in range(len(columns))
-        if KINDS[(cell := columns[x][y])[0]] not in _PLAIN and (x, y) != (middle, bottom)
+        if OBJECT_KINDS[(cell := columns[x][y])[0]] not in _PLAIN and (x, y) != (middle, bottom)
     ]
     seen = f"You see: {'; '.join(things)}." if things else "You see nothing but floor and walls."
     mission = str(observation["mission"]).rstrip(".")
@@ -57,12 +57,12 @@ def describe_view(observation: Mapping[str, Any]) -> str:
 
 def _thing_name(cell: Sequence[int]) -> str:
     kind, color, state = cell
-    if KINDS[kind] == "lava":
+    if OBJECT_KINDS[kind] == "lava":
         return "lava"
-    if KINDS[kind] == "goal":
+    if OBJECT_KINDS[kind] == "goal":
         return f"the {COLORS[color]} goal"
-    door = f"{DOORS[state]} " if KINDS[kind] == "door" else ""
-    words = f"{door}{COLORS[color]} {KINDS[kind]}"
+    door = f"{DOORS[state]} " if OBJECT_KINDS[kind] == "door" else ""
+    words = f"{door}{COLORS[color]} {OBJECT_KINDS[kind]}"
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 

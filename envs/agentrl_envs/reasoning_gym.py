@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.workers import GraderLimits, GraderPool
 from agentrl.types import Message, Task
 
-INSTRUCTIONS: Final = "Think, then end with the final answer alone in <answer>...</answer>."
+ANSWER_INSTRUCTIONS: Final = "Think, then end with the final answer alone in <answer>...</answer>."
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MAX_ANSWER_CHARS: Final = 20_000
 _HELD_OUT_SHARE: Final = 8
@@ -153,7 +153,7 @@ class ReasoningGymEnvironment:
     extra = "agentrl[reasoning]"
     needs_packages = ("reasoning_gym",)
 
-    def __init__(self, *, instructions: str = INSTRUCTIONS, num_workers: int = 2) -> None:
+    def __init__(self, *, instructions: str = ANSWER_INSTRUCTIONS, num_workers: int = 2) -> None:
         _check_installed()
         self._instructions = instructions
         self._grader = _shared_grader(num_workers)

@@ -24,7 +24,7 @@ from agentrl.env import ChatStart, ChatStep, EpisodeEnd
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import Message, Task
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 _ONLINE: Final = re.compile(r"\b(nltk|word_lists|jury|OpenRouterAgent)\b")
 """What a game's source imports if it downloads word lists, or asks a model of somebody else, as it plays."""
 _ALL: Final = -1
@@ -121,8 +121,8 @@ class TextArenaEnvironment:
         text = "\n".join(line.strip() for line in lines) or "Go on."
         return "" if self._num_players == 1 else _player_name(player), [{"role": "user", "content": text}]
 
-    async def _call(self, call: Callable[[], T]) -> T:
-        def guarded() -> T:
+    async def _call(self, call: Callable[[], Result]) -> Result:
+        def guarded() -> Result:
             with self._own_random_numbers():
                 return call()
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from agentrl.env import EnvironmentLimits, EnvironmentPool, EpisodeEnd
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import StopReason, Task
-from agentrl_envs.http import MAX_REPLY_BYTES, HttpEnvironment
+from agentrl_envs.http import MAX_STEP_BYTES, HttpEnvironment
 from agentrl_workflows.environment import PlayEnvironment
 from tests.rollout.harness import episode, make_renderer, says
 from tests.support.http_environment import GuessingServer, Override, guessing_server
@@ -100,7 +100,7 @@ async def test_instances_of_a_pool_begin_one_episode_after_the_other() -> None:
         (replying('{"observation": "x", "reward": NaN}'), "a reward must be a finite number, got float nan"),
         (replying('{"reward": 1}'), "the episode continues, but there is no message"),
         (replying('{"observation": "' + "x" * 300_000 + '"}'), "over the limit of 200000"),
-        (replying('{"observation": "' + "x" * 10_000_000 + '"}'), f"longer than {MAX_REPLY_BYTES} bytes"),
+        (replying('{"observation": "' + "x" * 10_000_000 + '"}'), f"longer than {MAX_STEP_BYTES} bytes"),
         (hang, "TimeoutError"),
         (cut, "ClientPayloadError"),
     ],

@@ -27,7 +27,7 @@ async def act(episode: ChatEpisode, action: str) -> ChatStep:
 
 
 def test_the_numbers_are_the_packages_own() -> None:
-    assert dict(enumerate(minigrid.KINDS)) == constants.IDX_TO_OBJECT
+    assert dict(enumerate(minigrid.OBJECT_KINDS)) == constants.IDX_TO_OBJECT
     assert dict(enumerate(minigrid.COLORS)) == constants.IDX_TO_COLOR
     assert {name: number for number, name in enumerate(minigrid.DOORS)} == constants.STATE_TO_IDX
 

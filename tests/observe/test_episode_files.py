@@ -17,7 +17,7 @@ import pytest
 from agentrl.episode.codec import RECORDED_EPISODE, RECORDED_TURN, encode_line, stored_trajectory, trajectory_record
 from agentrl.episode.summary import EndedEpisode, EpisodeSummary, TrainedEpisode, TrainedTurn, summarize, trained_record
 from agentrl.errors import RunStopped
-from agentrl.observe.episode_files import MAX_PENDING, EpisodeFiles, read_lines
+from agentrl.observe.episode_files import MAX_PENDING_RECORDS, EpisodeFiles, read_lines
 from agentrl.types import EpisodeFailure, ForkReason, StopReason, Task, Trajectory, Turn, VersionSpan
 
 
@@ -202,7 +202,7 @@ async def test_records_that_the_disk_does_not_take_in_time_are_counted(tmp_path:
 
 async def test_a_disk_that_does_not_keep_up_stops_the_run(tmp_path: Path) -> None:
     files, one = EpisodeFiles(tmp_path, next_step=1), ended(episode())
-    for _ in range(MAX_PENDING):
+    for _ in range(MAX_PENDING_RECORDS):
         files.put(one)
     with pytest.raises(RunStopped, match="does not keep up"):
         files.put(one)

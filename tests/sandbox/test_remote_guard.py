@@ -17,7 +17,7 @@ from agentrl.sandbox import SandboxConfig, open_sandbox
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.remote import open_remote
 from agentrl.sandbox.types import Limits, Program, python_program
-from agentrl.servers.sandbox import MAXIMA, main, serving_sandbox
+from agentrl.servers.sandbox import MAX_LIMITS, main, serving_sandbox
 
 PROGRAM = {"argv": ["true"]}
 JSON = {"Content-Type": "application/json"}
@@ -91,9 +91,9 @@ async def test_a_request_that_is_never_finished_ends(sandbox: BoxSandbox, sent: 
                 await stream.receive()
 
 
-@pytest.mark.parametrize("name", list(dict(MAXIMA)))
+@pytest.mark.parametrize("name", list(dict(MAX_LIMITS)))
 async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxSandbox, name: str) -> None:
-    most = dict(MAXIMA)[name]
+    most = dict(MAX_LIMITS)[name]
     over = dict.fromkeys([name], 86_400 if name == "wall_s" else 4096 if name == "processes" else 10**9)
     async with serving_sandbox(sandbox) as url:
         for path, body in (("/run", {**PROGRAM, "limits": over}), ("/sessions", {"limits": over})):
@@ -105,7 +105,7 @@ async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxS
 
 
 async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sandbox: BoxSandbox) -> None:
-    maxima = MAXIMA.model_copy(update={"processes": 16, "open_files": 32})
+    maxima = MAX_LIMITS.model_copy(update={"processes": 16, "open_files": 32})
     command = "ulimit -n; ulimit -u; ulimit -v"
     async with serving_sandbox(sandbox, maxima=maxima) as url, aiohttp.ClientSession() as http:
         async with http.post(url + "/run", json={"argv": ["bash", "-c", command]}) as response:
@@ -120,7 +120,7 @@ async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sand
 
 
 async def test_a_client_learns_at_once_that_its_limits_are_over_the_servers(sandbox: BoxSandbox) -> None:
-    async with serving_sandbox(sandbox, maxima=MAXIMA.model_copy(update={"memory_mb": 256})) as url:
+    async with serving_sandbox(sandbox, maxima=MAX_LIMITS.model_copy(update={"memory_mb": 256})) as url:
         with pytest.raises(
             ConfigError, match=r"limits.memory_mb: expected at most 256, .* \(--max memory_mb=512\), got 512"
         ):

@@ -30,14 +30,13 @@ from agentrl.inference.launch.sglang import find_sglang_python, sglang_recipe
 from agentrl.inference.pool.members import Server
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.processes.base import Launcher
+from agentrl.processes.base import RESTART_WINDOW_S, Launcher
 from agentrl.processes.local import LocalLauncher
 
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
 """Number of times that a server process is started again within `RESTART_WINDOW_S`."""
-RESTART_WINDOW_S = 3600.0
 MAX_PORTS = 3
 """Number of ports that a start tries when another program takes a port between its choice and its use."""
 _PORT_TAKEN = re.compile(r"(?i)address already in use|cannot listen on .*in use")

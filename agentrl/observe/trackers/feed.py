@@ -24,7 +24,7 @@ from agentrl.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
-MAX_PENDING = 4096
+MAX_TRACKER_CALLS = 4096
 """Calls that may wait for a tracker."""
 FINISH_TIMEOUT_S = 10.0
 """Seconds that the end of a run waits for its trackers."""
@@ -100,7 +100,7 @@ class TrackerFeed:
         *,
         samples: int,
         decode: Decode,
-        max_pending: int = MAX_PENDING,
+        max_pending: int = MAX_TRACKER_CALLS,
         finish_timeout_s: float = FINISH_TIMEOUT_S,
     ) -> None:
         """Take the trackers, which `start` starts; `samples` episodes of each step and evaluation go to them as text."""

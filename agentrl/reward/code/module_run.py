@@ -15,8 +15,8 @@ from agentrl.reward.code.compare import read_tree
 from agentrl.reward.code.module_program import TEST_FILE
 from agentrl.reward.code.module_tests import ModuleTests
 from agentrl.reward.code.protocol import (
-    FOLDER,
     FORGED,
+    GRADER_FOLDER,
     MAX_DETAIL,
     CaseFinding,
     CaseGrade,
@@ -37,9 +37,9 @@ from agentrl.reward.code.protocol import (
 from agentrl.reward.code.values import tree_text
 from agentrl.sandbox.types import Result
 
-MAX_CALLS: Final = 100
+MAX_TEST_CALLS: Final = 100
 """Calls of the submission by one test function; each is a run of two sandboxes."""
-_TEST_COMMAND: Final = ("/bin/sh", "-c", f"exec python3 {FOLDER}/module_program.py")
+_TEST_COMMAND: Final = ("/bin/sh", "-c", f"exec python3 {GRADER_FOLDER}/module_program.py")
 """By a shell, so that a warm interpreter, in which submissions have run, never runs a test: it passes on all but Python."""
 MAX_ANSWER_CHARS: Final = 4_000_000
 
@@ -65,8 +65,8 @@ class ModuleTestRun:
             step = await self._next_call(answers)
             if isinstance(step, CaseFinding):
                 return step
-            if len(calls) == MAX_CALLS:
-                return CaseFinding(CaseOutcome.TIMEOUT, f"called more than {MAX_CALLS} times in one test")
+            if len(calls) == MAX_TEST_CALLS:
+                return CaseFinding(CaseOutcome.TIMEOUT, f"called more than {MAX_TEST_CALLS} times in one test")
             calls.append(cast("list[str]", json.loads(step)))
             answer = await self._answer(calls)
             if isinstance(answer, CaseFinding):
@@ -78,7 +78,7 @@ class ModuleTestRun:
     async def _next_call(self, answers: list[list[str]]) -> CaseFinding | str:
         """Run the test with these answers; return its next call, or its end."""
         source = self._tests.source.encode(errors="surrogatepass")
-        files = {f"{FOLDER}/{TEST_FILE}.py": source, **grader_files("module_program", "runner", "values")}
+        files = {f"{GRADER_FOLDER}/{TEST_FILE}.py": source, **grader_files("module_program", "runner", "values")}
         job = make_job(_TEST_COMMAND, files, {"module": self._tests.module, "test": self._test, "answers": answers})
         result = await self._ran(job)
         line = sent_line(output_after(job.nonce, result), job.nonce)

@@ -27,10 +27,10 @@ from agentrl.reward.code.runner import READY_WIDTH, SOLUTION
 from agentrl.reward.code.values import encode_arguments, encode_value, tree_text
 from agentrl.sandbox.types import Ending, Program, Result, signal_name
 
-FOLDER: Final = ".grader"
+GRADER_FOLDER: Final = ".grader"
 ENVIRONMENT: Final = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 """A submission gets the same reward each time, also if it depends on the order of a set."""
-_SHELL: Final = f'printf "%-{READY_WIDTH}s\\n" "$0" && exec python3 {SOLUTION}.py <{FOLDER}/stdin'
+_SHELL: Final = f'printf "%-{READY_WIDTH}s\\n" "$0" && exec python3 {SOLUTION}.py <{GRADER_FOLDER}/stdin'
 MAX_DETAIL: Final = 400
 _MAX_BYTES_AT_ONCE: Final = READY_WIDTH + 50_000
 _Read = TypeVar("_Read")
@@ -75,7 +75,7 @@ _LIMITS: Final = {
     Ending.OUTPUT: CaseOutcome.OUTPUT,
     Ending.FILES: CaseOutcome.FILES,
 }
-KINDS: Final = {
+FAILED_CASES: Final = {
     "error": CaseOutcome.RAISED,
     "raised": CaseOutcome.RAISED,
     "missing": CaseOutcome.MISSING_FUNCTION,
@@ -140,12 +140,12 @@ def make_job(command: tuple[str, ...], files: Mapping[str, bytes], job: Mapping[
 def call_job(source: str, job: Mapping[str, object]) -> Job:
     """Return the program that calls a function of the submission `source`."""
     files = {f"{SOLUTION}.py": source.encode(errors="surrogatepass"), **grader_files("runner", "values")}
-    return make_job(("python3", f"{FOLDER}/runner.py"), files, job)
+    return make_job(("python3", f"{GRADER_FOLDER}/runner.py"), files, job)
 
 
 def _stdin_job(source: str, stdin: str) -> Job:
     nonce = secrets.token_hex(16)
-    texts = {f"{SOLUTION}.py": source, f"{FOLDER}/stdin": stdin}
+    texts = {f"{SOLUTION}.py": source, f"{GRADER_FOLDER}/stdin": stdin}
     files = {name: text.encode(errors="surrogatepass") for name, text in texts.items()}
     return Job(Program(argv=("/bin/sh", "-c", _SHELL, f"ready {nonce}"), files=files, environment=ENVIRONMENT), nonce)
 
@@ -154,8 +154,8 @@ def _stdin_job(source: str, stdin: str) -> Job:
 def grader_files(program: str, *modules: str) -> dict[str, bytes]:
     """Return a program of this folder, and the modules that it imports, at the paths where it finds them in the sandbox."""
     here = Path(__file__).parent
-    imported = {f"{FOLDER}/agentrl/reward/code/{name}.py": (here / f"{name}.py").read_bytes() for name in modules}
-    return {f"{FOLDER}/{program}.py": (here / f"{program}.py").read_bytes(), **imported}
+    imported = {f"{GRADER_FOLDER}/agentrl/reward/code/{name}.py": (here / f"{name}.py").read_bytes() for name in modules}
+    return {f"{GRADER_FOLDER}/{program}.py": (here / f"{program}.py").read_bytes(), **imported}
 
 
 def output_after(nonce: str, result: Result) -> bytes | None:
@@ -201,13 +201,13 @@ def sent_answer(result: Result, output: bytes | None, nonce: str) -> tuple[str, 
     kind, text = sent_line(output, nonce) or ("", "")
     if kind in ("value", "raised"):
         return kind, text
-    return told_failure(kind, text) if kind in KINDS else FORGED
+    return told_failure(kind, text) if kind in FAILED_CASES else FORGED
 
 
 def told_failure(kind: str, text: str) -> CaseFinding:
     """Return the outcome of an error that the runner reported, or that a submission forged."""
     detail = error_text(text)
-    return CaseFinding(KINDS[kind], detail, early_error(detail) if kind == "error" else None)
+    return CaseFinding(FAILED_CASES[kind], detail, early_error(detail) if kind == "error" else None)
 
 
 async def read_result(read: Callable[[Result], _Read], result: Result) -> _Read:

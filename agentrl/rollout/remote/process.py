@@ -72,7 +72,7 @@ from agentrl.workflow import load_workflow
 
 logger = logging.getLogger(__name__)
 
-JOIN_S = 60.0
+WORKER_JOIN_S = 60.0
 """Seconds that a worker tries to join its driver, which listens before it starts the worker."""
 _MAX_LOGGED_CHARS = 8_000
 
@@ -267,7 +267,7 @@ def _link(arguments: Sequence[str], leave_s: float) -> tuple[Iterator[bytes], Fr
         lifeline, only = requests, RankNumbers(rank=0, world=1, local=0)
         threading.Thread(target=_end_with, args=(lifeline, leave_s), name="agentrl lifeline", daemon=True).start()
         _, address = arguments
-        connection = join_at(address, os.environ, only, JOIN_S, hosts_store=False).connection
+        connection = join_at(address, os.environ, only, WORKER_JOIN_S, hosts_store=False).connection
         requests, replies = connection.makefile("rb"), connection.makefile("wb")
     return read_frames(requests, MAX_MESSAGE_BYTES), FrameWriter(replies)
 

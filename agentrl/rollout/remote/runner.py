@@ -20,6 +20,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError, RolloutWorkerDied, RunStopped, WorkflowError
 from agentrl.inference.backend import Backend
+from agentrl.processes.base import RESTART_WINDOW_S
 from agentrl.rollout.remote.frames import WorkerSetup
 from agentrl.rollout.remote.nodes import OpenNodes, StartWorker
 from agentrl.rollout.remote.worker import TASK_NAME, RemoteWorker
@@ -28,9 +29,8 @@ from agentrl.types import Task, Trajectory, Turn
 logger = logging.getLogger(__name__)
 
 RESTARTS = 3
-"""Times within an hour that each worker is started again."""
-_WINDOW_S = 3600.0
-START_S = 300.0
+"""Times within `RESTART_WINDOW_S` that each worker is started again."""
+WORKER_START_S = 300.0
 """Seconds that a worker has to import the workflow and to load the tokenizer."""
 
 
@@ -105,17 +105,17 @@ class RemoteRunner:
                     raise
                 how = f"{name} cannot be started again: {error}"
             now = anyio.current_time()
-            deaths = [*(death for death in deaths if now - death < _WINDOW_S), now]
+            deaths = [*(death for death in deaths if now - death < RESTART_WINDOW_S), now]
             if len(deaths) > RESTARTS:
                 raise RunStopped(f"{how}\nIt has died {len(deaths)} times within an hour, so the run ends")
             logger.warning("%s\nIts episodes have failed, and it is started again", how)
 
     async def _set_up(self, worker: RemoteWorker, name: str, log_path: Path) -> None:
-        with anyio.move_on_after(START_S) as deadline:
+        with anyio.move_on_after(WORKER_START_S) as deadline:
             await worker.set_up(msgspec.structs.replace(self._setup, name=name))
         if deadline.cancelled_caught:
             raise RunStopped(
-                f"{name} has not loaded {self._setup.workflow} within {START_S:g} s; its output is in {log_path}"
+                f"{name} has not loaded {self._setup.workflow} within {WORKER_START_S:g} s; its output is in {log_path}"
             )
 
     def _arrive(self, index: int, worker: RemoteWorker) -> None:

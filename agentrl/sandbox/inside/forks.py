@@ -26,7 +26,7 @@ import typing
 from contextlib import suppress
 from pathlib import Path
 
-FOLDER = str(Path(__file__).parent)
+OWN_FOLDER = str(Path(__file__).parent)
 FAULT = 255
 """Exit status of a program's first process that started no program."""
 _SIGNALLED = 128
@@ -176,7 +176,7 @@ def _become_program(forked: Forked, job: dict[str, typing.Any], settings: Settin
     give_up_rights(settings.seccomp)
     os.environ.update(job["environment"])
     sys.argv = job["argv"]
-    sys.path[:] = [os.path.dirname(os.path.abspath(sys.argv[0])), *(path for path in sys.path if path != FOLDER)]
+    sys.path[:] = [os.path.dirname(os.path.abspath(sys.argv[0])), *(path for path in sys.path if path != OWN_FOLDER)]
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             with suppress(OSError):  # that of the list itself

@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end  # noqa: E402 - its folder was just made one of modules
 
-START_S = 20.0
-KILL_S = 5.0
+PROGRAM_START_S = 20.0
+PROGRAM_KILL_S = 5.0
 """Seconds that the kernel has to end a program's processes; the host ends the sandbox a little later."""
 SIGNALLED = 128
 
@@ -53,7 +53,7 @@ class Programs:
             start_new_session=True,
         )
         theirs.close()
-        if not self._receive(self.control, START_S):
+        if not self._receive(self.control, PROGRAM_START_S):
             sys.exit(f"the warm interpreter does not start: {self._last_words()}")
 
     def answer(self, request: dict[str, Any]) -> Reply:
@@ -108,7 +108,7 @@ class Programs:
 
     def _receive_started(self, report: socket.socket) -> tuple[str, int]:
         """Return what the fork says first, and the descriptor of the program's first process, -1 without one."""
-        if not select.select([report, self.control], [], [], START_S)[0]:
+        if not select.select([report, self.control], [], [], PROGRAM_START_S)[0]:
             return "the warm interpreter does not answer", -1
         if not select.select([report], [], [], 0)[0]:
             return f"the warm interpreter has ended: {self._last_words()}", -1
@@ -116,8 +116,8 @@ class Programs:
         return data.decode(errors="replace"), descriptors[0] if descriptors else -1
 
     def _receive_end(self, report: socket.socket) -> str:
-        """Return the first report of a fault, or else that of the end; none within `KILL_S` ends the sandbox."""
-        deadline = time.monotonic() + KILL_S
+        """Return the first report of a fault, or else that of the end; none within `PROGRAM_KILL_S` ends the sandbox."""
+        deadline = time.monotonic() + PROGRAM_KILL_S
         fault = ""
         while data := self._receive(report, max(0.0, deadline - time.monotonic())):
             said = data.decode(errors="replace")

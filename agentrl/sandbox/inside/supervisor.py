@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end, write_some
 
-INTERRUPT_S = 1.0
+SHELL_INTERRUPT_S = 1.0
 """Seconds that the Python and the shell have to answer an interrupt, before they are killed."""
 SHELL = r"""
 trap : INT
@@ -117,7 +117,7 @@ class Worker:
                 ended, deadline = "output", 0.0
             if time.monotonic() >= deadline:
                 ended = "timeout" if ended == "exited" else ended
-                deadline = time.monotonic() + INTERRUPT_S
+                deadline = time.monotonic() + SHELL_INTERRUPT_S
                 _signal_all(self.process, signal.SIGKILL if is_interrupted else signal.SIGINT)
                 is_interrupted = True
 

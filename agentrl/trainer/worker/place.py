@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-JOIN_S = 1800.0
+RANK_JOIN_S = 1800.0
 """Seconds that a rank tries to join: its scheduler may start it long before the driver runs, or runs again."""
 
 
@@ -52,7 +52,7 @@ class RankPlace:
     def joined(cls, address: str, environment: MutableMapping[str, str]) -> Self:
         """Join the driver at `HOST:PORT`; the environment says which rank this is, and holds the token, which is removed."""
         numbers = numbers_in(environment)
-        seat = join_at(address, environment, numbers, JOIN_S)
+        seat = join_at(address, environment, numbers, RANK_JOIN_S)
         if (interface := interface_of(seat.address)) is not None:
             # A host name often stands for 127.0.1.1, and gloo would listen there.
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)

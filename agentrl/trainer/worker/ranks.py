@@ -1,6 +1,6 @@
 """The ranks of one trainer, as the driver sees them: the first end or silence, and the end of all.
 
-Invariant: where one rank ends, all end within `GRACE_S + KILL_S` seconds, and what is reported is the cause: a rank whose
+Invariant: where one rank ends, all end within `CAUSE_S + RANK_KILL_S` seconds, and the report names the cause: a rank whose
 connection to another one breaks may be heard of before that one. A rank that is silent for `lost_s` of a request ends all.
 """
 
@@ -23,11 +23,11 @@ from agentrl.trainer.worker.silence import Silences
 
 QUIT_S = 2.0
 """Seconds that idle ranks get to end by themselves after they were dismissed."""
-KILL_S = 2.0
+RANK_KILL_S = 2.0
 """Seconds that a killed rank gets to end."""
 SILENT_S = 10.0
 """Seconds without a heartbeat after which a rank that should give one is reported."""
-GRACE_S = 1.0
+CAUSE_S = 1.0
 """Seconds after the error of one rank in which another may turn out to be its cause."""
 _LOST_ANOTHER = (
     "Connection closed by peer",
@@ -50,7 +50,7 @@ class TrainerRanks:
         *,
         silent_s: float = SILENT_S,
         lost_s: float | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = CAUSE_S,
     ) -> None:
         self.ranks = ranks
         self.silences = Silences(ranks, silent_s=silent_s, lost_s=lost_s, on_lost=self._lose)
@@ -79,7 +79,7 @@ class TrainerRanks:
         *,
         silent_s: float = SILENT_S,
         lost_s: float | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = CAUSE_S,
     ) -> AsyncGenerator[Self]:
         """Watch `ranks`, rank 0 first, while the block runs; when one ends, all are killed.
 
@@ -143,7 +143,7 @@ class TrainerRanks:
 
     async def obituary(self) -> str:
         """Return the end, in words, of the rank that is the cause, and the end of its log."""
-        with anyio.move_on_after(self._grace_s + KILL_S):
+        with anyio.move_on_after(self._grace_s + RANK_KILL_S):
             await self._died.wait()
         return self._first_death or f"still running but its output is closed{await self.first.log_end()}"
 

@@ -16,7 +16,7 @@ from agentrl.reward.code.compare import value_matches
 from agentrl.reward.code.values import encode_value
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.types import Limits
-from agentrl_workflows.coding import LEVELS, CodingTask, coding_tasks, level_1, make_coding_tasks
+from agentrl_workflows.coding import CODING_LEVELS, CodingTask, coding_tasks, level_1, make_coding_tasks
 from agentrl_workflows.coding import tasks as tasks_module
 from agentrl_workflows.coding.answers import compute_answers
 from agentrl_workflows.coding.parts import Draft
@@ -53,7 +53,7 @@ async def assert_sound(sandbox: BoxSandbox, tasks: list[CodingTask]) -> None:
 
 
 async def test_references_pass_and_wrong_solutions_and_constants_fail(sandbox: BoxSandbox, some: list[CodingTask]) -> None:
-    assert Counter(task.level for task in some) == dict.fromkeys(LEVELS, 14)
+    assert Counter(task.level for task in some) == dict.fromkeys(CODING_LEVELS, 14)
     assert len({task.question for task in some}) == 56
     await assert_sound(sandbox, some)
 
@@ -95,7 +95,7 @@ def test_a_solution_that_loops_is_late_and_one_that_raises_has_an_error() -> Non
 
 def test_a_reference_that_is_late_is_an_error_and_no_task_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(rng: Random) -> Draft:
-        made = level_1.FAMILIES[0](rng)
+        made = level_1.LEVEL_1_FAMILIES[0](rng)
         return replace(made, reference=f"def {made.name}(*arguments):\n    while True:\n        pass\n")
 
     monkeypatch.setattr(tasks_module, "FAMILIES", {1: (endless,)})

@@ -12,14 +12,14 @@ from agentrl.reward.code.compare import value_matches
 from agentrl.reward.code.values import encode_value
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.types import Limits
-from agentrl_workflows.programming import LEVELS, ProgrammingTask, load_programming_tasks, programming_tasks
+from agentrl_workflows.programming import PROGRAMMING_LEVELS, ProgrammingTask, load_programming_tasks, programming_tasks
 from tests.support.solutions import run_solutions
 
-ALL = [(level, task) for level in LEVELS for task in load_programming_tasks(level)]
+ALL = [(level, task) for level in PROGRAMMING_LEVELS for task in load_programming_tasks(level)]
 
 
 def test_there_are_twenty_tasks_at_each_level_and_none_twice() -> None:
-    assert Counter(level for level, _ in ALL) == dict.fromkeys(LEVELS, 20)
+    assert Counter(level for level, _ in ALL) == dict.fromkeys(PROGRAMMING_LEVELS, 20)
     assert len({task.name for _, task in ALL}) == len({task.statement for _, task in ALL}) == 80
     with pytest.raises(ConfigError, match="expected a level"):
         load_programming_tasks(5)
@@ -37,8 +37,8 @@ def test_every_task_has_hidden_tests_and_three_wrong_solutions() -> None:
 
 def test_training_and_held_out_tasks_are_all_tasks_and_share_none() -> None:
     train, held_out = programming_tasks(split="train"), programming_tasks(split="held_out")
-    assert Counter(task["level"] for task in train) == dict.fromkeys(LEVELS, 16)
-    assert Counter(task["level"] for task in held_out) == dict.fromkeys(LEVELS, 4)
+    assert Counter(task["level"] for task in train) == dict.fromkeys(PROGRAMMING_LEVELS, 16)
+    assert Counter(task["level"] for task in held_out) == dict.fromkeys(PROGRAMMING_LEVELS, 4)
     assert sorted(task.id for task in [*train, *held_out]) == sorted(task.id for task in programming_tasks())
     assert not {task["question"] for task in train} & {task["question"] for task in held_out}
     with pytest.raises(ConfigError, match="expected the split train or held_out, got 'test'"):

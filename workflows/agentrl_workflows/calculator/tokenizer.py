@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from agentrl_workflows.demo.tokenizer import ROLES, write_phrase_tokenizer
+from agentrl_workflows.demo.tokenizer import ROLE_PHRASES, write_phrase_tokenizer
 
-PHRASES: Final = (
-    *ROLES,
+CALCULATOR_PHRASES: Final = (
+    *ROLE_PHRASES,
     '{"name": "',
     "calc",
     '", "arguments": ',
@@ -31,4 +31,4 @@ PHRASES: Final = (
 
 def write_tokenizer(path: str | Path) -> int:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja to `path`; return the vocabulary size."""
-    return write_phrase_tokenizer(path, PHRASES)
+    return write_phrase_tokenizer(path, CALCULATOR_PHRASES)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from agentrl_workflows.demo.tokenizer import ROLES, write_phrase_tokenizer
+from agentrl_workflows.demo.tokenizer import ROLE_PHRASES, write_phrase_tokenizer
 
 CODE_PHRASES: Final = (
-    *ROLES,
+    *ROLE_PHRASES,
     "Write f(x): if x is ",
     "even",
     "over 10",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from agentrl_workflows.coding.tasks import LEVELS, CodingTask, coding_tasks, make_coding_tasks
+from agentrl_workflows.coding.tasks import CODING_LEVELS, CodingTask, coding_tasks, make_coding_tasks
 
-__all__ = ["LEVELS", "CodingTask", "coding_tasks", "make_coding_tasks"]
+__all__ = ["CODING_LEVELS", "CodingTask", "coding_tasks", "make_coding_tasks"]

@@ -345,7 +345,7 @@ def scores(rng: Random) -> Draft:
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+LEVEL_1_FAMILIES: tuple[Family, ...] = (
     chosen_numbers,
     changed_numbers,
     characters,

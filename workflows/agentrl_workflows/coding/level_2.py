@@ -426,7 +426,7 @@ def without_repeats(rng: Random) -> Draft:
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+LEVEL_2_FAMILIES: tuple[Family, ...] = (
     pipelines,
     longest_runs,
     neighbors,

@@ -269,7 +269,7 @@ def games(rng: Random) -> Draft:
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+LEVEL_3_NUMBERS_FAMILIES: tuple[Family, ...] = (
     recurrences,
     coins,
     rising_parts,

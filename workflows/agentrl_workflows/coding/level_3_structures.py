@@ -329,7 +329,7 @@ def schedules(rng: Random) -> Draft:
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+LEVEL_3_STRUCTURES_FAMILIES: tuple[Family, ...] = (
     grid_searches,
     components,
     brackets,

@@ -310,7 +310,7 @@ def state_machines(rng: Random) -> Draft:
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+LEVEL_4_MACHINES_FAMILIES: tuple[Family, ...] = (
     stack_machines,
     robots,
     automata,

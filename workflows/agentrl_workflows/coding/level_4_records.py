@@ -317,7 +317,7 @@ def filled_templates(rng: Random) -> Draft:
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+LEVEL_4_RECORDS_FAMILIES: tuple[Family, ...] = (
     ledgers,
     queues,
     formatted_texts,

@@ -32,13 +32,13 @@ from agentrl_workflows.coding import (
 from agentrl_workflows.coding.answers import LATE, compute_answers
 from agentrl_workflows.coding.parts import Draft, Family, Inputs
 
-LEVELS: Final = (1, 2, 3, 4)
+CODING_LEVELS: Final = (1, 2, 3, 4)
 """One expression or rule; one loop with a state; an algorithm; a simulation or a small language."""
 FAMILIES: Final[Mapping[int, tuple[Family, ...]]] = {
-    1: level_1.FAMILIES,
-    2: level_2.FAMILIES,
-    3: level_3_numbers.FAMILIES + level_3_structures.FAMILIES,
-    4: level_4_machines.FAMILIES + level_4_records.FAMILIES,
+    1: level_1.LEVEL_1_FAMILIES,
+    2: level_2.LEVEL_2_FAMILIES,
+    3: level_3_numbers.LEVEL_3_NUMBERS_FAMILIES + level_3_structures.LEVEL_3_STRUCTURES_FAMILIES,
+    4: level_4_machines.LEVEL_4_MACHINES_FAMILIES + level_4_records.LEVEL_4_RECORDS_FAMILIES,
 }
 _FORMAT: Final = "Answer with the whole function in one block of Python code."
 _HELD_OUT_SHARE: Final = 8
@@ -106,7 +106,7 @@ def coding_tasks(
     count: int = 2400,
     *,
     seed: int = 0,
-    levels: Sequence[int] = LEVELS,
+    levels: Sequence[int] = CODING_LEVELS,
     split: Literal["train", "held_out"] | None = None,
 ) -> list[Task]:
     """Return about `count` different programming tasks, as many at each level, for `agentrl_workflows.code_feedback`.
@@ -134,14 +134,16 @@ def _made_once(count: int, seed: int, levels: tuple[int, ...]) -> tuple[CodingTa
     return tuple(make_coding_tasks(count, seed=seed, levels=levels))
 
 
-def make_coding_tasks(count: int, *, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[CodingTask]:
+def make_coding_tasks(count: int, *, seed: int = 0, levels: Sequence[int] = CODING_LEVELS) -> list[CodingTask]:
     """Return `count` tasks with their solutions, wrong ones too, as `coding_tasks` does.
 
     Raises:
         ConfigError: there are not so many tasks, or an argument cannot be used.
     """
-    if count < len(levels) or not levels or not set(levels) <= set(LEVELS):
-        raise ConfigError(f"coding tasks: expected levels of {LEVELS} and a task for each, got {levels} and count {count}")
+    if count < len(levels) or not levels or not set(levels) <= set(CODING_LEVELS):
+        raise ConfigError(
+            f"coding tasks: expected levels of {CODING_LEVELS} and a task for each, got {levels} and count {count}"
+        )
     shares = {level: -(-count // len(levels)) for level in levels}
     drafts = {
         (level, family): _drafts(family, 1 + shares[level] * _SPARE // len(FAMILIES[level]), seed)

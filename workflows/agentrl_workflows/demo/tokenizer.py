@@ -21,10 +21,10 @@ from typing import Final
 
 from agentrl.testing.policy import MARKERS, SPECIALS
 
-ROLES: Final = ("system\n", "user\n", "assistant\n")
+ROLE_PHRASES: Final = ("system\n", "user\n", "assistant\n")
 """Phrases that every chat needs: a demo names them among its own."""
 
-CHAT_TEMPLATE: Final = """\
+DEMO_CHAT_TEMPLATE: Final = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
 {%- for tool in tools %}{{- ('' if loop.first else ', ') + tool.function.name }}{%- endfor %}
@@ -81,5 +81,5 @@ def write_phrase_tokenizer(path: str | Path, phrases: Sequence[str]) -> int:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(DEMO_CHAT_TEMPLATE)
     return tokenizer.get_vocab_size(with_added_tokens=True)

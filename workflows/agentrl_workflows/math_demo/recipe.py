@@ -11,13 +11,13 @@ from pathlib import Path
 
 from agentrl_workflows.demo.model import write_random_model
 from agentrl_workflows.demo.recipe import DemoRecipe
-from agentrl_workflows.demo.tokenizer import ROLES, write_phrase_tokenizer
+from agentrl_workflows.demo.tokenizer import ROLE_PHRASES, write_phrase_tokenizer
 from agentrl_workflows.math_demo.expert import Habits, write_answers
 from agentrl_workflows.math_demo.problems import GAINS, LOSSES, MAX_CHANGE, MAX_START, NAMES, THINGS
 from agentrl_workflows.math_feedback import FEEDBACK
 
-PHRASES = (
-    *ROLES,
+MATH_PHRASES = (
+    *ROLE_PHRASES,
     *(f"{name} has " for name in NAMES),
     *(f" {thing}, " for thing in THINGS),
     *(f"{verb} " for verb in (*GAINS, *LOSSES)),
@@ -49,7 +49,7 @@ class MathRecipe(DemoRecipe):
 
     def write_student(self, folder: Path, seed: int) -> None:
         """Write the tokenizer and a random model to `folder`."""
-        write_random_model(folder, vocab_size=write_phrase_tokenizer(folder, PHRASES), seed=seed)
+        write_random_model(folder, vocab_size=write_phrase_tokenizer(folder, MATH_PHRASES), seed=seed)
 
     def write_demonstrations(self, path: Path, seed: int) -> None:
         """Write the demonstrations to `path`."""

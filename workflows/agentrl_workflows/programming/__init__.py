@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from agentrl_workflows.programming.tasks import LEVELS, ProgrammingTask, load_programming_tasks, programming_tasks
+from agentrl_workflows.programming.tasks import (
+    PROGRAMMING_LEVELS,
+    ProgrammingTask,
+    load_programming_tasks,
+    programming_tasks,
+)
 
-__all__ = ["LEVELS", "ProgrammingTask", "load_programming_tasks", "programming_tasks"]
+__all__ = ["PROGRAMMING_LEVELS", "ProgrammingTask", "load_programming_tasks", "programming_tasks"]

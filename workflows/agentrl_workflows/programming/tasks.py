@@ -16,7 +16,7 @@ from agentrl.config import load_yaml
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
-LEVELS: Final = (1, 2, 3, 4)
+PROGRAMMING_LEVELS: Final = (1, 2, 3, 4)
 """One expression; one loop or table; an algorithm; several parts or an algorithm with cases."""
 _HELD_OUT_EVERY: Final = 5
 _FORMAT: Final = "Answer with the whole function in one block of Python code."
@@ -64,13 +64,15 @@ def load_programming_tasks(level: int) -> list[ProgrammingTask]:
     Raises:
         ConfigError: there is no such level.
     """
-    if level not in LEVELS:
-        raise ConfigError(f"programming tasks: expected a level of {LEVELS}, got {level!r}")
+    if level not in PROGRAMMING_LEVELS:
+        raise ConfigError(f"programming tasks: expected a level of {PROGRAMMING_LEVELS}, got {level!r}")
     text = (Path(__file__).parent / f"level_{level}.yaml").read_text(encoding="utf-8")
     return msgspec.convert(load_yaml(text), list[ProgrammingTask])
 
 
-def programming_tasks(levels: Sequence[int] = LEVELS, *, split: Literal["train", "held_out"] | None = None) -> list[Task]:
+def programming_tasks(
+    levels: Sequence[int] = PROGRAMMING_LEVELS, *, split: Literal["train", "held_out"] | None = None
+) -> list[Task]:
     r"""Return the tasks of some levels, for `agentrl.reward.code`.
 
     The fields are `question`, `examples` (the one in the question) and `tests` (hidden), both for `read_tests`, `level`, and

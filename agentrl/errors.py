@@ -194,6 +194,17 @@ def boundary(kind: type[WorkflowError] | type[EnvironmentFault], where: str) -> 
         raise kind(f"{where} raised {type(error).__name__}: {text}") from error
 
 
+def error_named(kind: str, message: str) -> AgentRLError | None:
+    """Return an error that another process names by its class; None if `kind` is no error of agentrl.
+
+    Example:
+        >>> error_named("TokenError", "no end of turn"), error_named("SystemExit", "0")
+        (TokenError('no end of turn'), None)
+    """
+    found = globals().get(kind)
+    return found(message) if isinstance(found, type) and issubclass(found, AgentRLError) else None
+
+
 def is_cancellation(error: BaseException) -> bool:
     """Return whether an exception is the cancellation of asyncio or trio; works in any thread."""
     trio = sys.modules.get("trio")  # only a program that runs trio can be cancelled by it

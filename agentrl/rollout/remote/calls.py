@@ -16,8 +16,7 @@ import anyio
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from agentrl import errors
-from agentrl.errors import AgentRLError, InvariantError, ServerError
+from agentrl.errors import AgentRLError, InvariantError, ServerError, error_named
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.rollout.remote.frames import AbortCall, CallAnswered, CallFailed, CallPiece, ModelCall, ToDriver
 from agentrl.rollout.remote.packing import bytes_ids, unpack_generation
@@ -116,15 +115,15 @@ def failed_call(call: int, error: AgentRLError) -> CallFailed:
 
 
 def _call_error(failed: CallFailed) -> AgentRLError:
-    error = named_error(failed.kind, failed.message)
+    error = rollout_error(failed.kind, failed.message)
     if isinstance(error, ServerError):
         error.status, error.url, error.retry_after_s = failed.status, failed.url, failed.retry_after_s
     return error
 
 
-def named_error(kind: str, message: str) -> AgentRLError:
-    """Return the error that the other process names: a class of `agentrl.errors`, else InvariantError."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, AgentRLError):
-        return found(message)
-    raise InvariantError(f"a rollout message names {kind!r} as an error, which agentrl does not have: {message}")
+def rollout_error(kind: str, message: str) -> AgentRLError:
+    """Return the error that the other process names; an `InvariantError` is raised if agentrl does not have it."""
+    error = error_named(kind, message)
+    if error is None:
+        raise InvariantError(f"a rollout message names {kind!r} as an error, which agentrl does not have: {message}")
+    return error

@@ -24,7 +24,7 @@ from agentrl.errors import AgentRLError, InvariantError, RolloutWorkerDied, Work
 from agentrl.inference.backend import Backend, GenerateRequest, SamplingParams
 from agentrl.processes.link import STREAM_ENDS, Link
 from agentrl.rollout.failure import RUN_ENDING, failure_stop_reason
-from agentrl.rollout.remote.calls import failed_call, named_error
+from agentrl.rollout.remote.calls import failed_call, rollout_error
 from agentrl.rollout.remote.frames import (
     MAX_MESSAGE_BYTES,
     AbortCall,
@@ -162,7 +162,7 @@ class RemoteWorker:
         except STREAM_ENDS:
             raise RolloutWorkerDied(f"{self._name} died while it was set up: {await self._link.obituary()}") from None
         if isinstance(answer, WorkerRefused):
-            raise named_error(answer.kind, f"{self._name}: {answer.message}")
+            raise rollout_error(answer.kind, f"{self._name}: {answer.message}")
         if not isinstance(answer, WorkerReady):
             raise InvariantError(f"{self._name}: expected WorkerReady, got {type(answer).__name__}")
         if not self._link.shares_clock:
@@ -267,7 +267,7 @@ class RemoteWorker:
                 scored = zip(pending.episodes, message.scores, strict=True)
                 pending.end(tuple(with_score(episode, score) for episode, score in scored))
             case EpisodeRaised(), _:
-                pending.end(named_error(message.kind, f"{self._name}: {message.message}"))
+                pending.end(rollout_error(message.kind, f"{self._name}: {message.message}"))
             case EpisodeCancelled(), _:
                 pending.end(None)
             case _:

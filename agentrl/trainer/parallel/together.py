@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from agentrl import errors
+from agentrl.errors import AgentRLError, TrainError, error_named
 
 if TYPE_CHECKING:
     from agentrl.trainer.parallel.ranks import Ranks
@@ -19,18 +19,15 @@ def together(ranks: Ranks, action: Callable[[], Result]) -> Result:
     problem = None
     try:
         results.append(action())
-    except errors.AgentRLError as error:
+    except AgentRLError as error:
         problem = f"{type(error).__name__}: {error}"
     first = ranks.first_error(problem)
     if first is not None:
         kind, _, message = first.partition(": ")
-        raise_named(kind, message)
+        raise trainer_error(kind, message)
     return results[0]
 
 
-def raise_named(kind: str, message: str) -> NoReturn:
-    """Raise the error of another process: of the class of `agentrl.errors` that `kind` names, or else `TrainError`."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, errors.AgentRLError):
-        raise found(message)
-    raise errors.TrainError(f"{kind}: {message}")
+def trainer_error(kind: str, message: str) -> AgentRLError:
+    """Return the error that another process of the trainer names; a `TrainError` if agentrl does not have it."""
+    return error_named(kind, message) or TrainError(f"{kind}: {message}")

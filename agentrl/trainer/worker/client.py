@@ -25,7 +25,7 @@ from agentrl.processes.local import LocalLauncher
 from agentrl.processes.machine import is_loopback
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.parallel.together import raise_named
+from agentrl.trainer.parallel.together import trainer_error
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.channel import AnyReply, TrainerChannel
 from agentrl.trainer.worker.packing import pack_batch, pack_sequences, split_logprobs, unpack_report
@@ -258,7 +258,7 @@ class RemoteTrainer:
                 self._died, self._broken = True, f"it died while {what}; {await self._ranks.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}")
         if isinstance(reply, protocol.Failed):
-            raise_named(reply.kind, reply.message)
+            raise trainer_error(reply.kind, reply.message)
         if not isinstance(reply, expected):
             raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
         return reply

@@ -20,7 +20,7 @@ from agentrl.errors import AgentRLError, ConfigError, InvariantError
 from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
 from agentrl.processes.frames import FrameBuffer, framed
 from agentrl.processes.link import Link
-from agentrl.rollout.remote.calls import named_error
+from agentrl.rollout.remote.calls import rollout_error
 from agentrl.rollout.remote.frames import (
     MAX_MESSAGE_BYTES,
     CancelEpisode,
@@ -87,8 +87,8 @@ def test_a_body_that_is_no_message_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("kind", ["SystemExit", "annotations", "flatten", "__builtins__"])
 def test_an_error_that_agentrl_does_not_have_is_refused(kind: str) -> None:
     with pytest.raises(InvariantError, match="which agentrl does not have"):
-        named_error(kind, "words")
-    assert isinstance(named_error("ServerTimeout", "late"), AgentRLError)
+        rollout_error(kind, "words")
+    assert isinstance(rollout_error("ServerTimeout", "late"), AgentRLError)
 
 
 async def test_a_score_leaves_the_parts_of_turn_rewards_alone_in_a_worker_too(renderer: Renderer) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentrl.client.client import Client
     from agentrl.client.completion import ChatStream
     from agentrl.client.config import SamplingConfig
+    from agentrl.client.door import Door
     from agentrl.client.endpoint import EndpointBackend
     from agentrl.client.episode import EpisodeSettings
     from agentrl.client.offline import CallTimeout
@@ -22,6 +23,7 @@ __all__ = [
     "CallTimeout",
     "ChatStream",
     "Client",
+    "Door",
     "EndpointBackend",
     "EpisodeSettings",
     "MessageLike",
@@ -40,6 +42,7 @@ __getattr__ = first_use(
         "CallTimeout": "agentrl.client.offline",
         "ChatStream": "agentrl.client.completion",
         "Client": "agentrl.client.client",
+        "Door": "agentrl.client.door",
         "EndpointBackend": "agentrl.client.endpoint",
         "EpisodeSettings": "agentrl.client.episode",
         "MessageLike": "agentrl.client.arguments",

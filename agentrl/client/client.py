@@ -8,7 +8,9 @@ episode afterwards.
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -21,6 +23,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ParsedChatCom
 from agentrl.client.arguments import RAW_RESPONSE_HEADER, CreateArguments, MessageLike, wants_stream
 from agentrl.client.backend import AskedCall, ClientBackend, PolicyTokenizer
 from agentrl.client.completion import ChatStream, completion
+from agentrl.client.door import Door
 from agentrl.client.episode import Episode
 from agentrl.client.offline import BASE_URL, not_served, offline_http_client
 from agentrl.client.parsed import parsed_completion, response_format_of
@@ -171,6 +174,15 @@ class Client(AsyncOpenAI):
         other = self._twin()
         other.speaker = self.speaker._replace(branch=self.episode.open_branch(self.speaker.branch))
         return other
+
+    def served(self) -> AbstractAsyncContextManager[Door]:
+        """Open a door to this episode over HTTP, on loopback, for programs that speak a model API; needs asyncio.
+
+        Their calls are turns like those of this client, with its role, player and branch. The door's secret ends with the
+        block, and so do the calls that still run.
+        """
+        gateway = importlib.import_module("agentrl.gateway.sessions")  # at the first door: the gateway stands above clients
+        return cast("AbstractAsyncContextManager[Door]", gateway.open_door(self))
 
     def reward(self, completion: object, value: float | Mapping[str, float]) -> None:
         """Set the reward of one turn, once.

@@ -214,6 +214,11 @@ class Episode:
         if self._on_turn is not None:
             self._on_turn(self.turns[turn])
 
+    def turn_of(self, completion_id: str) -> int | None:
+        """Return the index of the turn of a completed call; None if no single one has the id."""
+        turn = self._turn_by_id.get(completion_id)
+        return None if turn == _AMBIGUOUS else turn
+
     def _find_turn(self, target: object) -> int:
         entry = self._turn_by_object.get(id(target))
         if entry is not None:

@@ -1,0 +1,162 @@
+"""The calls of an episode over HTTP: each is made once for all connections that ask for it.
+
+A client that repeats a request whose call still runs joins that call, and one whose answer did not reach the client gets
+the recorded answer. A request that is repeated after its answer arrived is a new call: an agent may want a second sample.
+
+Invariant: a call runs while somebody waits for it; the last one who leaves aborts it, and nothing is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager
+from typing import Final
+
+import anyio
+
+from agentrl.client.backend import Answer, AskedCall, ClientBackend, Delta, Piece
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    EnvironmentFault,
+    EpisodeLimit,
+    ReplayDiverged,
+    ServerError,
+    TokenError,
+    WorkflowError,
+)
+from agentrl.gateway.body import CallRefused
+
+ANSWERED_ERRORS: Final = (
+    ConfigError,
+    EnvironmentFault,
+    EpisodeLimit,
+    ReplayDiverged,
+    ServerError,
+    TokenError,
+    WorkflowError,
+)
+"""Errors of a call that its client learns of; any other ends the episode, and perhaps the run."""
+_REMEMBERED: Final = 64
+"""Requests of an episode that a repetition may join."""
+
+
+class SharedCall:
+    """One call of the policy, and those who wait for its answer."""
+
+    def __init__(
+        self, backend: ClientBackend, asked: AskedCall, *, stream: bool, on_answer: Callable[[Answer], None]
+    ) -> None:
+        self.id = ""
+        """Of the answer; known when the first piece is."""
+        self.answer: Answer | None = None
+        self.is_delivered = False
+        """Whether somebody got all of the answer."""
+        self.is_over = False
+        self._backend, self._asked, self._stream, self._on_answer = backend, asked, stream, on_answer
+        self._pieces: list[Piece] = []
+        self._error: AgentRLError | None = None
+        self._followers = 0
+        self._scope = anyio.CancelScope()
+        self._news = anyio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the answer may still come: the call is not over, and not everybody has left."""
+        return not self.is_over and not self._scope.cancel_called
+
+    async def run(self) -> None:
+        """Make the call. A cancellation aborts it."""
+        error: AgentRLError | None = CallRefused("the episode has ended, and with it this call", status=410)
+        try:
+            with self._scope:
+                await (self._run_stream() if self._stream else self._run_whole())
+            error = None
+        except ANSWERED_ERRORS as failed:
+            error = failed
+        finally:
+            self.is_over, self._error = True, error
+            self._tell()
+
+    @contextmanager
+    def followed(self) -> Generator[AsyncIterator[Piece]]:
+        """Yield the pieces of the answer, those that have come included; an error of the call is raised by the iterator."""
+        self._followers += 1
+        try:
+            yield self._follow()
+        finally:
+            self._followers -= 1
+            if not self._followers and not self.is_over:
+                self._scope.cancel()
+
+    async def _follow(self) -> AsyncIterator[Piece]:
+        at = 0
+        while True:
+            for piece in self._pieces[at:]:
+                at += 1
+                yield piece
+            if at < len(self._pieces):
+                continue
+            if self._error is not None:
+                raise self._error
+            if self.is_over:
+                return
+            await self._news.wait()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = anyio.Event()
+
+    def _add(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        if isinstance(piece, Answer):
+            self.answer, self.id = piece, piece.id
+            self._on_answer(piece)
+
+    async def _run_whole(self) -> None:
+        answer = await self._backend.answer(self._asked)
+        self._add(Delta(answer.message.get("reasoning_content") or "", answer.message.get("content") or ""))
+        self._add(answer)
+
+    async def _run_stream(self) -> None:
+        stream = await self._backend.stream(self._asked)
+        self.id = stream.id
+        try:
+            while self.answer is None:
+                for piece in await stream.next():
+                    self._add(piece)
+                self._tell()
+        except BaseException as error:
+            if stream.running is not None:
+                stream.running.close()
+            if isinstance(error, AgentRLError):
+                self._backend.episode.calls.fail(error)
+            await stream.close(error)
+            raise
+        if stream.running is not None:
+            stream.running.close()
+        await stream.close()
+
+
+class RecentCalls:
+    """The last calls of an episode, by what identifies their requests."""
+
+    def __init__(self) -> None:
+        self._calls: dict[bytes, SharedCall] = {}
+
+    def repeated(self, identity: bytes, *, is_retry: bool) -> SharedCall | None:
+        """Return the call that a request repeats; None: the request is a new call.
+
+        `is_retry` says that the client marked the request as a repetition.
+        """
+        call = self._calls.get(identity)
+        if call is None or call.is_running:
+            return call
+        return call if call.answer is not None and (is_retry or not call.is_delivered) else None
+
+    def add(self, identity: bytes, call: SharedCall) -> None:
+        """Remember a new call."""
+        self._calls.pop(identity, None)
+        while len(self._calls) >= _REMEMBERED:
+            self._calls.pop(next(iter(self._calls)))
+        self._calls[identity] = call

@@ -1,0 +1,26 @@
+"""The routes of the dialects that an episode speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from agentrl.gateway.dialect import Dialect
+from agentrl.gateway.tempchat import ChatDialect
+
+_DIALECTS: Final[Mapping[str, Dialect]] = {"chat/completions": ChatDialect()}
+
+
+def dialect_of_path(route: str) -> Dialect | None:
+    """Return the dialect of a route without `/v1`; None: no call is made there."""
+    return _DIALECTS.get(route)
+
+
+def served_dialects() -> Sequence[Dialect]:
+    """Return the dialects, the first one for what belongs to none."""
+    return tuple(_DIALECTS.values())
+
+
+def served_routes() -> Sequence[str]:
+    """Return the routes of calls."""
+    return tuple(_DIALECTS)

@@ -1,0 +1,305 @@
+"""The server of the doors of a process: it finds the session of each request, and writes the answers.
+
+Invariant: a request reaches a session only with its secret, which is compared in constant time; the secret of an episode
+that has ended opens nothing. No secret and no content of a call is in a message or a log. One server runs while a door is
+open, on loopback; it ends with the last door.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import anyio
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from anyio.lowlevel import RunVar
+
+from agentrl.client import Client, Door
+from agentrl.client.backend import Answer, Delta, Piece
+from agentrl.concurrency import task_group
+from agentrl.errors import AgentRLError
+from agentrl.gateway.body import CallRefused, code_of, status_of
+from agentrl.gateway.dialect import Dialect, DialectCall, EventWriter
+from agentrl.gateway.sessions.calls import SharedCall
+from agentrl.gateway.sessions.dialects import dialect_of_path, served_dialects, served_routes
+from agentrl.gateway.sessions.session import Session
+from agentrl.servers.http.errors import json_reply
+from agentrl.servers.http.guard import Refusal, guard
+from agentrl.servers.listening import Connections, listening
+from agentrl.types import Speaker
+
+_MAX_BODY_BYTES: Final = 32 * 2**20
+_SECRET_BYTES: Final = 32
+_REMEMBERED: Final = 4096
+"""Secrets of ended episodes that get a reason of their own."""
+_EVENT_HEADERS: Final = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_SAMPLE_HEADER: Final = "x-agentrl-sample"
+_RETRY_HEADER: Final = "x-stainless-retry-count"
+_MODEL: Final = "policy"
+"""The name of the model in lists; a call may name any."""
+_MAX_NAME: Final = 200
+_SPEAKER_MARKS: Final = ("role", "player")
+
+
+class _Place(NamedTuple):
+    """The parts of a request's path."""
+
+    secret: str | None
+    """None: the request has none in its path, and is to have it as its API key."""
+    route: str
+    """The route of the API, such as `chat/completions`; `reward`; or empty."""
+    marks: Mapping[str, str]
+    """The role and the player that the path names."""
+
+
+class DoorServer:
+    """The sessions of one process, and its routes."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[bytes, tuple[bytes, Session]] = {}
+        self._ended: dict[bytes, None] = {}
+
+    def app(self, connections: Connections) -> web.Application:
+        """Return the application that answers for all sessions."""
+        check = guard(None, connections, _turned_away)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_in_dialect, check])
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        return app
+
+    @contextmanager
+    def admitted(self, session: Session, url: str) -> Generator[Door]:
+        """Yield the door of a session, whose secret opens it inside the block."""
+        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        digest = _digest(secret)
+        self._sessions[digest] = (secret.encode(), session)
+        try:
+            yield Door(server_url=url, key=secret)
+        finally:
+            del self._sessions[digest]
+            if len(self._ended) >= _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+            self._ended[digest] = None
+
+    def _session(self, secret: str, *, is_reward: bool) -> Session:
+        digest = _digest(secret)
+        known, session = self._sessions.get(digest, (b"", None))
+        if hmac.compare_digest(known, secret.encode("utf-8", "surrogateescape")) and session is not None:
+            return session
+        if digest in self._ended and is_reward:
+            raise CallRefused("the episode has ended; its reward can no longer be set", status=409)
+        if digest in self._ended:
+            raise CallRefused("the episode of this key has ended, and the key with it", status=401, code="invalid_api_key")
+        raise CallRefused(
+            "no episode has this key: send the one of the episode, in the path (/e/<key>/v1) or as the API key",
+            status=401,
+            code="invalid_api_key",
+        )
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        place = _place(request)
+        secret = _sent_key(request) if place.secret is None else place.secret
+        session = self._session(secret, is_reward=place.route == "reward")
+        if place.route == "reward":
+            _check_method(request, "POST")
+            session.reward(await request.read())
+            return json_reply({"object": "reward", "accepted": True})
+        dialect = dialect_of_path(place.route)
+        if dialect is not None:
+            _check_method(request, "POST")
+            return await _answer_call(request, dialect, session, _speaker(request, session, place))
+        return _answer_other(request, place.route)
+
+
+@asynccontextmanager
+async def open_door(client: Client) -> AsyncGenerator[Door]:
+    """Yield a door to the episode of `client`; see `Client.served`."""
+    async with task_group() as tasks, _running_server() as (server, url):
+        session = Session(client)
+        tasks.start_soon(session.run)
+        try:
+            with server.admitted(session, url) as door:
+                yield door
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The server of an event loop."""
+
+    server: DoorServer = field(default_factory=DoorServer)
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    running: AsyncExitStack = field(default_factory=AsyncExitStack)
+    url: str = ""
+    doors: int = 0
+
+
+_shared: RunVar[_Shared] = RunVar("agentrl_door_server")
+
+
+@asynccontextmanager
+async def _running_server() -> AsyncGenerator[tuple[DoorServer, str]]:
+    """Yield the server of this event loop, started by the first door and ended with the last."""
+    try:
+        shared = _shared.get()
+    except LookupError:
+        _shared.set(shared := _Shared())
+    async with shared.lock:
+        if not shared.doors:
+            connections = Connections()
+            app = shared.server.app(connections)
+            listener = listening(app, connections, host="127.0.0.1", port=0, api_key=None)
+            shared.url = await shared.running.enter_async_context(listener)
+        shared.doors += 1
+    try:
+        yield shared.server, shared.url
+    finally:
+        with anyio.CancelScope(shield=True):
+            async with shared.lock:
+                shared.doors -= 1
+                if not shared.doors:
+                    await shared.running.aclose()
+
+
+async def _answer_call(request: web.Request, dialect: Dialect, session: Session, speaker: Speaker) -> web.StreamResponse:
+    asked = dialect.read(await request.read(), session.store)
+    is_retry = request.headers.get(_RETRY_HEADER, "0") not in ("", "0")
+    call = session.ask(dialect, asked, speaker, request.headers.get(_SAMPLE_HEADER, ""), is_retry=is_retry)
+    with call.followed() as pieces:
+        if asked.stream:
+            response = await _send_events(request, dialect, asked, call, pieces)
+        else:
+            answer = await _whole(pieces)
+            response = json_reply(dialect.answer(asked, answer))
+            await response.prepare(request)
+            await response.write_eof()
+        call.is_delivered |= request.transport is not None and not request.transport.is_closing()
+    return response
+
+
+async def _whole(pieces: AsyncIterator[Piece]) -> Answer:
+    async for piece in pieces:
+        if isinstance(piece, Answer):
+            return piece
+    raise CallRefused("the call ended without an answer", status=503)
+
+
+async def _send_events(
+    request: web.Request, dialect: Dialect, asked: DialectCall, call: SharedCall, pieces: AsyncIterator[Piece]
+) -> web.StreamResponse:
+    """Send the events of a call as they come; an error before the first piece is raised, for a response of its own."""
+    first = await anext(pieces, None)
+    writer = dialect.events(asked, call.id)
+    response = web.StreamResponse(headers=_EVENT_HEADERS)
+    with suppress(ConnectionResetError):  # the client has disconnected, so there is no one to answer
+        await response.prepare(request)
+        await _write(response, writer.begin())
+        try:
+            if first is not None:
+                await _write(response, _events_of(writer, first))
+            async for piece in pieces:
+                await _write(response, _events_of(writer, piece))
+        except AgentRLError as error:
+            await _write(response, writer.fail(str(error), status=status_of(error), code=code_of(error)))
+        await response.write_eof()
+    return response
+
+
+def _events_of(writer: EventWriter, piece: Piece) -> Sequence[bytes]:
+    if isinstance(piece, Delta):
+        return writer.push(piece)
+    return writer.finish(piece) if isinstance(piece, Answer) else ()
+
+
+async def _write(response: web.StreamResponse, events: Sequence[bytes]) -> None:
+    if events:
+        await response.write(b"".join(events))
+
+
+def _answer_other(request: web.Request, route: str) -> web.StreamResponse:
+    """Answer what clients ask before and beside calls: whether there is a server, and its models."""
+    if request.method not in ("GET", "HEAD"):
+        raise _unknown_route(request, route)
+    model = {"id": _MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
+    if not route:
+        return json_reply({"object": "server", "model": _MODEL})
+    if route == "models":
+        return json_reply({"object": "list", "data": [model]})
+    if route.startswith("models/"):
+        return json_reply({**model, "id": route.removeprefix("models/")})
+    raise _unknown_route(request, route)
+
+
+def _unknown_route(request: web.Request, route: str) -> CallRefused:
+    there = ", ".join(f"POST {each}" for each in (*served_routes(), "reward"))
+    return CallRefused(
+        f"there is no {request.method} {route or '/'} of an episode; there is {there}, GET models", status=404
+    )
+
+
+def _check_method(request: web.Request, method: str) -> None:
+    if request.method != method:
+        raise CallRefused(f"this route takes {method}, got {request.method}", status=405)
+
+
+def _place(request: web.Request) -> _Place:
+    """Return the parts of a path: `/e/KEY`, `/role/NAME` and `/player/NAME` where they are there, `/v1`, the route."""
+    parts = [part for part in request.path.split("/") if part]
+    secret = None
+    if parts[:1] == ["e"] and len(parts) > 1:
+        secret, parts = parts[1], parts[2:]
+    marks: dict[str, str] = {}
+    while len(parts) > 1 and parts[0] in _SPEAKER_MARKS:
+        marks[parts[0]], parts = parts[1], parts[2:]
+    return _Place(secret, "/".join(parts[1:] if parts[:1] == ["v1"] else parts), marks)
+
+
+def _sent_key(request: web.Request) -> str:
+    """Return the API key of a request, as either kind of client sends it; empty without one."""
+    authorization = request.headers.get("Authorization", "")
+    if authorization.startswith("Bearer "):
+        return authorization.removeprefix("Bearer ").strip()
+    return request.headers.get("x-api-key", "")
+
+
+def _speaker(request: web.Request, session: Session, place: _Place) -> Speaker:
+    """Return the speaker of a request: of its path, else of its headers, else of the session's client."""
+    speaker = session.client.speaker
+    found = {name: place.marks.get(name) or request.headers.get(f"x-agentrl-{name}", "") for name in _SPEAKER_MARKS}
+    for name, value in found.items():
+        if len(value) > _MAX_NAME or not value.isprintable():
+            raise CallRefused(f"the {name} is a short name of printable characters, at most {_MAX_NAME}, got {value!r:.40}")
+    return Speaker(found["role"] or speaker.role, found["player"] or speaker.player, speaker.branch)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.blake2b(secret.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+@web.middleware
+async def _errors_in_dialect(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors in the shape of the dialect whose route the request names."""
+    try:
+        return await handler(request)
+    except AgentRLError as error:
+        return _refusal(request, str(error), status_of(error), code_of(error))
+    except web.HTTPException as error:
+        return _refusal(request, error.reason, error.status, None)
+
+
+def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
+    return _refusal(request, refused.reason, refused.status, None)
+
+
+def _refusal(request: web.Request, message: str, status: int, code: str | None) -> web.Response:
+    dialect = dialect_of_path(_place(request).route) or served_dialects()[0]
+    response = json_reply(dialect.refusal(message, status=status, code=code), status=status)
+    if status in (429, 503):
+        response.headers["Retry-After"] = "1"
+    return response

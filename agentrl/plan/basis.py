@@ -15,10 +15,18 @@ from agentrl.plan.memory import gpus_per_server, running_requests, server_memory
 from agentrl.plan.mesh import mesh_choice
 from agentrl.plan.model import ModelFacts
 from agentrl.runs.run import open_run
-from agentrl.simulate.costs.hardware import GPUS, SERVER_MEMORY_SHARE, AssumedUse, ModelSize, gpu_costs, gpu_sheet
-from agentrl.simulate.costs.model import CostModel
-from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
-from agentrl.simulate.fitting.run import MeasuredMachines, fit_run
+from agentrl.simulate.costs import (
+    GPUS,
+    SERVER_MEMORY_SHARE,
+    AssumedUse,
+    CostModel,
+    ModelSize,
+    fleet_of_run,
+    gpu_costs,
+    gpu_sheet,
+    shape_of_run,
+)
+from agentrl.simulate.fitting import MeasuredMachines, fit_run
 from agentrl.simulate.workload import EpisodeSource, LognormalSource
 from agentrl.trainer.config import ParallelConfig
 

@@ -21,11 +21,20 @@ from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, splitta
 from agentrl.plan.memory import gpus_per_server
 from agentrl.plan.model import ModelFacts, model_of
 from agentrl.plan.split import resolve_run, with_best_mesh
-from agentrl.simulate.advice import AdvisedChange, advise_changes, count_changes, describe_bottleneck, describe_driver
-from agentrl.simulate.costs.model import CostModel, HostCost, RunShape
-from agentrl.simulate.costs.settings import fleet_of_run, shape_of_run
+from agentrl.simulate.costs import CostModel, HostCost, RunShape, fleet_of_run, shape_of_run
 from agentrl.simulate.outcome import SimulatedStep
-from agentrl.simulate.predict import Cluster, Prediction, chosen_splits, predict_splits, rank_cluster
+from agentrl.simulate.predict import (
+    AdvisedChange,
+    Cluster,
+    Prediction,
+    advise_changes,
+    chosen_splits,
+    count_changes,
+    describe_bottleneck,
+    describe_driver,
+    predict_splits,
+    rank_cluster,
+)
 
 DEFAULT_STEPS = 24
 """Training steps that a simulation plays."""

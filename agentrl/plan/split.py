@@ -21,7 +21,7 @@ from agentrl.plan.mesh import has_auto, mesh_choice, other_axes, with_parallel
 from agentrl.plan.model import ModelFacts
 from agentrl.plan.places import count_gpus, index_of, trainer_places
 from agentrl.plan.resizing import RecordedSplit, advise_move, read_splits
-from agentrl.simulate.costs.settings import shape_of_run
+from agentrl.simulate.costs import shape_of_run
 from agentrl.simulate.predict import Cluster, rank_cluster
 from agentrl.trainer.config import ParallelConfig
 

@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 from agentrl.plan.model import read_model
-from agentrl.simulate.costs.hardware import AssumedUse, ModelSize, gpu_costs
-from agentrl.simulate.costs.model import CostModel, Fleet, RunShape
+from agentrl.simulate.costs import AssumedUse, CostModel, Fleet, ModelSize, RunShape, gpu_costs
 from agentrl.simulate.outcome import SimulatedRun
 from agentrl.simulate.play import play_run
 from agentrl.simulate.predict import Cluster, rank_cluster

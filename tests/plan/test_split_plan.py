@@ -16,7 +16,7 @@ from agentrl.plan.model import model_of
 from agentrl.plan.plan import plan_run
 from agentrl.plan.resizing import WINDOW_STEPS, advise_driver, advise_move, busy_windows, read_splits, record_split, split_of
 from agentrl.plan.text import describe_plan, resolved_yaml
-from agentrl.simulate.costs.hardware import gpu_sheet
+from agentrl.simulate.costs import gpu_sheet
 
 GOOD: dict[str, Any] = {
     "workflow": "my:Agent",

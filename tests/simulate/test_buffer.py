@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
 from agentrl.engine.staleness import Admission
-from agentrl.simulate.buffer import SimulatedBuffer
+from agentrl.simulate.rollouts import SimulatedBuffer
 from agentrl.types import Group, Task
 
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.simulate.advice import describe_bottleneck
-from agentrl.simulate.cores import SharedCores, SimulatedDriver
-from agentrl.simulate.costs.model import CostModel, Fleet, HostCost, RunShape, ServerCost, TrainerCost, UpdateCost
-from agentrl.simulate.events import EventQueue
+from agentrl.simulate.costs import CostModel, Fleet, HostCost, RunShape, ServerCost, TrainerCost, UpdateCost
+from agentrl.simulate.events import EventQueue, SharedCores, SimulatedDriver
 from agentrl.simulate.play import play_run
+from agentrl.simulate.predict import describe_bottleneck
 from agentrl.simulate.workload import LognormalSource
 
 SHAPE = RunShape(steps=6, group_size=2, groups_per_step=4, max_staleness=1, slots=64)

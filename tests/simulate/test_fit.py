@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER
 from agentrl.errors import ConfigError
-from agentrl.simulate.costs.model import Fleet, RunShape
-from agentrl.simulate.fitting.run import LEAST_STEPS, MeasuredMachines, fit_run
+from agentrl.simulate.costs import Fleet, RunShape
+from agentrl.simulate.fitting import LEAST_STEPS, MeasuredMachines, fit_run
 from agentrl.simulate.play import play_run
 
 SHAPE = RunShape(steps=8, group_size=20, groups_per_step=2, max_staleness=1)

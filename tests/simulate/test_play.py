@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.simulate.costs.model import CostModel, Fleet, RunShape, ServerCost, TrainerCost, UpdateCost
+from agentrl.simulate.costs import CostModel, Fleet, RunShape, ServerCost, TrainerCost, UpdateCost
 from agentrl.simulate.play import play_run
 from agentrl.simulate.servers import SimulatedCall, SimulatedServer
 from agentrl.simulate.workload import LognormalSource, PlayedEpisode, PlayedTurn, RecordedSource

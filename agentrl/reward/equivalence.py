@@ -13,13 +13,13 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Literal
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.extract import Extractor, final_answer
 from agentrl.reward.match import exact_match, read_number
 from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, plain, same_but_for_the_comma, units_of
-from agentrl.reward.workers import GraderLimits, GraderPool
+from agentrl.reward.workers import ClosedAtEnd, GraderLimits, GraderPool
 
 _LOADER = "agentrl.reward.formulas:load"
 _MAX_REFERENCES = 50_000
@@ -63,7 +63,7 @@ class MathGrade:
         return float(self.outcome is MathOutcome.EQUAL)
 
 
-class MathGrader:
+class MathGrader(ClosedAtEnd):
     r"""Grades responses to mathematical questions; the workers start with the first one and are kept.
 
     Args:
@@ -92,14 +92,8 @@ class MathGrader:
         self._pool = GraderPool(_LOADER, num_workers=num_workers, limits=limits)
         self._references: OrderedDict[str, Literal["math", "text"]] = OrderedDict()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """End the workers. Without this they end when the grader is garbage or the program ends."""
+        """End the workers."""
         self._pool.close()
 
     async def __call__(self, response: str | None, reference: str) -> float:

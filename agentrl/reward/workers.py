@@ -6,6 +6,7 @@ load of the machine), or as an `EnvironmentFault`. A worker that hangs or dies i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -35,7 +36,21 @@ class GraderLimits(Config):
     """Seconds that a worker has to import the function."""
 
 
-class GraderPool:
+class ClosedAtEnd(ABC):
+    """Closes itself at the end of an `async with` block."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers. Without this they end when the object is garbage or the program ends."""
+
+
+class GraderPool(ClosedAtEnd):
     """Processes that run one grading function; they start when they are needed.
 
     Args:
@@ -61,14 +76,8 @@ class GraderPool:
         )
         self._pool = WorkerPool(settings, num_workers=num_workers)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """End the workers. Without this they end when the pool is garbage or the program ends."""
+        """End the workers."""
         self._pool.close()
 
     async def call(self, *arguments: JsonValue) -> WorkerReply:

@@ -136,6 +136,24 @@ class ControlReply:
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketUpdate:
+    """A bucket that rank 0 of a group sends, and what to do once it is there."""
+
+    bucket: Bucket
+    """The tensors to receive."""
+    group: str
+    """Name of the group that rank 0 sends them through."""
+    flat: bool
+    """Rank 0 sends the bucket as one tensor, not each tensor by itself."""
+    weight_version: str | None
+    """Serve everything received in this session under this version; None: keep it for later."""
+    flush_cache: bool
+    """Drop the prefix cache with the swap."""
+    abort_all_requests: bool
+    """End all requests first."""
+
+
 class WeightGroups(Protocol):
     """The part of an `InferenceEngine` that receives weights from process groups."""
 
@@ -151,28 +169,8 @@ class WeightGroups(Protocol):
         """Open an update session; refuse if one is open. Cancellation: the session is open or not."""
         ...
 
-    async def receive(
-        self,
-        bucket: Bucket,
-        group: str,
-        *,
-        flat: bool,
-        weight_version: str | None,
-        flush_cache: bool,
-        abort_all_requests: bool,
-    ) -> ControlReply:
-        """Receive a bucket from a group; refuse outside a session.
-
-        Args:
-            bucket: the tensors to receive.
-            group: name of the group that rank 0 sends them through.
-            flat: rank 0 sends the bucket as one tensor, not each tensor by itself.
-            weight_version: serve everything received in this session under this version; None: keep it for later.
-            flush_cache: drop the prefix cache with the swap.
-            abort_all_requests: end all requests first.
-
-        Cancellation: the bucket is lost, and the session stays open.
-        """
+    async def receive(self, update: BucketUpdate) -> ControlReply:
+        """Receive a bucket; refuse outside a session. Cancellation: the bucket is lost, and the session stays open."""
         ...
 
     async def end(self) -> ControlReply:

@@ -30,7 +30,7 @@ from agentrl.servers.embedded.core import Core
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.gate import Aborts, Gate
 from agentrl.servers.embedded.weights import Weights
-from agentrl.servers.engine import ControlReply
+from agentrl.servers.engine import BucketUpdate, ControlReply
 from agentrl.weights.process_group import ProcessGroup, join
 from agentrl.weights.types import Bucket, GroupAddress
 
@@ -231,16 +231,7 @@ class GroupUpdates:
             self._taken = {}
         return _SUCCESS
 
-    async def receive(
-        self,
-        bucket: Bucket,
-        group: str,
-        *,
-        flat: bool,
-        weight_version: str | None,
-        flush_cache: bool,
-        abort_all_requests: bool,
-    ) -> ControlReply:
+    async def receive(self, update: BucketUpdate) -> ControlReply:
         """Receive a bucket; with a version, serve everything received in this session.
 
         Cancellation: the bucket is lost, and the session stays open.
@@ -249,19 +240,19 @@ class GroupUpdates:
             if self._taken is None:
                 between = "between begin_weight_update() and end_weight_update()"
                 return _refused(f"update_weights_from_distributed must run {between}")
-            if group not in self._groups:
-                return _refused(f"Failed to receive weights: Group {group} not in {list(self._groups)}.")
-            if abort_all_requests:
+            if update.group not in self._groups:
+                return _refused(f"Failed to receive weights: Group {update.group} not in {list(self._groups)}.")
+            if update.abort_all_requests:
                 async with self._updates.quiet(abort_all_requests=True):
                     pass
             try:
-                received = await _in_thread(lambda: _receive(self._groups[group], bucket, flat=flat))
+                received = await _in_thread(lambda: _receive(self._groups[update.group], update.bucket, flat=update.flat))
             except RuntimeError as error:  # what torch raises when rank 0 is gone
                 return _refused(f"Failed to receive weights: {error}")
             self._taken |= received
-            if weight_version is None:
-                return self._updates.flush_refusal(flush_cache) or _RECEIVED
-            done = await self._serve(weight_version, flush_cache=flush_cache)
+            if update.weight_version is None:
+                return self._updates.flush_refusal(update.flush_cache) or _RECEIVED
+            done = await self._serve(update.weight_version, flush_cache=update.flush_cache)
             return _RECEIVED if done.success else done
 
     async def end(self) -> ControlReply:

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from agentrl.errors import RequestRejected
-from agentrl.servers.engine import ControlReply, EnginePauseMode, InferenceEngine, WeightGroups
+from agentrl.servers.engine import BucketUpdate, ControlReply, EnginePauseMode, InferenceEngine, WeightGroups
 from agentrl.servers.http.errors import BadBody, decode_body, json_reply
 from agentrl.weights.types import WIRE_DTYPES, Bucket, GroupAddress, TensorSpec
 
@@ -91,14 +91,15 @@ class GroupRoutes:
     async def receive(self, request: web.Request) -> web.Response:
         """Receive a bucket; answer when it has arrived and, if the call names a version, is being served."""
         sent = decode_body(await request.read(), _ReceiveBody)
-        done = await self._groups.receive(
-            _bucket(sent),
-            sent.group_name,
+        update = BucketUpdate(
+            bucket=_bucket(sent),
+            group=sent.group_name,
             flat=sent.load_format == _FLATTENED_BUCKET,
             weight_version=sent.weight_version,
             flush_cache=sent.flush_cache,
             abort_all_requests=sent.abort_all_requests,
         )
+        done = await self._groups.receive(update)
         if done.success and sent.weight_version is not None:
             message = f"{done.message} Weight version updated to {sent.weight_version}."
             done = ControlReply(success=True, message=message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.engine import (
+    BucketUpdate,
     ControlReply,
     EngineInfo,
     EngineLoad,
@@ -28,7 +29,7 @@ from agentrl.servers.engine import (
     Sink,
 )
 from agentrl.servers.scripted.playback import Playback, ScriptPlayer
-from agentrl.servers.scripted.script import Fault, Script, TextDecoder, TextEncoder
+from agentrl.servers.scripted.script import Fault, Script, ScriptSettings
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.tensors import tensor_checksum
 from agentrl.weights.types import Bucket, GroupAddress, scripted_checksums, scripted_logprobs
@@ -46,15 +47,10 @@ class ScriptedEngine:
         script: Script,
         *,
         vocab_size: int,
-        encode: TextEncoder | None = None,
-        decode: TextDecoder | None = None,
-        eos_id: int | None = None,
-        version: int = 0,
         max_context_tokens: int = 1 << 20,
+        **settings: Unpack[ScriptSettings],
     ) -> None:
-        self.player = ScriptPlayer(
-            script, vocab_size=vocab_size, encode=encode, decode=decode, eos_id=eos_id, version=version
-        )
+        self.player = ScriptPlayer(script, vocab_size=vocab_size, **settings)
         self.groups = ScriptedGroups(self)
         """Records weight updates from process groups; no tensors are sent."""
         self.aborted: list[str] = []
@@ -235,22 +231,13 @@ class ScriptedGroups:
         self._taken = ()
         return ControlReply(success=True, message="scripted")
 
-    async def receive(
-        self,
-        bucket: Bucket,
-        group: str,
-        *,
-        flat: bool,
-        weight_version: str | None,
-        flush_cache: bool,
-        abort_all_requests: bool,
-    ) -> ControlReply:
+    async def receive(self, update: BucketUpdate) -> ControlReply:
         """Record the bucket, and take over the version if there is one."""
-        if group not in self._names:
-            return ControlReply(success=False, message=f"group {group} is not there")
-        self._taken = (*(self._taken or ()), *bucket)
-        if weight_version is not None:
-            version = _policy_version(weight_version)
+        if update.group not in self._names:
+            return ControlReply(success=False, message=f"group {update.group} is not there")
+        self._taken = (*(self._taken or ()), *update.bucket)
+        if update.weight_version is not None:
+            version = _policy_version(update.weight_version)
             self._engine.serve(scripted_checksums(version, [self._taken]), version)
             self._taken = ()
         return ControlReply(success=True, message="scripted")

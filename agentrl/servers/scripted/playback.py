@@ -114,10 +114,10 @@ class ScriptPlayer:
         script: Script,
         *,
         vocab_size: int,
-        encode: TextEncoder | None,
-        decode: TextDecoder | None,
-        eos_id: int | None,
-        version: int,
+        encode: TextEncoder | None = None,
+        decode: TextDecoder | None = None,
+        eos_id: int | None = None,
+        version: int = 0,
     ) -> None:
         self._script, self._encode, self._eos_id = script, encode, eos_id
         self.decode = decode

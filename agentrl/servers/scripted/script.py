@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, cast
 
 import anyio
 
@@ -21,6 +21,19 @@ from agentrl.types import Int32Array
 
 TextEncoder = Callable[[str], Sequence[int]]
 TextDecoder = Callable[[Sequence[int]], str]
+
+
+class ScriptSettings(TypedDict, total=False):
+    """The settings of a script's playback that have defaults."""
+
+    encode: TextEncoder | None
+    """Turns the script's text into ids; needed only for scripts that answer with text."""
+    decode: TextDecoder | None
+    """Turns ids into text, control tokens included; needed only to find stop strings in a script's ids."""
+    eos_id: int | None
+    """The model's end token: it ends a reply wherever it occurs, and is appended to text."""
+    version: int
+    """Policy version of the initial weights."""
 
 
 class End(NamedTuple):

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields
-from typing import Literal
+from typing import Literal, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -62,7 +62,7 @@ from agentrl.servers.scripted.script import (
     Script,
     ScriptedCall,
     ScriptedReply,
-    TextDecoder,
+    ScriptSettings,
     TextEncoder,
 )
 from agentrl.types import Float32Array, Int32Array
@@ -84,28 +84,20 @@ class ScriptedServer:
         script: Script,
         *,
         vocab_size: int,
-        encode: TextEncoder | None = None,
-        decode: TextDecoder | None = None,
-        eos_id: int | None = None,
         url: str = "scripted://0",
-        version: int = 0,
         timeout_s: float = 60.0,
+        **settings: Unpack[ScriptSettings],
     ) -> None:
         """Start alive, not paused and with no call answered.
 
         Args:
             script: answers each call with a `ScriptedReply`, text or ids.
             vocab_size: ids sent and received are below it.
-            encode: turns the script's text into ids; needed only for scripts that answer with text.
-            decode: turns ids into text, control tokens included; needed only to find stop strings in a script's ids.
-            eos_id: the model's end token: it ends a reply wherever it occurs, and is appended to text.
             url: the server's name in messages.
-            version: policy version of the initial weights.
             timeout_s: deadline of each model and control call, seconds; a call with `Fault.HANG` ends at it.
+            settings: the text of ids, the end token and the initial version.
         """
-        self.engine = ScriptedEngine(
-            script, vocab_size=vocab_size, encode=encode, decode=decode, eos_id=eos_id, version=version
-        )
+        self.engine = ScriptedEngine(script, vocab_size=vocab_size, **settings)
         """The server behind this client; `serve_scripted` puts the same one behind a socket."""
         self._url = url
         self._vocab_size = vocab_size

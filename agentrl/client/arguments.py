@@ -93,9 +93,9 @@ _UNSERVED = {
     "web_search_options": "tools run in the workflow; pass `tools`",
 }
 _NAMES = frozenset(CreateArguments.__annotations__)
-_EXTRA_NAMES = frozenset({"top_k", "min_p", "ignore_eos", "stop_token_ids", "chat_template_kwargs", "return_token_ids"})
+EXTRA_NAMES = frozenset({"top_k", "min_p", "ignore_eos", "stop_token_ids", "chat_template_kwargs", "return_token_ids"})
 _NOT_IN_BODY = frozenset({"tools", "tool_choice", "timeout", "extra_body", "extra_headers", "extra_query"})
-_BODY_NAMES = (_NAMES | _EXTRA_NAMES) - _NOT_IN_BODY
+_BODY_NAMES = (_NAMES | EXTRA_NAMES) - _NOT_IN_BODY
 _FOREVER_S = 1e9
 """Seconds of the longest timeout: an int may be too large for a float."""
 _NOT_GIVEN = (NoneType, Omit, NotGiven)
@@ -286,7 +286,7 @@ def _read_body(body: Mapping[str, object]) -> dict[str, object]:
     if unknown:
         raise WorkflowError(
             f"{_WHERE}: extra_body has {', '.join(unknown)}, which no backend here honours; "
-            f"it may hold {', '.join(sorted(_EXTRA_NAMES))}, or a sampling argument"
+            f"it may hold {', '.join(sorted(EXTRA_NAMES))}, or a sampling argument"
         )
     return {name: value for name, value in extra.items() if value is not None}
 

@@ -109,6 +109,46 @@ def token_logprobs(renderer: Renderer, generation: Generation) -> dict[str, obje
     return {"content": entries, "refusal": None}
 
 
+class ChunkWriter:
+    """Writes one answer as chunks; `take` returns those that are new."""
+
+    def __init__(self, identity: str, model: str, *, include_usage: bool) -> None:
+        self._header = {"id": identity, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
+        self._include_usage = include_usage
+        self._chunks: list[ChatCompletionChunk] = []
+        self._has_role = False
+
+    def take(self) -> list[ChatCompletionChunk]:
+        """Return the chunks since the last call."""
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def write(self, delta: Delta) -> None:
+        """Write new text."""
+        self._write_role()
+        for name, text in (("reasoning_content", delta.reasoning), ("content", delta.content)):
+            if text:
+                self._chunks.append(chunk(self._header, {name: text}))
+
+    def write_end(self, answer: Answer) -> None:
+        """Write what follows the text: tool calls, the reason of the end, and the usage."""
+        self._write_role()
+        message, generation = answer.message, answer.generation
+        for index, call in enumerate(message.get("tool_calls") or ()):
+            self._chunks.append(chunk(self._header, {"tool_calls": [{"index": index, **call}]}))
+        extra: dict[str, object] = {"token_ids": generation.output_ids.tolist()}
+        if answer.logprobs is not None:
+            extra["logprobs"] = answer.logprobs
+        self._chunks.append(chunk(self._header, {}, finish=finish_reason(message, generation), extra=extra))
+        if self._include_usage:
+            self._chunks.append(chunk(self._header, None, usage=usage(answer.num_context, generation)))
+
+    def _write_role(self) -> None:
+        if not self._has_role:
+            self._has_role = True
+            self._chunks.append(chunk(self._header, {"role": "assistant", "content": ""}))
+
+
 class ChatStream(AsyncStream[ChatCompletionChunk]):
     """The chunks of one call; iterate it in one task, and leave it early with `async with` or `close()`.
 
@@ -122,14 +162,8 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self.response = answer.response or _StreamResponse(self)  # pyright: ignore[reportAttributeAccessIssue] - stands for one
         self._answer = answer
         self._calls = calls
-        self._header = {
-            "id": answer.id,
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": answer.model,
-        }
+        self._written = ChunkWriter(answer.id, answer.model, include_usage=answer.include_usage)
         self._ready: deque[ChatCompletionChunk] = deque()
-        self._has_role = False
         self._done = False
 
     async def __anext__(self) -> ChatCompletionChunk:
@@ -173,27 +207,13 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         if isinstance(piece, Answer) and piece.native is not None:  # its chunks have come
             self._leave()
             return
-        if not self._has_role:
-            self._has_role = True
-            self._ready.append(chunk(self._header, {"role": "assistant", "content": ""}))
         if isinstance(piece, Delta):
-            for name, text in (("reasoning_content", piece.reasoning), ("content", piece.content)):
-                if text:
-                    self._ready.append(chunk(self._header, {name: text}))
+            self._written.write(piece)
         else:
-            self._write_end(piece)
+            self._written.write_end(piece)
+        self._ready.extend(self._written.take())
+        if isinstance(piece, Answer):
             self._leave()
-
-    def _write_end(self, answer: Answer) -> None:
-        message, generation = answer.message, answer.generation
-        for index, call in enumerate(message.get("tool_calls") or ()):
-            self._ready.append(chunk(self._header, {"tool_calls": [{"index": index, **call}]}))
-        extra: dict[str, object] = {"token_ids": generation.output_ids.tolist()}
-        if answer.logprobs is not None:
-            extra["logprobs"] = answer.logprobs
-        self._ready.append(chunk(self._header, {}, finish=finish_reason(message, generation), extra=extra))
-        if self._answer.include_usage:
-            self._ready.append(chunk(self._header, None, usage=usage(answer.num_context, generation)))
 
 
 class _StreamResponse:

@@ -1,0 +1,273 @@
+"""Anthropic's Messages as a dialect: blocks in, blocks out.
+
+Invariant: the content of an answer, whole or streamed, reads back as the recorded message (`message_blocks`), except for
+reasoning where the call did not ask for thinking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, cast
+
+from agentrl.client.backend import Answer, Delta
+from agentrl.gateway.body import CallRefused
+from agentrl.gateway.dialect import DialectCall
+from agentrl.gateway.dialects.answers import Counts, Said, argument_text, call_id, frame, said
+from agentrl.gateway.dialects.message_blocks import UNPARSED, BlockReader, read_tool_choice, read_tools
+from agentrl.gateway.fields import Fields, read_object
+from agentrl.gateway.items import ItemStore
+from agentrl.tokens.parse import parse_json
+
+_SILENT: Final = frozenset({"metadata", "service_tier", "cache_control", "diagnostics", "inference_geo", "user_profile_id"})
+_ERROR_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+NO_THREADS: Final = "thread_unsupported_request"
+"""The code after which clients send whole histories."""
+
+
+class MessagesDialect:
+    """`POST /v1/messages`, and `/v1/messages/count_tokens` with the same body."""
+
+    name = "messages"
+
+    def read(self, body: bytes, store: ItemStore | None) -> DialectCall:
+        """Return a body as a call."""
+        sent = read_object(body)
+        fields = Fields(sent)
+        if fields.any("thread") is not None:
+            raise CallRefused("thread is not served: histories are not kept here; send all messages", code=NO_THREADS)
+        fields.skip(_SILENT)
+        reader = BlockReader()
+        reader.read_system(fields.any("system"))
+        messages = reader.read(cast("list[object]", fields.need("messages", list)))
+        if not messages:
+            raise CallRefused("messages is empty; send at least one")
+        arguments, ignored = _arguments(fields)
+        return DialectCall(
+            model=fields.read("model", str),
+            messages=messages,
+            arguments=arguments,
+            stream=fields.read("stream", bool) or False,
+            ignored=(*fields.unread, *ignored, *sorted(reader.ignored)),
+            body=sent,
+        )
+
+    def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
+        """Return a message."""
+        parts = said(answer)
+        return {
+            **_opened(call, answer.id),
+            "model": answer.model,
+            "content": _content(call, answer, parts),
+            **_end(call, answer, parts),
+            "usage": _usage(parts.counts),
+        }
+
+    def events(self, call: DialectCall, answer_id: str) -> MessageEvents:
+        """Return the writer of a message's events."""
+        return MessageEvents(call, answer_id)
+
+    def keep(self, call: DialectCall, answer: Answer, store: ItemStore) -> None:
+        """Keep nothing: calls name no earlier ones."""
+
+    def answer_id(self, response_id: str) -> str:
+        """Return the id of the answer that a message stands for."""
+        return response_id.removeprefix("msg_")
+
+    def refusal(self, message: str, *, status: int, code: str | None = None) -> dict[str, object]:
+        """Return an error in Anthropic's shape, with the code in `details`."""
+        kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        error: dict[str, object] = {"type": kind, "message": _said_too_long(message, code)}
+        if code is not None:
+            error["details"] = {"error_code": code}
+        return {"type": "error", "error": error}
+
+
+def model_list(names: Sequence[str], *, since: int, max_input_tokens: int | None) -> dict[str, object]:
+    """Return the list of models in Anthropic's shape; `since` is a time in seconds."""
+    created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    shared = {"type": "model", "created_at": created, "lifecycle": "active", "max_input_tokens": max_input_tokens}
+    data = [{**shared, "id": name, "display_name": name} for name in names]
+    ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+    return {"data": data, "has_more": False, **ends}
+
+
+def _said_too_long(message: str, code: str | None) -> str:
+    """Return the message of an overflow in the words that clients look for."""
+    if code != "context_length_exceeded":
+        return message
+    found = re.search(r"(\d+) tokens (?:leaves no room for output: the limit is|do not fit into) (\d+)", message)
+    numbers = f"{found[1]} tokens > {found[2]} maximum" if found else message
+    return f"prompt is too long: {numbers}"
+
+
+def _arguments(fields: Fields) -> tuple[dict[str, object], list[str]]:
+    """Return the arguments of chat completions that a body asks for, and the names that have no effect."""
+    names = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_tokens", "stop_sequences": "stop"}
+    found = {ours: value for name, ours in names.items() if (value := fields.any(name)) not in (None, [])}
+    if (top_k := fields.any("top_k")) is not None:
+        found["extra_body"] = {"top_k": top_k}
+    tools, ignored_tools = read_tools(cast("list[object]", fields.read("tools", list) or []))
+    ignored = sorted(ignored_tools)
+    if tools:
+        found["tools"] = tools
+    choice = fields.read("tool_choice", dict)
+    if choice is not None:
+        found |= read_tool_choice(cast("Mapping[str, object]", choice))
+    output = Fields(fields.any("output_config") or {}, "output_config")
+    form = output.read("format", dict) or fields.read("output_format", dict)
+    ignored += output.unread
+    if form is not None:
+        schema = Fields(form, "output_config.format")
+        if schema.need("type", str) != "json_schema":
+            raise CallRefused(f"output_config.format.type must be json_schema, got {schema.need('type', str)!r:.80}")
+        inner = {"name": "output", "schema": schema.need("schema", dict)}
+        found["response_format"] = {"type": "json_schema", "json_schema": inner}
+    thinking = Fields(fields.any("thinking") or {}, "thinking")
+    thinking.skip(("type", "display"))
+    return found, [*ignored, *thinking.unread]
+
+
+def _shows_thinking(call: DialectCall) -> bool:
+    """Return whether a call asks for thinking; clients that do not may expect text as the first block."""
+    thinking = call.body.get("thinking")
+    return isinstance(thinking, Mapping) and cast("Mapping[str, object]", thinking).get("type") != "disabled"
+
+
+def _opened(call: DialectCall, answer_id: str) -> dict[str, object]:
+    """Return a message without content."""
+    return {
+        "id": f"msg_{answer_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": call.model or "policy",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(Counts(0, 0, 0)),
+    }
+
+
+def _content(call: DialectCall, answer: Answer, parts: Said) -> list[dict[str, object]]:
+    blocks: list[dict[str, object]] = []
+    if parts.reasoning and _shows_thinking(call):
+        blocks.append({"type": "thinking", "thinking": parts.reasoning, "signature": signature(parts.reasoning)})
+    if parts.content:
+        blocks.append({"type": "text", "text": parts.content})
+    for index, each in enumerate(parts.calls):
+        arguments = argument_text(each)
+        value = parse_json(arguments)
+        if not isinstance(value, dict):
+            value = {UNPARSED: {"raw": arguments, "len": len(arguments)}}
+        blocks.append({"type": "tool_use", "id": call_id(answer, index, each), "name": each.name, "input": value})
+    return blocks
+
+
+def _end(call: DialectCall, answer: Answer, parts: Said) -> dict[str, object]:
+    """Return the reason of an answer's end."""
+    reason = "max_tokens" if parts.truncated else "tool_use" if parts.calls else "end_turn"
+    matched, stops = answer.generation.matched_stop, call.arguments.get("stop")
+    if reason == "end_turn" and isinstance(matched, str) and isinstance(stops, list) and matched in stops:
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _usage(counts: Counts) -> dict[str, object]:
+    return {
+        "input_tokens": counts.prompt - counts.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached,
+        "output_tokens": counts.sampled,
+    }
+
+
+def signature(thinking: str) -> str:
+    """Return the signature of thinking, which clients carry and nobody checks: changed thinking is the client's edit."""
+    return hashlib.blake2b(thinking.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class MessageEvents:
+    """Writes one message as events: blocks one after another, each call whole."""
+
+    def __init__(self, call: DialectCall, answer_id: str) -> None:
+        self._call, self._answer_id = call, answer_id
+        self._thinks = _shows_thinking(call)
+        self._open: str | None = None
+        self._index = 0
+        self._text = {"thinking": "", "text": ""}
+
+    def begin(self) -> Sequence[bytes]:
+        """Return the start of the message, and a ping."""
+        return [_event("message_start", message=_opened(self._call, self._answer_id)), _event("ping")]
+
+    def push(self, delta: Delta) -> Sequence[bytes]:
+        """Return the events of new text."""
+        frames: list[bytes] = []
+        if delta.reasoning and self._thinks and self._open != "text":
+            frames += self._grow("thinking", delta.reasoning)
+        if delta.content:
+            frames += self._grow("text", delta.content)
+        return frames
+
+    def finish(self, answer: Answer) -> Sequence[bytes]:
+        """Return the rest of the text, the calls, and the end of the message."""
+        parts, frames = said(answer), list[bytes]()
+        if self._open != "text" and self._thinks:
+            frames += self._grow("thinking", parts.reasoning[len(self._text["thinking"]) :])
+        frames += self._grow("text", parts.content[len(self._text["text"]) :])
+        frames += self._close()
+        for index, each in enumerate(parts.calls):
+            opened = {"type": "tool_use", "id": call_id(answer, index, each), "name": each.name, "input": {}}
+            frames.append(_event("content_block_start", index=self._index, content_block=opened))
+            frames.append(self._delta("input_json_delta", "partial_json", argument_text(each)))
+            frames += self._stop()
+        end = _event("message_delta", delta=_end(self._call, answer, parts), usage=_usage(parts.counts))
+        return [*frames, end, _event("message_stop")]
+
+    def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
+        """Return the event of an error."""
+        return [frame(MessagesDialect().refusal(message, status=status, code=code), "error")]
+
+    def _grow(self, kind: str, new: str) -> list[bytes]:
+        if not new:
+            return []
+        frames: list[bytes] = []
+        if self._open != kind:
+            frames += self._close()
+            self._open = kind
+            opened = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
+            frames.append(_event("content_block_start", index=self._index, content_block=opened))
+        self._text[kind] += new
+        frames.append(self._delta(f"{kind}_delta", kind, new))
+        return frames
+
+    def _close(self) -> list[bytes]:
+        if self._open is None:
+            return []
+        frames: list[bytes] = []
+        if self._open == "thinking":
+            frames.append(self._delta("signature_delta", "signature", signature(self._text["thinking"])))
+        self._open = None
+        return [*frames, *self._stop()]
+
+    def _stop(self) -> list[bytes]:
+        self._index += 1
+        return [_event("content_block_stop", index=self._index - 1)]
+
+    def _delta(self, kind: str, name: str, text: str) -> bytes:
+        return _event("content_block_delta", index=self._index, delta={"type": kind, name: text})
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return frame({"type": kind, **fields}, kind)

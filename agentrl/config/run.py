@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -61,6 +61,10 @@ class ModelConfig(Config):
             raise ConfigError(f"model.path: {error}") from error
 
 
+COMMAND_WORKFLOW: Final = "agentrl_workflows.command:Command"
+"""The workflow of run files whose `workflow` is a command with its settings."""
+
+
 class RunConfig(Config):
     """A run: workflow, tasks, model, servers, trainer, algorithm."""
 
@@ -71,7 +75,8 @@ class RunConfig(Config):
     seed: Seed = 0
     """Seed of the order of tasks, of sampling (server n gets `seed + n`) and of the trainer; at most 2**31 - 1."""
     workflow: str
-    """`module:Name` of a RolloutWorkflow or of an `async def solve(task, client) -> float`."""
+    """`module:Name` of a RolloutWorkflow or of an `async def solve(task, client) -> float`; or `{command: [...], ...}`, an
+    agent that is a program of its own, with the fields of `agentrl_workflows.command.CommandSettings`."""
     workflow_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Attributes or constructor arguments of the workflow, such as `{max_turns: 6}`."""
     tasks: TasksConfig
@@ -125,6 +130,18 @@ class RunConfig(Config):
     def route(self) -> Route:
         """How weights reach the servers."""
         return route_of(self.sync, self.inference, self.trainer, self.engine, elsewhere=self.cluster.launcher == "ray")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_command(cls, given: object) -> object:
+        fields = cast("dict[str, object]", given)
+        if not isinstance(given, dict) or not isinstance(fields.get("workflow"), dict):
+            return given
+        if fields.get("workflow_args"):
+            raise ValueError(
+                "workflow_args: a workflow that is a command has its settings in workflow; remove workflow_args"
+            )
+        return {**fields, "workflow": COMMAND_WORKFLOW, "workflow_args": fields["workflow"]}
 
     @field_validator("track", mode="before")
     @classmethod

@@ -1,0 +1,289 @@
+"""An agent that is a program of its own, in any language: it finds the policy by the variables of its environment.
+
+    workflow:
+      command: [./agent.sh, "{task.question}"]
+      result: reward.json
+
+    agentrl train examples/command/run.yaml --dry-run
+
+The program runs once an episode, in a working directory of its own that holds `task.json`. The variables are those of
+`Door.environment`, such as `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`, which the clients of these APIs read by themselves.
+
+Invariant: an episode has the reward that the program, a file or the grader named, or is a failure; a program that broke is
+never a 0 that nobody chose. When the episode ends, so have its processes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal, TypeAlias, cast
+
+import anyio
+import anyio.to_thread
+from pydantic import Field, ValidationError
+
+from agentrl.client import Client, Door
+from agentrl.config.base import Config, Words
+from agentrl.episode.checks import check_reward
+from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError, boundary
+from agentrl.processes.marked import end_marked
+from agentrl.sandbox.box import Use, run_in_box
+from agentrl.sandbox.pipes import PipedProcess
+from agentrl.sandbox.types import Ending, Limits, Program, Result
+from agentrl.sandbox.unsafe import ProcessBox
+from agentrl.types import JsonValue, Task
+from agentrl.workflow import RolloutWorkflow, import_user_object
+
+AnswerGrader: TypeAlias = Callable[[str, Task], float | Awaitable[float]]
+TASK_FILE: Final = "task.json"
+_FIELD: Final = re.compile(r"\{(task|door)\.([A-Za-z_][A-Za-z0-9_]*)\}")
+_LAST_CHARS: Final = 2_000
+_MAX_RESULT_BYTES: Final = 2**20
+
+
+class CommandSettings(Config):
+    """The settings of an agent that is a program: `workflow` in a run file, where it is no `module:Name`."""
+
+    command: Words = Field(min_length=1)
+    """The program and its arguments. `{task.FIELD}` stands for a field of the task, `{door.base_url}`, `{door.url}` and
+    `{door.key}` for the address and the key of the policy. Words with a slash that name a file below the directory in which
+    the run starts, such as `./agent.sh`, become absolute paths."""
+    env: Mapping[str, str] = Field(default_factory=dict[str, str])
+    """Variables beside those of the door, PATH, LANG, HOME and TMPDIR; the same words stand for fields as in `command`."""
+    inherit: tuple[str, ...] = ()
+    """Variables of this process that the program gets, too, by name."""
+    directory: str | None = None
+    """A directory whose contents the working directory begins with, such as `tasks/{task.id}`; None: it is empty."""
+    hide: tuple[str, ...] = ("answer", "reference", "tests")
+    """Fields of the task that `task.json` leaves out: the program, and so the policy, can read the file."""
+    result: str | None = None
+    """A file of the working directory that the program writes: the reward, or `{"reward": ...}`, a number or named parts."""
+    grader: str | None = None
+    """`module:name` of a function `(text, task) -> float`; the text is the program's standard output."""
+    exit_rewards: Mapping[int, float] = Field(default_factory=dict[int, float])
+    """The reward of each exit status, such as `{0: 1.0, 1: 0.0}`."""
+    ok_statuses: tuple[int, ...] = (0,)
+    """Exit statuses of a program that did its work, beside those of `exit_rewards`; any other end is a crash."""
+    on_crash: Literal["fault", "reward"] = "fault"
+    """A crash is a failed episode, which runs again (`fault`), or the policy's doing, which gets `crash_reward`."""
+    crash_reward: float | None = None
+    """With `on_crash: reward`."""
+    timeout_s: float = Field(default=3600.0, gt=0)
+    """Seconds that the program has; a program over it is ended, which is a crash. `rollout.episode_timeout_s` holds, too."""
+    output_kb: int = Field(default=1024, ge=1)
+    """Standard output and standard error, in KiB each; a program over it is ended, which is a crash."""
+    limit_reward: float = 0.0
+    """Reward of an episode that a turn, token or context limit ended, unless the program has named one."""
+
+
+class Command(RolloutWorkflow):
+    """Starts a program for each episode; its reward is the one that it posted, else its result file's, else the grader's.
+
+    Args:
+        settings: the fields of `CommandSettings`.
+    """
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - the values of a run file, which pydantic checks
+        try:
+            self._settings = given = CommandSettings(**settings)
+        except ValidationError as error:
+            raise ConfigError(f"workflow: {error}") from None
+        if (given.on_crash == "reward") != (given.crash_reward is not None):
+            raise ConfigError("workflow: crash_reward is the reward of `on_crash: reward`; set both or neither")
+        self.limit_reward = given.limit_reward
+        self._grade = None if given.grader is None else _grader(given.grader)
+        self._here = Path.cwd()
+
+    @property
+    def name(self) -> str:
+        return Path(self._settings.command[0]).name
+
+    async def run(self, task: Task, client: Client) -> float | None:
+        """Run the program to its end and return the reward; None where it has posted one."""
+        with TemporaryDirectory(prefix="agentrl-episode-", ignore_cleanup_errors=True) as folder:
+            place = Path(folder)
+            await anyio.to_thread.run_sync(self._prepare, place, task)
+            async with client.served() as door:
+                result = await self._play(task, door, place)
+            try:
+                return await self._reward(task, client, result, place)
+            except WorkflowError as error:
+                if client.limit_reached is not None and client.unresolved_error is not None:
+                    raise client.unresolved_error from error  # it had no call left to earn a reward with
+                raise
+
+    def _prepare(self, place: Path, task: Task) -> None:
+        settings = self._settings
+        if settings.directory is not None:
+            source = self._here / _filled(settings.directory, task, None)
+            try:
+                shutil.copytree(source, place, symlinks=True, dirs_exist_ok=True)
+            except OSError as error:
+                raise WorkflowError(f"workflow.directory: cannot copy {source}: {error}") from error
+        shown = {name: value for name, value in task.data.items() if name not in settings.hide}
+        (place / TASK_FILE).write_text(json.dumps({"id": task.id, **shown}, ensure_ascii=False))
+
+    async def _play(self, task: Task, door: Door, place: Path) -> Result:
+        settings = self._settings
+        command = [_filled(word, task, door) for word in settings.command]
+        own = {name: _filled(value, task, door) for name, value in settings.env.items()}
+        inherited = {name: os.environ[name] for name in settings.inherit if name in os.environ}
+        program = Program(
+            argv=tuple(self._found(word) for word in command), environment={**inherited, **door.environment(), **own}
+        )
+        limits = Limits(wall_s=settings.timeout_s, output_kb=settings.output_kb)
+        return await run_in_box(_ProgramStarter(place, door.key.encode()), program, limits)
+
+    def _found(self, word: str) -> str:
+        """Return a word of the command, a path below the run's directory as an absolute one."""
+        path = self._here / word
+        return str(path) if "/" in word and "\n" not in word and len(word) < 1024 and path.is_file() else word
+
+    async def _reward(self, task: Task, client: Client, result: Result, place: Path) -> float | None:
+        settings, episode = self._settings, client.episode
+        status = result.exit_status
+        if status is not None and status in settings.exit_rewards and episode.final_reward is None:
+            return settings.exit_rewards[status]
+        if status is None or status not in (*settings.ok_statuses, *settings.exit_rewards):
+            return self._crashed(client, result)
+        if episode.final_reward is not None:
+            return None
+        if settings.result is not None:
+            client.reward_final(_read_result(place, settings.result))
+            return None
+        if self._grade is not None:
+            return await self._graded(result.stdout.decode(errors="replace").strip(), task)
+        raise WorkflowError(
+            f"{self.name} ended, and nothing named its reward: set workflow.result, workflow.grader or "
+            f"workflow.exit_rewards, or let the program post to $AGENTRL_REWARD_URL; it said: {_last_words(result)}"
+        )
+
+    def _crashed(self, client: Client, result: Result) -> float | None:
+        """Return the reward of a crash. A limit, or a call that failed, is what its cause was, if it is the last event."""
+        if client.unresolved_error is not None:
+            raise client.unresolved_error
+        settings = self._settings
+        if settings.on_crash == "reward":
+            client.record(crashed=1.0)
+            return settings.crash_reward if client.episode.final_reward is None else None
+        ending = f"exit status {result.exit_status}" if result.ended is Ending.EXITED else _ending(result)
+        raise EnvironmentFault(f"{self.name} broke ({ending}), and workflow.on_crash is fault: {_last_words(result)}")
+
+    async def _graded(self, text: str, task: Task) -> float:
+        assert self._grade is not None
+        with boundary(EnvironmentFault, f"the grader, task {task.id}"):
+            graded = self._grade(text, task)
+            value = await graded if inspect.isawaitable(graded) else graded
+        return check_reward(value, f"workflow.grader, task {task.id}")
+
+
+class _ProgramStarter:
+    """Starts a program in a directory that stays; the block's end kills its group, and what left it."""
+
+    def __init__(self, place: Path, mark: bytes) -> None:
+        self._place, self._mark = str(place), mark
+
+    @asynccontextmanager
+    async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[ProcessBox]:
+        """Start `program` and yield it."""
+        del limits, use
+        base = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LANG": "C.UTF-8",
+            "HOME": self._place,
+            "TMPDIR": self._place,
+        }
+        try:
+            process = PipedProcess(program.argv, environment={**base, **program.environment}, directory=self._place)
+        except OSError as error:
+            raise ConfigError(f"workflow.command: cannot start {program.argv[0]}: {error.strerror or error}") from error
+        box = _MarkedBox(process, self._mark)
+        try:
+            yield box
+        finally:
+            await box.kill()
+            process.close()
+
+
+class _MarkedBox(ProcessBox):
+    """A process with its group and all that carries its mark."""
+
+    def __init__(self, process: PipedProcess, mark: bytes) -> None:
+        super().__init__(process)
+        self._mark = mark
+
+    async def kill(self) -> None:
+        """End all of them; a second call does nothing."""
+        if self._is_dead:
+            return
+        await super().kill()
+        with anyio.CancelScope(shield=True):
+            await end_marked(self._mark)
+
+
+def _filled(text: str, task: Task, door: Door | None) -> str:
+    """Return text with the fields of the task and the door in place of their words."""
+
+    def value(match: re.Match[str]) -> str:
+        kind, name = match.groups()
+        if kind == "door" and door is not None and name in ("base_url", "url", "key", "server_url", "reward_url"):
+            return str(getattr(door, name))
+        if kind == "task" and name == "id":
+            return task.id
+        if kind == "task" and name in task.data:
+            found = task.data[name]
+            return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+        there = ["{task.id}", *(f"{{task.{each}}}" for each in task.data), "{door.base_url}", "{door.url}", "{door.key}"]
+        raise WorkflowError(f"workflow: {match[0]} stands for nothing; there is {', '.join(there)}")
+
+    return _FIELD.sub(value, text)
+
+
+def _grader(spec: str) -> AnswerGrader:
+    found = import_user_object(spec, "workflow.grader")
+    if not callable(found):
+        raise ConfigError(f"workflow.grader: {spec} is no function `(text, task) -> float`")
+    return cast("AnswerGrader", found)
+
+
+def _read_result(place: Path, name: str) -> float | Mapping[str, float]:
+    """Return the reward in a result file: a number, named parts, or either as the field `reward`."""
+    path = place / name
+    try:
+        if not path.resolve().is_relative_to(place.resolve()):
+            raise WorkflowError(f"workflow.result: {name} leads out of the working directory")
+        with open(path, "rb", opener=_open_now) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise WorkflowError(f"workflow.result: {name} is no plain file")
+            text = file.read(_MAX_RESULT_BYTES)
+        value = cast("JsonValue", json.loads(text))
+    except OSError as error:
+        raise WorkflowError(f"workflow.result: the program ended and left no {name}: {error.strerror}") from error
+    except ValueError as error:
+        raise WorkflowError(f"workflow.result: {name} is not JSON: {error}") from error
+    if isinstance(value, Mapping) and "reward" in value:
+        value = value["reward"]
+    return cast("float | Mapping[str, float]", value)
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Open a file without waiting, as a pipe would for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _ending(result: Result) -> str:
+    return f"signal {result.signal}" if result.ended is Ending.KILLED else f"the {result.ended} limit"
+
+
+def _last_words(result: Result) -> str:
+    said = (result.stderr or result.stdout).decode(errors="replace").strip()
+    return said[-_LAST_CHARS:] or "(it wrote nothing)"

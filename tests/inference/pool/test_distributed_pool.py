@@ -6,12 +6,12 @@ import anyio
 import numpy as np
 import pytest
 
-from agentrl.errors import ConfigError, ServerUnavailable, WeightSyncError
+from agentrl.errors import ConfigError, ServerUnavailable
 from agentrl.inference.backend import Probe
 from agentrl.servers.scripted.server import ControlCall, Fault, Hold, ScriptedServer, scripted_logprobs
 from agentrl.trainer.scripted import ScriptedChannel
 from agentrl.weights.types import GroupRequest, WeightFeed
-from tests.support.scripted import VOCAB, all_serving, opaque_servers, outlive, pool_of, request, seen
+from tests.support.scripted import VOCAB, all_serving, pool_of, request, seen
 
 
 def servers_of(count: int, timeout_s: float = 60) -> list[ScriptedServer]:
@@ -41,27 +41,6 @@ async def test_every_server_gets_a_group_of_its_own_once_and_every_version_throu
     assert [(set(sending.started), sending.abandoned) for sending in channel.sendings] == [(set(names), ())] * 3
 
 
-@pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.HANG, Fault.BAD_REQUEST])
-@pytest.mark.parametrize("call", ["join_group", "pause", "receive_weights", "checksums", "resume"])
-async def test_a_server_that_fails_is_left_out_and_comes_back_through_a_new_group(call: ControlCall, fault: Fault) -> None:
-    servers, channel = servers_of(3, timeout_s=0.05), ScriptedChannel()
-    async with pool_of(*servers) as pool:
-        servers[1].control_faults[call] = fault
-        with anyio.fail_after(60):
-            report = await pool.update_weights(feed(1, channel))
-            assert report.updated == ("scripted://0", "scripted://2")
-            assert report.evicted == ("scripted://1",)
-            assert not servers[0].paused
-            assert not servers[2].paused
-            servers[1].control_faults.clear()
-            await all_serving(pool)
-        assert servers[1].version == 1
-        assert not servers[1].paused
-        assert len(servers[0].groups.joined) == 1
-        assert len(servers[1].groups.joined) == (1 if call == "join_group" else 2)
-        assert channel.sendings[-1].groups == (servers[1].groups.joined[-1].name,)
-
-
 @pytest.mark.parametrize("call", ["pause", "receive_weights"])
 async def test_a_server_that_failed_before_the_end_is_abandoned_and_the_others_are_not(call: ControlCall) -> None:
     servers, channel = servers_of(2), ScriptedChannel()
@@ -74,17 +53,6 @@ async def test_a_server_that_failed_before_the_end_is_abandoned_and_the_others_a
         assert (lost in channel.sendings[1].started) == (call == "receive_weights")
 
 
-@pytest.mark.parametrize("call", ["join_group", "pause", "receive_weights", "checksums", "resume"])
-async def test_by_policy_one_failing_server_is_a_weight_sync_error_and_all_continue(call: ControlCall) -> None:
-    servers, channel = servers_of(2), ScriptedChannel()
-    async with pool_of(*servers, on_server_failure="stop") as pool:
-        servers[1].control_faults[call] = Fault.REFUSE
-        with pytest.raises(WeightSyncError, match=r"not every server holds version 1: scripted://1"):
-            await pool.update_weights(feed(1, channel))
-        assert not any(server.paused for server in servers)
-    assert all(sending.abandoned is not None for sending in channel.sendings)
-
-
 async def test_a_group_that_failed_at_the_trainers_end_only_is_a_failed_server() -> None:
     servers, channel = servers_of(2), ScriptedChannel()
     async with pool_of(*servers, health_interval_s=60) as pool:
@@ -93,27 +61,6 @@ async def test_a_group_that_failed_at_the_trainers_end_only_is_a_failed_server()
         report = await pool.update_weights(feed(2, channel))
         assert report.evicted == ("scripted://0",)
         assert "cut short" in pool.describe().servers[0].reason
-
-
-async def test_of_servers_with_digests_of_their_own_the_one_that_keeps_its_weights_is_found() -> None:
-    servers, channel = opaque_servers(2), ScriptedChannel()
-    async with pool_of(*servers, health_interval_s=60) as pool:
-        await pool.update_weights(feed(1, channel))
-        servers[0].stale = True
-        report = await pool.update_weights(feed(2, channel))
-        assert report.evicted == ("scripted://0",)
-        assert "its digests are those of version 1" in pool.describe().servers[0].reason
-
-
-async def test_other_tensors_than_were_sent_are_found() -> None:
-    servers, channel = servers_of(2), ScriptedChannel()
-    async with pool_of(*servers) as pool:
-        servers[0].control_faults["checksums"] = Fault.WRONG_WEIGHTS
-        report = await pool.update_weights(feed(1, channel))
-        assert report.evicted == ("scripted://0",)
-        assert "1 of 1 tensors differ from the published weights (the trainer's memory): steps_applied" in (
-            pool.describe().servers[0].reason
-        )
 
 
 async def test_a_restarted_server_gets_the_weights_again_as_long_as_the_trainer_has_them() -> None:
@@ -194,27 +141,6 @@ async def test_a_server_that_returns_while_the_trainer_has_other_weights_waits_f
         assert [server.version for server in servers] == [2, 2]
 
 
-@pytest.mark.parametrize("call", ["join_group", "pause", "receive_weights", "checksums", "resume"])
-async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(call: ControlCall) -> None:
-    servers, channel = servers_of(2), ScriptedChannel()
-    async with pool_of(*servers, control_timeout_s=60) as pool:
-        servers[1].control_faults[call] = Fault.HANG
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(pool.update_weights, feed(1, channel))
-                await anyio.wait_all_tasks_blocked()  # all that is left to wait for is the call that hangs
-                tasks.cancel_scope.cancel()
-            assert tasks.cancel_scope.cancelled_caught
-            assert all(sending.abandoned is not None for sending in channel.sendings)
-            assert not any(server.paused for server in servers)
-            servers[1].control_faults.clear()
-            report = await pool.update_weights(feed(2, channel))
-            assert pool.policy_version == 2
-            assert "scripted://0" in report.updated
-            await all_serving(pool)
-        assert [server.version for server in servers] == [2, 2]
-
-
 async def test_a_server_with_parts_of_two_versions_does_not_serve_before_it_has_all_of_one() -> None:
     servers, channel = servers_of(2), ScriptedChannel()
     async with pool_of(*servers, control_timeout_s=60) as pool:
@@ -247,21 +173,3 @@ async def test_a_server_that_cannot_take_weights_this_way_ends_the_run_with_the_
         with pytest.raises(ConfigError, match=r"sync\.method"):
             await pool.update_weights(feed(1, channel))
         assert not servers[0].paused
-
-
-async def test_one_scripted_server_takes_weights_by_itself() -> None:
-    [server], channel = servers_of(1), ScriptedChannel()
-    report = await server.update_weights(feed(1, channel))
-    assert (report.version, server.version) == (1, 1)
-    assert await server.checksums() == {"steps_applied": f"{1:032x}"}
-
-
-async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
-    servers, channel = servers_of(3), ScriptedChannel()
-    async with pool_of(*servers, request_retries=20) as pool:
-
-        async def update(version: int) -> None:
-            channel.published_version = None
-            await pool.update_weights(feed(version, channel))
-
-        await outlive(servers, pool, update)

@@ -1,4 +1,4 @@
-"""Weight updates over a pool: the barrier, verification, failing servers, cancellation, under both event loops."""
+"""Weight updates over a pool, as files and from a trainer's memory: the barrier, verification, failures, cancellation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ import pytest
 from agentrl.errors import ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Generation, Probe, UpdateReport
 from agentrl.inference.pool.members import State
-from agentrl.servers.scripted.server import Fault, Hold, Script, ScriptedReply, ScriptedServer, scripted_logprobs
+from agentrl.servers.scripted.server import (
+    ControlCall,
+    Fault,
+    Hold,
+    Script,
+    ScriptedReply,
+    ScriptedServer,
+    scripted_logprobs,
+)
+from agentrl.trainer.scripted import ScriptedChannel
 from agentrl.weights.disk import publish
 from agentrl.weights.tensors import RawTensor
-from agentrl.weights.types import Publication
+from agentrl.weights.types import Publication, WeightFeed
 from tests.support.scripted import (
     VOCAB,
     all_serving,
@@ -35,6 +44,39 @@ def servers_of(count: int, script: Script | None = None, timeout_s: float = 60) 
         ScriptedServer(script or (lambda _: [4]), vocab_size=VOCAB, url=f"scripted://{n}", timeout_s=timeout_s)
         for n in range(count)
     ]
+
+
+class Files:
+    """Weights that servers load from a directory."""
+
+    def weights(self, version: int) -> Publication | WeightFeed:
+        return publication(version)
+
+    def step(self) -> None:
+        """Train on: the weights differ from those that servers got."""
+
+
+class Memory(Files):
+    """Weights that a trainer sends from its memory."""
+
+    def __init__(self) -> None:
+        self.channel = ScriptedChannel()
+
+    def weights(self, version: int) -> Publication | WeightFeed:
+        return WeightFeed(version=version, channel=self.channel)
+
+    def step(self) -> None:
+        self.channel.published_version = None
+
+
+both_ways = pytest.mark.parametrize("way", [Files, Memory])
+each_call = pytest.mark.parametrize(
+    ("way", "call"),
+    [
+        *((Files, call) for call in ("pause", "load_weights", "checksums", "resume")),
+        *((Memory, call) for call in ("join_group", "pause", "receive_weights", "checksums", "resume")),
+    ],
+)
 
 
 async def test_all_servers_get_the_weights_and_the_probe_agrees() -> None:
@@ -76,13 +118,15 @@ async def test_no_server_continues_before_all_have_the_weights() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.HANG, Fault.BAD_REQUEST])
-@pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
-async def test_a_server_that_fails_an_update_is_left_out_and_comes_back(call: str, fault: Fault) -> None:
-    servers = servers_of(3, timeout_s=0.05)
+@each_call
+async def test_a_server_that_fails_an_update_is_left_out_and_comes_back(
+    way: type[Files], call: ControlCall, fault: Fault
+) -> None:
+    servers, source = servers_of(3, timeout_s=0.05), way()
     async with pool_of(*servers) as pool:
-        servers[1].control_faults[call] = fault  # pyright: ignore[reportArgumentType] - parametrized
+        servers[1].control_faults[call] = fault
         with anyio.fail_after(60):
-            report = await pool.update_weights(publication(1))
+            report = await pool.update_weights(source.weights(1))
             assert report.updated == ("scripted://0", "scripted://2")
             assert report.evicted == ("scripted://1",)
             assert pool.policy_version == 1
@@ -92,16 +136,24 @@ async def test_a_server_that_fails_an_update_is_left_out_and_comes_back(call: st
             await all_serving(pool)
         assert servers[1].version == 1
         assert not servers[1].paused
+        if isinstance(source, Memory):  # it returns through a new group
+            assert len(servers[0].groups.joined) == 1
+            assert len(servers[1].groups.joined) == (1 if call == "join_group" else 2)
+            assert source.channel.sendings[-1].groups == (servers[1].groups.joined[-1].name,)
 
 
-@pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
-async def test_by_policy_one_failing_server_is_a_weight_sync_error_and_all_continue(call: str) -> None:
-    servers = servers_of(2)
+@each_call
+async def test_by_policy_one_failing_server_is_a_weight_sync_error_and_all_continue(
+    way: type[Files], call: ControlCall
+) -> None:
+    servers, source = servers_of(2), way()
     async with pool_of(*servers, on_server_failure="stop") as pool:
-        servers[1].control_faults[call] = Fault.REFUSE  # pyright: ignore[reportArgumentType] - parametrized
+        servers[1].control_faults[call] = Fault.REFUSE
         with pytest.raises(WeightSyncError, match=r"not every server holds version 1: scripted://1"):
-            await pool.update_weights(publication(1))
+            await pool.update_weights(source.weights(1))
         assert not any(server.paused for server in servers)
+    if isinstance(source, Memory):
+        assert all(sending.abandoned is not None for sending in source.channel.sendings)
 
 
 async def test_when_every_server_fails_the_error_names_each() -> None:
@@ -115,14 +167,15 @@ async def test_when_every_server_fails_the_error_names_each() -> None:
         assert pool.policy_version == 0
 
 
-async def test_other_tensors_than_published_are_found() -> None:
+@pytest.mark.parametrize(("way", "where"), [(Files, "weights): w"), (Memory, "the trainer's memory): steps_applied")])
+async def test_other_tensors_than_published_are_found(way: type[Files], where: str) -> None:
     servers = servers_of(2)
     async with pool_of(*servers) as pool:
         servers[0].control_faults["checksums"] = Fault.WRONG_WEIGHTS
-        report = await pool.update_weights(publication(1))
+        report = await pool.update_weights(way().weights(1))
         assert report.evicted == ("scripted://0",)
         reason = pool.describe().servers[0].reason
-    assert "1 of 1 tensors differ from the published weights (weights): w" in reason
+    assert f"1 of 1 tensors differ from the published weights ({where}" in reason
 
 
 async def test_the_only_server_that_takes_the_version_and_keeps_its_weights_is_found() -> None:
@@ -134,13 +187,15 @@ async def test_the_only_server_that_takes_the_version_and_keeps_its_weights_is_f
             await pool.update_weights(publication(2))
 
 
-async def test_of_two_servers_only_the_one_that_keeps_its_weights_is_left_out() -> None:
-    stale, sound = opaque_servers(2)
+@both_ways
+async def test_of_two_servers_only_the_one_that_keeps_its_weights_is_left_out(way: type[Files]) -> None:
+    (stale, sound), source = opaque_servers(2), way()
     async with pool_of(stale, sound, health_interval_s=60) as pool:
-        await pool.update_weights(publication(1))
+        await pool.update_weights(source.weights(1))
         stale.stale = True
-        report = await pool.update_weights(publication(2))
+        report = await pool.update_weights(source.weights(2))
         assert (report.updated, report.evicted) == (("scripted://1",), ("scripted://0",))
+        assert "its digests are those of version 1" in pool.describe().servers[0].reason
 
 
 async def test_a_server_that_caught_up_and_keeps_its_weights_is_found_at_the_next_update() -> None:
@@ -223,22 +278,24 @@ async def test_weights_never_go_back() -> None:
             await pool.update_weights(publication(1))
 
 
-@pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
-async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(call: str) -> None:
-    servers = servers_of(2)
+@each_call
+async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(way: type[Files], call: ControlCall) -> None:
+    servers, source = servers_of(2), way()
     async with pool_of(*servers, control_timeout_s=60) as pool:
-        servers[1].control_faults[call] = Fault.HANG  # pyright: ignore[reportArgumentType] - parametrized
+        servers[1].control_faults[call] = Fault.HANG
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(pool.update_weights, publication(1))
+                tasks.start_soon(pool.update_weights, source.weights(1))
                 await anyio.wait_all_tasks_blocked()  # all that is left to wait for is the call that hangs
                 tasks.cancel_scope.cancel()
             assert tasks.cancel_scope.cancelled_caught
+            if isinstance(source, Memory):
+                assert all(sending.abandoned is not None for sending in source.channel.sendings)
             assert not servers[0].paused
             servers[1].control_faults.clear()
             assert not servers[1].paused
             assert not pool.describe().updating
-            report = await pool.update_weights(publication(2))
+            report = await pool.update_weights(source.weights(2))
             assert pool.policy_version == 2
             assert "scripted://0" in report.updated
             await all_serving(pool)
@@ -319,12 +376,12 @@ async def test_an_update_waits_for_the_only_server_while_it_is_being_started_aga
 
 
 @pytest.mark.parametrize("call", ["pause", "load_weights", "checksums", "resume"])
-async def test_an_update_that_loses_the_only_server_is_made_again_when_it_was_started_again(call: str) -> None:
+async def test_an_update_that_loses_the_only_server_is_made_again_when_it_was_started_again(call: ControlCall) -> None:
     [only] = servers_of(1)
     reports: list[UpdateReport] = []
     async with pool_of(only) as pool:
         pool.report_kept("scripted://0")
-        only.control_faults[call] = Fault.HANG  # pyright: ignore[reportArgumentType] - parametrized
+        only.control_faults[call] = Fault.HANG
 
         async def update() -> None:
             reports.append(await pool.update_weights(publication(1)))
@@ -434,10 +491,16 @@ async def test_a_server_that_starts_behind_the_others_waits_for_the_next_update(
     assert set(report.updated) == {"scripted://0", "scripted://1"}
 
 
-async def test_versions_never_go_back_along_an_episode_whatever_dies() -> None:
-    servers = servers_of(3)
+@both_ways
+async def test_versions_never_go_back_along_an_episode_whatever_dies(way: type[Files]) -> None:
+    servers, source = servers_of(3), way()
     async with pool_of(*servers, request_retries=20) as pool:
-        await outlive(servers, pool, lambda version: pool.update_weights(publication(version)))
+
+        async def update(version: int) -> None:
+            source.step()
+            await pool.update_weights(source.weights(version))
+
+        await outlive(servers, pool, update)
 
 
 def test_an_update_that_loses_its_last_server_waits_for_one_that_others_run() -> None:

@@ -52,6 +52,8 @@ class Tap:
         """Process groups the server was asked to join."""
         self.paths: list[str] = []
         """What the client asked for, in the order in which it came here."""
+        self.to_close: list[str] = []
+        """Paths of calls that get no answer: each closes its connection once, as a server that took it for idle does."""
         self._passed: list[str] = []
         self._news = anyio.Event()
         self._tasks: TaskGroup | None = None
@@ -76,6 +78,10 @@ class Tap:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path)
+        if request.path in self.to_close and request.transport is not None:
+            self.to_close.remove(request.path)
+            request.transport.close()
+            return web.Response()
         if request.path == "/generate":
             return await self._forward(request)
         assert self._tasks is not None

@@ -1,7 +1,8 @@
 """Model calls over several servers: routed, sent to another server after a failure, checked for their versions.
 
 Invariant: a call that failed at a server is sent again under a new request id, at most `request_retries` times. A reply with
-a version that the pool cannot have published is discarded, and its server evicted.
+a version that the pool cannot have published is discarded, and its server evicted. A control call that may be made twice is
+made again at its own server, as often, where that server still answers.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
+from typing import TypeVar
 from uuid import uuid4
 
 import anyio
 
 from agentrl.concurrency import Deadline
-from agentrl.errors import ServerUnavailable
+from agentrl.errors import ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.members import Member, Members, State
@@ -24,6 +26,52 @@ BACK_OFF_S = 0.5
 """Seconds before an overloaded server is called again, when it does not say how long; doubled with each failure."""
 MAX_BACK_OFF_S = 30.0
 _OVERLOADED = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+_Answer = TypeVar("_Answer")
+
+
+class Tries:
+    """The failed tries of one call."""
+
+    def __init__(self, retries: int, what: str) -> None:
+        self.failures: list[str] = []
+        self._retries, self._what = retries, what
+
+    def count(self, error: ServerUnavailable) -> None:
+        """Record a failure; raise it, with those before, if no try is left."""
+        self.failures.append(str(error))
+        if not self._retries:
+            raise error
+        if len(self.failures) > self._retries:
+            tried = "; ".join(self.failures)
+            message = f"{self._what} failed {len(self.failures)} times: {tried}"
+            raise ServerUnavailable(message, status=error.status, url=error.url) from error
+
+    async def back_off(self, error: ServerUnavailable) -> None:
+        """Wait before an overloaded server is called again, at most `MAX_BACK_OFF_S`."""
+        if error.status in _OVERLOADED:
+            asked = error.retry_after_s
+            seconds = BACK_OFF_S * 2.0 ** (len(self.failures) - 1) if asked is None else asked
+            await anyio.sleep(min(seconds, MAX_BACK_OFF_S))
+
+
+async def ask(member: Member, call: Callable[[], Awaitable[_Answer]], *, retries: int) -> _Answer:
+    """Return the answer of a control call to one server, which may be made twice.
+
+    It is made again where the connection closed, as one that was kept too long does, or where the server is overloaded.
+    """
+    tries = Tries(retries, "control call")
+    while True:
+        try:
+            return await call()
+        except ServerUnavailable as error:
+            if error.status is not None and error.status not in _OVERLOADED:
+                raise
+            tries.count(error)
+            try:
+                await member.server.check()
+            except ServerError:
+                raise error from None
+            await tries.back_off(error)
 
 
 class Failover:
@@ -75,7 +123,7 @@ class Attempt:
     def __init__(self, failover: Failover, request: GenerateRequest) -> None:
         self.request = request
         self.member: Member | None = None
-        self.failures: list[str] = []
+        self._tries = Tries(failover.retries, "model call")
         self._failover, self._members = failover, failover.members
         self._avoid: set[Member] = set()
         self._lowest = 0
@@ -118,29 +166,22 @@ class Attempt:
 
     async def failed(self, error: ServerUnavailable) -> None:
         """Return when the call should be sent again; raise the error if no server or no attempt is left."""
-        self.failures.append(str(error))
-        if self.member is None or not self._failover.retries:
+        if self.member is None:
             raise error
-        if len(self.failures) > self._failover.retries:
-            tried = "; ".join(self.failures)
-            raise ServerUnavailable(f"model call failed {len(self.failures)} times: {tried}", url=error.url) from error
+        self._tries.count(error)
         with Deadline(self._failover.timeout_s, self.waited, since=self._started):
             await self._failover.check_health(self.member)
             self._avoid.add(self.member)
-            if error.status in _OVERLOADED and not self._members.other_serving(self._avoid):
-                await anyio.sleep(self._back_off(error))
+            if not self._members.other_serving(self._avoid):
+                await self._tries.back_off(error)
         self.member = None
         self.request = replace(self.request, request_id=uuid4().hex)
-
-    def _back_off(self, error: ServerUnavailable) -> float:
-        """Return the seconds to wait before an overloaded server is called again, at most `MAX_BACK_OFF_S`."""
-        asked = error.retry_after_s
-        return min(BACK_OFF_S * 2.0 ** (len(self.failures) - 1) if asked is None else asked, MAX_BACK_OFF_S)
 
     def waited(self) -> str:
         request = self.request
         where = f"waiting for {self.member.url}" if self.member else f"waiting for a server: {self._members.reasons()}"
-        before = f" after {len(self.failures)} failures ({'; '.join(self.failures)})" if self.failures else ""
+        failures = self._tries.failures
+        before = f" after {len(failures)} failures ({'; '.join(failures)})" if failures else ""
         return (
             f"model call {request.request_id} of episode {request.episode_id!r} ({request.context.size} tokens, at most "
             f"{request.sampling.max_new_tokens} more) got no answer, {where}{before}"

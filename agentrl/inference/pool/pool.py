@@ -111,6 +111,7 @@ class ServerPool:
             mode=PAUSES[config.pause_mode],
             on_failure=config.on_server_failure,
             patience_s=config.control_timeout_s,
+            retries=config.request_retries,
         )
         self._failover = Failover(self._members, config, check_health=self._check_health, evict=self._evict)
         self.generate = self._failover.generate

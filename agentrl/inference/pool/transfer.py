@@ -30,6 +30,8 @@ class WeightTransfer:
 
     num_bytes: int | None = None
     """Bytes sent to each server; None when servers read files."""
+    may_load_twice = True
+    """Whether `load` may be called again for a server that closed the connection; a broadcast has room for one."""
 
     def __init__(self, expected: ExpectedWeights) -> None:
         self.expected = expected
@@ -83,6 +85,8 @@ async def _from_trainer(
 
 
 class _BroadcastTransfer(WeightTransfer):
+    may_load_twice = False
+
     def __init__(self, sending: Sending, groups: Mapping[Member, str]) -> None:
         self._sending, self._groups = sending, groups
         sent = sending.manifest

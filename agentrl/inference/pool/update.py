@@ -22,6 +22,7 @@ import numpy as np
 from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
+from agentrl.inference.pool.failover import ask
 from agentrl.inference.pool.members import Member, Members, PauseMode, State
 from agentrl.inference.pool.transfer import Each, WeightTransfer, check_changed, compare, open_transfer
 
@@ -44,8 +45,8 @@ class SwapReport(NamedTuple):
 class WeightSwap:
     """A version on its way into some servers, by the one sequence in which the pool changes weights."""
 
-    def __init__(self, members: Members, source: WeightSource, mode: PauseMode) -> None:
-        self._members, self._source = members, source
+    def __init__(self, members: Members, source: WeightSource, mode: PauseMode, *, retries: int) -> None:
+        self._members, self._source, self._retries = members, source, retries
         self._mode: PauseMode = mode
         self.touched: set[Member] = set()
         """Servers that may hold a part of the version."""
@@ -74,12 +75,15 @@ class WeightSwap:
             return SwapReport(began - entered, anyio.current_time() - began, transfer.num_bytes)
 
     async def _pause(self, member: Member) -> None:
-        await member.server.pause(self._mode)
+        await ask(member, lambda: member.server.pause(self._mode), retries=self._retries)
 
     async def _load(self, transfer: WeightTransfer, member: Member) -> None:
         self.touched.add(member)
-        await transfer.load(member)
-        digests = await member.server.checksums()
+        if transfer.may_load_twice:
+            await ask(member, lambda: transfer.load(member), retries=self._retries)
+        else:
+            await transfer.load(member)
+        digests = await ask(member, member.server.checksums, retries=self._retries)
         compare(transfer.expected, {member: digests})
         await check_changed(member, transfer.expected, digests)
         self.digests[member] = digests
@@ -93,7 +97,7 @@ class WeightSwap:
             raise
 
     async def _resume(self, member: Member) -> None:
-        await member.server.resume()
+        await ask(member, member.server.resume, retries=self._retries)
 
 
 async def resume_paused(members: Sequence[Member]) -> None:
@@ -124,10 +128,12 @@ class Update:
         mode: PauseMode,
         on_failure: Literal["evict", "stop"],
         chosen: Sequence[Member],
+        *,
+        retries: int,
     ) -> None:
-        self._members, self._source = members, source
+        self._members, self._source, self._retries = members, source, retries
         self._on_failure: Literal["evict", "stop"] = on_failure
-        self._swap = WeightSwap(members, source, mode)
+        self._swap = WeightSwap(members, source, mode, retries=retries)
         self._left = list(chosen)
         self._failures: dict[Member, Exception] = {}
 
@@ -216,7 +222,7 @@ class Update:
         differences: dict[Member, float] = {}
 
         async def measure(member: Member) -> None:
-            scores = await member.server.score(probe.token_ids)
+            scores = await ask(member, lambda: member.server.score(probe.token_ids), retries=self._retries)
             differences[member] = float(np.abs(scores - probe.logprobs).max())
 
         await self._each(measure)
@@ -234,9 +240,15 @@ class Updater:
     """Changes the weights of a pool's servers, one update at a time."""
 
     def __init__(
-        self, members: Members, *, mode: PauseMode, on_failure: Literal["evict", "stop"], patience_s: float
+        self,
+        members: Members,
+        *,
+        mode: PauseMode,
+        on_failure: Literal["evict", "stop"],
+        patience_s: float,
+        retries: int,
     ) -> None:
-        self._members = members
+        self._members, self._retries = members, retries
         self._mode: PauseMode = mode
         self._on_failure: Literal["evict", "stop"] = on_failure
         self._patience_s = patience_s
@@ -299,7 +311,7 @@ class Updater:
         members.target = source.version
         try:
             await self._acquire_control(chosen)
-            return await Update(members, source, self._mode, self._on_failure, chosen).run(probe)
+            return await Update(members, source, self._mode, self._on_failure, chosen, retries=self._retries).run(probe)
         finally:
             self.running = False
             members.target = members.version
@@ -352,6 +364,7 @@ class Updater:
             return [member]
 
         try:
-            await WeightSwap(members, target, self._mode).run([member], each, lambda: None, again=True)
+            swap = WeightSwap(members, target, self._mode, retries=self._retries)
+            await swap.run([member], each, lambda: None, again=True)
         finally:
             await resume_paused([member])

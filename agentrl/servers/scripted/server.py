@@ -257,7 +257,7 @@ class ScriptedServer:
             return members.all
 
         try:
-            swap = await WeightSwap(members, source, "retract").run(members.all, each, lambda: None, again=False)
+            swap = await WeightSwap(members, source, "retract", retries=0).run(members.all, each, lambda: None, again=False)
         finally:
             self._paused = False
             self.engine.unpause()

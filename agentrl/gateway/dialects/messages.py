@@ -96,11 +96,16 @@ class MessagesDialect:
 
 def model_list(names: Sequence[str], *, since: int, max_input_tokens: int | None) -> dict[str, object]:
     """Return the list of models in Anthropic's shape; `since` is a time in seconds."""
-    created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    shared = {"type": "model", "created_at": created, "lifecycle": "active", "max_input_tokens": max_input_tokens}
-    data = [{**shared, "id": name, "display_name": name} for name in names]
+    data = [model_entry(name, since=since, max_input_tokens=max_input_tokens) for name in names]
     ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
     return {"data": data, "has_more": False, **ends}
+
+
+def model_entry(name: str, *, since: int, max_input_tokens: int | None) -> dict[str, object]:
+    """Return one model of that list."""
+    created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    limits = {"max_input_tokens": max_input_tokens, "max_tokens": max_input_tokens}
+    return {"type": "model", "id": name, "display_name": name, "created_at": created, "lifecycle": "active", **limits}
 
 
 def _said_too_long(message: str, code: str | None) -> str:

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from agentrl.gateway.dialect import Dialect
-from agentrl.gateway.tempchat import ChatDialect
+from agentrl.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDialect
 
-_DIALECTS: Final[Mapping[str, Dialect]] = {"chat/completions": ChatDialect()}
+_DIALECTS: Final[Mapping[str, Dialect]] = {
+    "chat/completions": ChatDialect(),
+    "responses": ResponsesDialect(),
+    "messages": MessagesDialect(),
+}
 
 
 def dialect_of_path(route: str) -> Dialect | None:

@@ -18,7 +18,7 @@ from aiohttp.typedefs import Handler
 from agentrl.errors import RequestRejected
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.control import ControlRoutes, GroupRoutes
-from agentrl.servers.http.errors import json_reply, openai_refusal, refusal
+from agentrl.servers.http.errors import error_reply, json_reply, openai_error, refusal
 from agentrl.servers.http.generate import GenerateRoute
 from agentrl.servers.http.guard import BODY_S, AllowedOrigins, Refusal, guard
 from agentrl.servers.http.info import InfoRoutes
@@ -27,6 +27,8 @@ from agentrl.servers.listening import Connections
 _MAX_BODY_BYTES: Final = 32 * 2**20
 _OPENAI: Final = "/v1/"
 """The paths whose errors have OpenAI's shape."""
+_ANTHROPIC: Final = "/v1/messages"
+"""The paths whose errors have Anthropic's shape, too."""
 AddRoutes: TypeAlias = Callable[[web.Application, InferenceEngine], None]
 """Adds further routes over the engine of a server to its application."""
 
@@ -48,7 +50,7 @@ def create_app(
 
     Args:
         engine: samples the tokens.
-        api_key: every call must send it as `Authorization: Bearer <key>`; None: no call needs a key.
+        api_key: every call must send it, as `Authorization: Bearer <key>` or `x-api-key: <key>`; None: none must.
         blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
         connections: learn of each request; None: no deadline holds for headers.
         body_s: seconds that a client has to send the body of a request.
@@ -86,15 +88,21 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return refusal(error)
     except web.HTTPException as error:
         if request.path.startswith(_OPENAI):
-            return openai_refusal(_unrouted(request, error), status=error.status)
+            return _refusal(request, _unrouted(request, error), error.status)
         return json_reply({"detail": error.reason}, status=error.status)
 
 
 def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
     """Return the response to a request that no route gets to see."""
     if request.path.startswith(_OPENAI):
-        return openai_refusal(refused.reason, status=refused.status)
+        return _refusal(request, refused.reason, refused.status)
     return json_reply({"error": refused.reason}, status=refused.status)
+
+
+def _refusal(request: web.Request, message: str, status: int) -> web.Response:
+    """Return a refusal in OpenAI's shape, of which Anthropic's is a part where it has one more field."""
+    marked = {"type": "error"} if request.path.startswith(_ANTHROPIC) else {}
+    return error_reply({**marked, **openai_error(message, status=status)}, status=status)
 
 
 def _unrouted(request: web.Request, error: web.HTTPException) -> str:

@@ -74,7 +74,12 @@ def openai_error(message: str, *, status: int, code: str | None = None) -> dict[
 
 def openai_refusal(message: str, *, status: int, code: str | None = None) -> web.Response:
     """Return the response to a call of the OpenAI API that is refused or has failed."""
-    reply = json_reply(openai_error(message, status=status, code=code), status=status)
+    return error_reply(openai_error(message, status=status, code=code), status=status)
+
+
+def error_reply(body: object, *, status: int) -> web.Response:
+    """Return an error as a response; one that may go away says when to call again."""
+    reply = json_reply(body, status=status)
     if status in (429, 503):
         reply.headers["Retry-After"] = "1"
     return reply

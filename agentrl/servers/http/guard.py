@@ -71,7 +71,7 @@ def guard(
     """Return the middleware that lets a request pass, with its whole body, or turns it away.
 
     Args:
-        api_key: every request must send it as `Authorization: Bearer <key>`; None: no request needs a key.
+        api_key: every request must send it, as `Authorization: Bearer <key>` or `x-api-key: <key>`; None: none must.
         connections: of the server, which learn of each request.
         turn_away: makes the response to a refused request.
         body_s: seconds that a client has to send the body of a request.
@@ -104,9 +104,9 @@ def guard(
 
 def _unwanted(request: web.Request, expected: bytes | None, pages: AllowedOrigins) -> Refusal | None:
     if expected is not None:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, expected):
-            return Refusal(401, "this server requires a key: send Authorization: Bearer <key>")
+        header = request.headers.get("Authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
+        if not hmac.compare_digest(header.encode("utf-8", "surrogateescape"), expected):
+            return Refusal(401, "this server requires a key: send Authorization: Bearer <key>, or x-api-key: <key>")
     elif (why := _foreign(request, pages)) is not None:
         return Refusal(403, f"{why}; a server without a key answers programs of this machine only")
     encoding = request.headers.get("Content-Encoding", "identity")

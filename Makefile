@@ -15,12 +15,12 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 # The tests that need nothing more than `make setup` and bubblewrap, as in pyproject.toml.
-HERE := not sglang and not chaos and not external and not frameworks and not ray
+HERE := not sglang and not chaos and not external and not frameworks and not clients and not ray
 
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install frameworks-install demo demo-code demo-distributed demo-math demo-ray demo-sglang smoke test test-fast test-processes test-envs test-frameworks test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-math demo-ray demo-sglang smoke test test-fast test-processes test-envs test-frameworks test-clients test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -73,6 +73,9 @@ test-envs: setup envs-install browser-install  ## run the tests of environments 
 test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first
 	$(BIN)/python -m pytest -m frameworks tests
 
+test-clients: setup clients-install  ## run real clients (Codex, Claude Code, SDKs) against an episode's door; they are installed first
+	$(BIN)/python -m pytest -m clients --numprocesses $(JOBS) --dist worksteal tests
+
 test-ray: setup  ## run the tests of the Ray launcher on a cluster of three nodes on this machine; Ray is installed first
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -m ray tests
@@ -119,6 +122,9 @@ envs-install:  ## install what the tests of environments run against into .envs-
 
 frameworks-install:  ## install agent frameworks into .frameworks-venv, for openai 3 and for openai 2
 	@PYTHON=$(PYTHON) bash scripts/frameworks_install.sh
+
+clients-install:  ## install clients of model APIs into .clients-venv and .clients-node (2 GB; needs npm)
+	@PYTHON=$(PYTHON) bash scripts/clients_install.sh
 
 clean:  ## remove the files that builds and tests leave behind
 	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

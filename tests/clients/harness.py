@@ -1,0 +1,185 @@
+"""Plays the program of a real client against the door of an episode whose model answers from a script.
+
+The model asks for a command that writes a file, for one that reads it, and answers. Its second reply is cut by an update of
+the weights in its middle, and the connection of the third one breaks before a byte of the answer has come, so that the
+client has to ask again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import anyio
+
+from agentrl.client import Client, Door
+from agentrl.concurrency import task_group
+from agentrl.servers.scripted.script import Hold, ScriptedCall, ScriptedReply
+from agentrl.servers.scripted.server import ScriptedServer
+from agentrl.testing.policy import plain_tokenizer
+from agentrl.tokens.verify import verify
+from agentrl.types import StopReason, Trajectory
+from tests.clients.catalog import ANSWER, TASK, ClientProgram
+from tests.clients.wire import Wire, open_wire
+from tests.support.doors import client_of
+from tests.support.scripted import pool_of, publication
+
+DEADLINE_S = 300
+CUT_AT = 9
+"""The token of the second reply before which the weights change."""
+REFUSED_PROXY = "http://127.0.0.1:9"
+"""The proxy of every other address, so that a client which looks for the internet finds none at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a client did, and what was recorded of it."""
+
+    program: ClientProgram
+    trajectory: Trajectory
+    folder: Path
+    exit_status: int | None
+    output: str
+    """Standard output and standard error."""
+    requests: Sequence[str]
+    streamed: bool
+    num_calls: int
+    """Calls that reached the inference server."""
+    metrics: Mapping[str, float]
+
+    @property
+    def forks(self) -> dict[str, int]:
+        """Recorded forks by reason."""
+        return dict(Counter(str(turn.fork) for turn in self.trajectory.turns if turn.fork is not None))
+
+    @property
+    def branches(self) -> int:
+        """Number of the samples that are trained on; the trajectory is verified."""
+        return len(verify(self.trajectory))
+
+    @property
+    def resent(self) -> list[str]:
+        """The ways in which the client rewrote answers that it sent back."""
+        return sorted(name.removeprefix("resent.") for name in self.metrics if name.startswith("resent."))
+
+
+class _Script:
+    """The replies of an episode, in the order of its answers; only the first try of each is held."""
+
+    def __init__(self, replies: Sequence[str]) -> None:
+        self._replies = replies
+        self.swap, self.cut = Hold(at=CUT_AT), Hold(at=0)
+        self._held = {1: self.swap, 2: self.cut}
+
+    def __call__(self, call: ScriptedCall) -> ScriptedReply:
+        reply = self._replies[min(call.turn, len(self._replies) - 1)]
+        hold = self._held.pop(call.turn, None)
+        return ScriptedReply(output=reply, holds=() if hold is None else (hold,))
+
+
+async def play(program: ClientProgram, folder: Path) -> Played:
+    """Play one episode of a client in a folder of its own; its process group is ended with it."""
+    plain = plain_tokenizer()
+    script = _Script(program.replies)
+    server = ScriptedServer(
+        script, vocab_size=plain.renderer.vocab_size, encode=plain.encode_output, eos_id=min(plain.renderer.eos_ids)
+    )
+    with anyio.fail_after(DEADLINE_S):
+        async with pool_of(server, request_timeout_s=DEADLINE_S) as pool:
+            client = client_of(pool)
+            async with client.served() as real, open_wire(int(real.server_url.rpartition(":")[2])) as wire:
+                door = replace(real, server_url=f"http://127.0.0.1:{wire.port}")
+
+                async def swap() -> None:
+                    await script.swap.reached.wait()
+                    await pool.update_weights(publication(1))
+                    script.swap.release.set()
+
+                async def cut() -> None:
+                    await script.cut.reached.wait()
+                    await wire.cut()
+
+                async with task_group() as tasks:
+                    tasks.start_soon(swap)
+                    tasks.start_soon(cut)
+                    status, output = await _run(program, door, folder)
+                    tasks.cancel_scope.cancel()
+                await _reward(program, real, wire, client)
+    return Played(
+        program=program,
+        trajectory=client.close(StopReason.COMPLETED, None if client.episode.final_reward is not None else 0.0),
+        folder=folder,
+        exit_status=status,
+        output=output,
+        requests=wire.requests,
+        streamed=wire.streams,
+        num_calls=len(server.calls),
+        metrics=dict(client.episode.metrics),
+    )
+
+
+async def _run(program: ClientProgram, door: Door, folder: Path) -> tuple[int | None, str]:
+    """Run the program to its end; return its exit status and its output."""
+    home, work = folder / "home", folder / "work"
+    home.mkdir()
+    work.mkdir()
+    environment = {
+        **{name: os.environ[name] for name in ("LANG", "SHELL", "TERM") if name in os.environ},
+        "PATH": f"{program.bin_folder}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "TMPDIR": str(folder),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "HTTPS_PROXY": REFUSED_PROXY,
+        "HTTP_PROXY": REFUSED_PROXY,
+        "PYTHONWARNINGS": "ignore",
+        **door.environment(),
+        **program.environment,
+    }
+    program.prepare(home, door)
+    log = folder / "output.txt"
+    with log.open("wb") as output:
+        process = await anyio.open_process(
+            [*program.command, TASK],
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            status = await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with anyio.CancelScope(shield=True):
+                await process.aclose()
+    return status, log.read_text(errors="replace")
+
+
+async def _reward(program: ClientProgram, door: Door, wire: Wire, client: Client) -> None:
+    """Reward the second answer that the client received, by its id, and the episode, over HTTP."""
+    ids = wire.answer_ids(program.id_prefix)
+    if len(ids) < 2:
+        return
+    async with aiohttp.ClientSession() as http:
+        for body in ({"reward": 0.25, "response_id": ids[1]}, {"reward": 1.0}):
+            async with http.post(door.reward_url, json=body) as response:
+                assert response.status == 200, await response.text()
+
+
+def evidence(played: Played) -> str:
+    """Return what a failed test shows."""
+    turns = [
+        f"turn {index}: parent {turn.parent}, fork {turn.fork}, {[m['role'] for m in turn.messages]} -> {turn.message}"
+        for index, turn in enumerate(played.trajectory.turns)
+    ]
+    parts = [*turns, *played.requests, f"metrics {played.metrics}", f"exit {played.exit_status}", played.output[-6000:]]
+    return "\n".join([ANSWER, *parts])
